@@ -1,0 +1,160 @@
+"""Values of AMQP field tables: Python's own types where they fit, small subclasses where not.
+
+A header must survive every hop equal in value *and* type, so each AMQP type has exactly one
+Python type and back:
+
+=====================  ====  =====================================================
+Python                 AMQP  note
+=====================  ====  =====================================================
+bool                   t
+Int8, UInt8            b B
+Int16, UInt16          s u
+Int32, UInt32          I i
+int                    l     64 bits, signed; the only plain integer we write
+UInt64                 L
+Float32, float         f d
+Decimal                D     scale 0–255, 32 bits signed
+str                    S     UTF-8
+LongStr                S     a long string that is not UTF-8
+bytes                  x
+list, tuple            A
+dict, Mapping          F     keys up to 255 bytes
+Timestamp              T     seconds since 1970, 64 bits unsigned, never a datetime
+None                   V
+=====================  ====  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TypeAlias
+
+__all__ = [
+    "FieldValue",
+    "Float32",
+    "Headers",
+    "Int8",
+    "Int16",
+    "Int32",
+    "LongStr",
+    "Timestamp",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+    "table_size",
+]
+
+
+class Int8(int):
+    """A signed integer of 8 bits."""
+
+    __slots__ = ()
+
+
+class UInt8(int):
+    """An unsigned integer of 8 bits."""
+
+    __slots__ = ()
+
+
+class Int16(int):
+    """A signed integer of 16 bits."""
+
+    __slots__ = ()
+
+
+class UInt16(int):
+    """An unsigned integer of 16 bits."""
+
+    __slots__ = ()
+
+
+class Int32(int):
+    """A signed integer of 32 bits."""
+
+    __slots__ = ()
+
+
+class UInt32(int):
+    """An unsigned integer of 32 bits."""
+
+    __slots__ = ()
+
+
+class UInt64(int):
+    """An unsigned integer of 64 bits."""
+
+    __slots__ = ()
+
+
+class Float32(float):
+    """A floating-point number of 32 bits."""
+
+    __slots__ = ()
+
+
+class LongStr(bytes):
+    """A long string whose bytes are not UTF-8; kept as they came."""
+
+    __slots__ = ()
+
+
+class Timestamp(int):
+    """Seconds since 1970; may lie beyond what `datetime` can hold."""
+
+    __slots__ = ()
+
+    def datetime(self) -> datetime | None:
+        """The moment in UTC, or None when it lies beyond the year 9999."""
+        try:
+            return datetime.fromtimestamp(int(self), UTC)
+        except (OverflowError, ValueError, OSError):
+            return None
+
+
+FieldValue: TypeAlias = (
+    "bool | int | float | Decimal | str | bytes | Sequence[FieldValue] | Mapping[str, FieldValue]"
+    " | None"
+)
+Headers: TypeAlias = "Mapping[str, FieldValue]"
+
+_FIXED_BYTES: dict[type, int] = {
+    bool: 1,
+    Int8: 1,
+    UInt8: 1,
+    Int16: 2,
+    UInt16: 2,
+    Int32: 4,
+    UInt32: 4,
+    Float32: 4,
+    Decimal: 5,
+    int: 8,
+    UInt64: 8,
+    float: 8,
+    Timestamp: 8,
+    type(None): 0,
+}
+
+
+def table_size(table: Headers) -> int:
+    """How many bytes a table takes on the wire, its own length prefix included."""
+    return 4 + sum(1 + len(key.encode()) + _value_size(value) for key, value in table.items())
+
+
+def _value_size(value: FieldValue) -> int:
+    """Bytes of one value with its type octet."""
+    fixed = _FIXED_BYTES.get(type(value))
+    if fixed is not None:
+        return 1 + fixed
+    if isinstance(value, str):
+        return 5 + len(value.encode())
+    if isinstance(value, bytes):
+        return 5 + len(value)
+    if isinstance(value, Mapping):
+        return 1 + table_size(value)
+    if isinstance(value, Sequence):
+        return 5 + sum(map(_value_size, value))
+    raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")

@@ -1,0 +1,98 @@
+"""Messages as values: what is published, and what a broker hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+
+__all__ = ["Delivery", "Message", "Properties", "Received"]
+
+_NO_HEADERS: Headers = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Properties:
+    """The fourteen AMQP message properties; None where absent.
+
+    `opaque_headers` holds header entries, as bytes, that nobody could decode: they travel on
+    untouched beside `headers`, so that a message with broken headers can still be parked.
+    """
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: Headers = field(default=_NO_HEADERS)
+    delivery_mode: int | None = None
+    priority: int | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    message_id: str | None = None
+    timestamp: int | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+    cluster_id: str | None = None
+    opaque_headers: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message on its way to an exchange."""
+
+    exchange: str
+    routing_key: str
+    body: bytes = b""
+    properties: Properties = Properties()
+
+
+class Delivery(Protocol):
+    """A message as handed to us by a broker, not yet settled.
+
+    `tag` identifies it on its channel for settlement. `queue` is the queue it was taken from.
+    `properties` may be decoded on first use; it never raises.
+    """
+
+    @property
+    def queue(self) -> str:
+        """The queue it was taken from."""
+
+    @property
+    def exchange(self) -> str:
+        """The exchange it was last published or dead-lettered to."""
+
+    @property
+    def routing_key(self) -> str:
+        """The routing key of that publish."""
+
+    @property
+    def body(self) -> bytes:
+        """The bytes of the message."""
+
+    @property
+    def properties(self) -> Properties:
+        """Its properties and headers."""
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the broker may have handed it out before."""
+
+    @property
+    def tag(self) -> int:
+        """Its number on the channel it came by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The plainest delivery: every field given. For tests, the simulator and pure code."""
+
+    queue: str
+    exchange: str
+    routing_key: str
+    body: bytes = b""
+    properties: Properties = Properties()
+    redelivered: bool = False
+    tag: int = 0

@@ -1,0 +1,94 @@
+"""What is done about a delivery, and the ordered effects that do it. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from hopback.message import Message
+    from hopback.topology.plan import Leave, Route, Tier
+
+__all__ = [
+    "Ack",
+    "Decision",
+    "Effect",
+    "Hold",
+    "Park",
+    "Publish",
+    "Requeue",
+    "Retry",
+    "Settle",
+    "Settlement",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The message is done with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """It goes to the retry queue of `tier` by `route`; `counted` is False for a snooze."""
+
+    tier: Tier
+    route: Route
+    by: Leave
+    attempt: int
+    reason: str
+    counted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """It goes to the dead-letter queue, with its reason."""
+
+    by: Leave
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """It waits in our hands for `delay` seconds and then goes back to the head of its queue."""
+
+    delay: float
+
+
+Decision: TypeAlias = Ack | Retry | Park | Requeue
+
+
+class Settlement(StrEnum):
+    """The three ways a delivery can be settled."""
+
+    ACK = "ack"
+    DEAD_LETTER = "dead-letter"
+    """`basic.nack(requeue=False)`, never `basic.reject`: on 4.3 that raises a count that travels."""
+    RELEASE = "release"
+    """`basic.nack(requeue=True)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish mandatory, persistent and confirmed; the next effect waits for the confirm."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait this many seconds with the delivery in hand."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Settle the delivery: always the last effect, and at most one."""
+
+    how: Settlement
+
+
+Effect: TypeAlias = Publish | Hold | Settle

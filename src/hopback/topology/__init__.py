@@ -1,0 +1,1 @@
+"""TODO: replaced by its owner."""

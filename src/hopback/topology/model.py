@@ -1,0 +1,146 @@
+"""The topology as plain frozen data. Nothing here opens a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.plan import Plan
+
+__all__ = [
+    "Binding",
+    "Exchange",
+    "ExchangeType",
+    "Policy",
+    "Queue",
+    "QueueType",
+    "Topology",
+    "freeze",
+]
+
+_EMPTY: Headers = MappingProxyType({})
+
+
+def freeze(value: FieldValue) -> FieldValue:
+    """A copy of `value` in which nothing can be changed: mapping proxies and tuples all the way."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: freeze(inner) for key, inner in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(freeze(inner) for inner in value)
+    return value
+
+
+class ExchangeType(StrEnum):
+    """The exchange types every RabbitMQ has; plugins add others, which stay plain strings."""
+
+    DIRECT = "direct"
+    FANOUT = "fanout"
+    TOPIC = "topic"
+    HEADERS = "headers"
+
+
+class QueueType(StrEnum):
+    """The queue types of RabbitMQ."""
+
+    CLASSIC = "classic"
+    QUORUM = "quorum"
+    STREAM = "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An exchange. The default exchange is the empty name and is never declared."""
+
+    name: str
+    type: str = ExchangeType.DIRECT
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Headers = field(default=_EMPTY)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", freeze(self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue. `arguments` never holds `x-queue-type`: that is `type`."""
+
+    name: str
+    type: QueueType = QueueType.CLASSIC
+    durable: bool = True
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: Headers = field(default=_EMPTY)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", freeze(self.arguments))
+
+    @property
+    def declared_arguments(self) -> dict[str, FieldValue]:
+        """The arguments as a broker is told them; a classic queue says nothing of its type."""
+        if self.type is QueueType.CLASSIC:
+            return dict(self.arguments)
+        return {"x-queue-type": str(self.type), **self.arguments}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A binding from an exchange to a queue, or to another exchange."""
+
+    source: str
+    destination: str
+    routing_key: str = ""
+    to_exchange: bool = False
+    arguments: Headers = field(default=_EMPTY)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", freeze(self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy: of all that match a queue, the broker applies only the one of highest priority."""
+
+    name: str
+    pattern: str
+    definition: Headers
+    priority: int = 0
+    apply_to: str = "all"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "definition", freeze(self.definition))
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Everything that is declared together: objects, and what each queue does on failure.
+
+    `plans` holds the failure plan of each queue that has consumers. `foreign` keeps what a
+    definitions file held beside these (users, parameters, …) so that it can be written back.
+    """
+
+    name: str
+    exchanges: tuple[Exchange, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    plans: tuple[Plan, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    foreign: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+    def exchange(self, name: str) -> Exchange | None:
+        """The exchange of that name, if it is declared here."""
+        return next((exchange for exchange in self.exchanges if exchange.name == name), None)
+
+    def queue(self, name: str) -> Queue | None:
+        """The queue of that name, if it is declared here."""
+        return next((queue for queue in self.queues if queue.name == name), None)
+
+    def plan(self, queue: str) -> Plan | None:
+        """The failure plan of that queue, if it has one."""
+        return next((plan for plan in self.plans if plan.queue == queue), None)
