@@ -9,12 +9,12 @@ raises the error, later calls raise it again, and everything unsettled goes back
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from collections.abc import Callable
 
     from hopback.errors import BrokerError
     from hopback.fields import Headers
