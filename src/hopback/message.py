@@ -24,7 +24,7 @@ class Properties:
 
     content_type: str | None = None
     content_encoding: str | None = None
-    headers: Headers = field(default=_NO_HEADERS)
+    headers: Headers = field(default_factory=lambda: _NO_HEADERS)
     delivery_mode: int | None = None
     priority: int | None = None
     correlation_id: str | None = None

@@ -61,7 +61,7 @@ class Exchange:
     durable: bool = True
     auto_delete: bool = False
     internal: bool = False
-    arguments: Headers = field(default=_EMPTY)
+    arguments: Headers = field(default_factory=lambda: _EMPTY)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", freeze(self.arguments))
@@ -76,7 +76,7 @@ class Queue:
     durable: bool = True
     exclusive: bool = False
     auto_delete: bool = False
-    arguments: Headers = field(default=_EMPTY)
+    arguments: Headers = field(default_factory=lambda: _EMPTY)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", freeze(self.arguments))
@@ -97,7 +97,7 @@ class Binding:
     destination: str
     routing_key: str = ""
     to_exchange: bool = False
-    arguments: Headers = field(default=_EMPTY)
+    arguments: Headers = field(default_factory=lambda: _EMPTY)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", freeze(self.arguments))
