@@ -1,0 +1,293 @@
+"""Where a publish goes: the routing rules of RabbitMQ over plain data.
+
+`#` stands for zero or more words of a routing key, `*` for exactly one; an empty routing key has
+no words. A headers exchange compares types as well as values. An alternate exchange takes what
+matched no binding of its exchange; a binding to another exchange counts as a match even when that
+exchange then routes nowhere. Each queue is reached once, however many paths lead to it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from decimal import Decimal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from hopback.fields import Timestamp
+from hopback.topology.model import Exchange, ExchangeType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.model import Binding
+
+__all__ = ["PREDECLARED", "RoutingTable", "headers_match", "topic_matches"]
+
+PREDECLARED: tuple[Exchange, ...] = (
+    Exchange("amq.direct", ExchangeType.DIRECT),
+    Exchange("amq.fanout", ExchangeType.FANOUT),
+    Exchange("amq.headers", ExchangeType.HEADERS),
+    Exchange("amq.match", ExchangeType.HEADERS),
+    Exchange("amq.rabbitmq.trace", ExchangeType.TOPIC, internal=True),
+    Exchange("amq.topic", ExchangeType.TOPIC),
+)
+"""The exchanges every virtual host is born with. A `RoutingTable` holds them only when given."""
+
+_NO_HEADERS: Headers = MappingProxyType({})
+_MEMO_SIZE = 4096
+
+# A destination of a binding: its name, and whether it is an exchange.
+_Destination: TypeAlias = "tuple[str, bool]"
+_Matcher: TypeAlias = "Callable[[str, Headers], Iterable[_Destination]]"
+
+
+def topic_matches(pattern: str, key: str) -> bool:
+    """Whether a topic exchange takes `key` for a binding of `pattern`."""
+    trie = _Trie()
+    trie.add(pattern, ("", False))
+    return any(True for _ in trie.match(key, _NO_HEADERS))
+
+
+def headers_match(arguments: Headers, headers: Headers) -> bool:
+    """Whether a headers exchange takes `headers` for a binding of `arguments`.
+
+    Without `x-match`, or with one it does not know, the broker means `all`. Keys that begin with
+    `x-` take part only with `all-with-x` and `any-with-x`.
+    """
+    kind = arguments.get("x-match")
+    with_x = kind in ("all-with-x", "any-with-x")
+    found = (
+        key in headers and _value_matches(wanted, headers[key])
+        for key, wanted in arguments.items()
+        if key != "x-match" and (with_x or not key.startswith("x-"))
+    )
+    return any(found) if kind in ("any", "any-with-x") else all(found)
+
+
+def _value_matches(wanted: FieldValue, value: FieldValue) -> bool:
+    """A void in the binding asks only that the header is there."""
+    return wanted is None or _comparable(wanted) == _comparable(value)
+
+
+def _comparable(value: FieldValue) -> object:
+    """The value beside its type: the broker takes all integers for one type, all floats too."""
+    match value:
+        case bool() | Timestamp():
+            return type(value), int(value)
+        case Decimal():
+            return Decimal, value.as_tuple()
+        case Mapping():
+            return Mapping, {key: _comparable(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return list, [_comparable(inner) for inner in value]
+    return next((kind for kind in (int, float, str) if isinstance(value, kind)), type(value)), value
+
+
+class RoutingTable:
+    """Exchanges, queue names and bindings, made ready to answer quickly. Nothing in it changes.
+
+    A binding from or to something that is not declared leads nowhere. An exchange of a type that
+    only a plugin knows is taken to reach everything bound to it.
+    """
+
+    __slots__ = ("_alternates", "_by_headers", "_matchers", "_memo", "_own")
+
+    def __init__(
+        self, exchanges: Iterable[Exchange], queues: Iterable[str], bindings: Iterable[Binding]
+    ) -> None:
+        declared = {exchange.name: exchange for exchange in exchanges if exchange.name}
+        self._own = {name: (name,) for name in queues}
+        bound = _by_source(bindings, declared, self._own)
+        self._alternates = {name: _alternate(each) for name, each in declared.items()}
+        self._matchers = {name: _matcher(each, bound[name]) for name, each in declared.items()}
+        self._by_headers = self._depending_on_headers(declared, bound)
+        self._memo: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def route(
+        self, exchange: str, routing_key: str, headers: Headers = _NO_HEADERS
+    ) -> tuple[str, ...]:
+        """The queues a publish reaches, each once, by name; KeyError for a missing exchange."""
+        if not exchange:
+            return self._own.get(routing_key, ())
+        known = self._memo.get((exchange, routing_key))
+        if known is None:
+            known = self._walk(exchange, (routing_key,), headers)
+            self._remember(exchange, routing_key, known)
+        return known
+
+    def route_keys(
+        self, exchange: str, routing_keys: Sequence[str], headers: Headers = _NO_HEADERS
+    ) -> tuple[str, ...]:
+        """The same for a message with several routing keys (`CC`, `BCC`).
+
+        The alternate exchange takes it only when none of the keys matched.
+        """
+        if exchange:
+            return self._walk(exchange, routing_keys, headers)
+        return tuple(sorted({key for key in routing_keys if key in self._own}))
+
+    def _remember(self, exchange: str, routing_key: str, queues: tuple[str, ...]) -> None:
+        """Keep the answer unless headers have a part in it; start anew when the memo is full."""
+        if exchange in self._by_headers:
+            return
+        if len(self._memo) >= _MEMO_SIZE:
+            self._memo.clear()
+        self._memo[exchange, routing_key] = queues
+
+    def _walk(self, exchange: str, keys: Sequence[str], headers: Headers) -> tuple[str, ...]:
+        """Follow the bindings from exchange to exchange, each exchange once."""
+        if exchange not in self._matchers:
+            raise KeyError(exchange)
+        seen, waiting, queues = {exchange}, [exchange], set[str]()
+        while waiting:
+            for name, is_exchange in self._leaving(waiting.pop(), keys, headers):
+                if not is_exchange:
+                    queues.add(name)
+                elif name not in seen:
+                    seen.add(name)
+                    waiting.append(name)
+        return tuple(sorted(queues))
+
+    def _leaving(
+        self, exchange: str, keys: Sequence[str], headers: Headers
+    ) -> Iterable[_Destination]:
+        """What the bindings of one exchange match, else its alternate exchange."""
+        matcher = self._matchers[exchange]
+        return {found for key in keys for found in matcher(key, headers)} or self._instead(exchange)
+
+    def _instead(self, exchange: str) -> Iterator[_Destination]:
+        """The alternate exchange, if there is one and it is declared."""
+        alternate = self._alternates[exchange]
+        if alternate in self._matchers:
+            yield alternate, True
+
+    def _depending_on_headers(
+        self, declared: Mapping[str, Exchange], bound: Mapping[str, Sequence[Binding]]
+    ) -> frozenset[str]:
+        """The exchanges from which a headers exchange can be reached."""
+        leading_to = defaultdict(set)
+        for name in declared:
+            for onward in (each.destination for each in bound[name] if each.to_exchange):
+                leading_to[onward].add(name)
+            leading_to[self._alternates[name]].add(name)
+        found = {name for name, each in declared.items() if _kind(each) == ExchangeType.HEADERS}
+        waiting = list(found)
+        while waiting:
+            fresh = leading_to[waiting.pop()] - found
+            found |= fresh
+            waiting.extend(fresh)
+        return frozenset(found)
+
+
+def _kind(exchange: Exchange) -> str:
+    """The type that routes; a delayed exchange holds messages back and then routes as another."""
+    if exchange.type == "x-delayed-message":
+        return str(exchange.arguments.get("x-delayed-type", ""))
+    return exchange.type
+
+
+def _alternate(exchange: Exchange) -> str:
+    """The name of its alternate exchange, or nothing."""
+    return str(exchange.arguments.get("alternate-exchange", ""))
+
+
+def _by_source(
+    bindings: Iterable[Binding], exchanges: Mapping[str, Exchange], queues: Mapping[str, object]
+) -> defaultdict[str, list[Binding]]:
+    """The bindings whose both ends exist, by the exchange they leave from."""
+    bound: defaultdict[str, list[Binding]] = defaultdict(list)
+    for binding in bindings:
+        if binding.destination in (exchanges if binding.to_exchange else queues):
+            bound[binding.source].append(binding)
+    return bound
+
+
+def _matcher(exchange: Exchange, bindings: Sequence[Binding]) -> _Matcher:
+    """What answers for one exchange, built once from its bindings."""
+    match _kind(exchange):
+        case ExchangeType.DIRECT:
+            return _direct(bindings)
+        case ExchangeType.TOPIC:
+            return _topic(bindings)
+        case ExchangeType.HEADERS:
+            return _headers(bindings)
+    everything = frozenset(map(_destination, bindings))
+    return lambda _key, _headers: everything
+
+
+def _destination(binding: Binding) -> _Destination:
+    return binding.destination, binding.to_exchange
+
+
+def _direct(bindings: Sequence[Binding]) -> _Matcher:
+    by_key: defaultdict[str, set[_Destination]] = defaultdict(set)
+    for binding in bindings:
+        by_key[binding.routing_key].add(_destination(binding))
+    return lambda key, _headers: by_key.get(key, ())
+
+
+def _topic(bindings: Sequence[Binding]) -> _Matcher:
+    trie = _Trie()
+    for binding in bindings:
+        trie.add(binding.routing_key, _destination(binding))
+    return trie.match
+
+
+def _headers(bindings: Sequence[Binding]) -> _Matcher:
+    asked = [(binding.arguments, _destination(binding)) for binding in bindings]
+    return lambda _key, headers: [to for wanted, to in asked if headers_match(wanted, headers)]
+
+
+def _words(key: str) -> list[str]:
+    """The words of a routing key; an empty key has none, though `a.` has two."""
+    return key.split(".") if key else []
+
+
+class _Node:
+    """A place in the trie of patterns; `repeats` after a `#`, which takes any further word."""
+
+    __slots__ = ("branches", "destinations", "repeats")
+
+    def __init__(self, *, repeats: bool = False) -> None:
+        self.branches: dict[str, _Node] = {}
+        self.destinations: set[_Destination] = set()
+        self.repeats = repeats
+
+    def reached(self) -> Iterator[_Node]:
+        """This place and those that a `#` reaches without taking a word."""
+        node: _Node | None = self
+        while node is not None:
+            yield node
+            node = node.branches.get("#")
+
+    def after(self, word: str) -> Iterator[_Node]:
+        """The places reached by taking one word."""
+        if self.repeats:
+            yield self
+        # A word of the key that itself reads `#` or `*` needs no care: the branch takes it anyway.
+        for branch in {word, "*"} & self.branches.keys():
+            yield from self.branches[branch].reached()
+
+
+class _Trie:
+    """The patterns of one topic exchange; all of them are walked at once, word by word."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, pattern: str, destination: _Destination) -> None:
+        node = self._root
+        for word in _words(pattern):
+            node = node.branches.setdefault(word, _Node(repeats=word == "#"))
+        node.destinations.add(destination)
+
+    def match(self, key: str, _headers: Headers) -> Iterator[_Destination]:
+        places = set(self._root.reached())
+        for word in _words(key):
+            places = {onward for place in places for onward in place.after(word)}
+        for place in places:
+            yield from place.destinations
