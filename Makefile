@@ -1,0 +1,55 @@
+# Every target sets up what it needs on first use: a virtual environment in .venv, from nothing but
+# make and Python 3.11 or newer. `make help` lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+# Two workers: the tests are made for a machine of two cores.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+
+FAST := tests/unit tests/properties tests/architecture tests/conformance tests/docs
+CODE := src tests tools $(wildcard benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-brokers check format bench pin clean
+
+help: ## what each target does
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
+	do printf '  make %-13s %s\n' "$$name" "$$text"; done
+
+$(READY): pyproject.toml tools/constraints.txt tools/environment.py
+	@$(PYTHON) tools/environment.py
+
+demo: $(READY) ## play the five documented designs on the embedded broker
+	@$(BIN)/python tools/demo.py
+
+test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI runs
+	@$(BIN)/python tools/rabbitmq.py
+	$(PYTEST) -n $(WORKERS) --dist loadgroup \
+		--cov=hopback.topology --cov=hopback.policy --cov-branch \
+		--cov-report=term-missing:skip-covered --cov-fail-under=100
+
+test-fast: $(READY) ## unit and property tests, no network; within a minute
+	$(PYTEST) -n $(WORKERS) -q -m "not broker and not slow" $(wildcard $(FAST))
+
+check: $(READY) ## lint, format, types, architecture
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(PYTEST) -q tests/architecture
+
+format: $(READY) ## let ruff mend what it can
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(READY) ## measure
+	$(BIN)/python -m benchmarks
+
+pin: ## resolve the dependencies anew and pin what was found
+	@$(PYTHON) tools/environment.py --pin
+
+clean: ## remove everything that make made
+	rm -rf .venv .work build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

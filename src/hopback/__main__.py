@@ -1,0 +1,9 @@
+"""`python -m hopback` is the `hopback` command."""
+
+from __future__ import annotations
+
+from hopback.cli import main
+
+__all__: list[str] = []
+
+main()

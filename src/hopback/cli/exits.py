@@ -1,0 +1,58 @@
+"""Exit codes: one number per kind of ending, the same for every command.
+
+They are a contract with scripts: additive, never renumbered.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from hopback import errors
+
+__all__ = ["CommandFailed", "Exit", "exit_of"]
+
+
+class Exit(IntEnum):
+    """How the command ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    PARTIAL = 3
+    NOT_ALLOWED = 4
+    NOT_FOUND = 5
+    CONFLICT = 6
+    UNREACHABLE = 7
+    CANCELLED = 8
+    FOUND = 10
+    """`--detailed-exit-code`: a plan or check found something."""
+    INTERRUPTED = 130
+
+
+class CommandFailed(errors.HopbackError):
+    """The command cannot go on; it says why, what to do and which code it leaves with."""
+
+    def __init__(self, message: str, *, do: str, code: Exit = Exit.FAILED) -> None:
+        self.do = do
+        self.code = code
+        super().__init__(message)
+
+
+_CODES: dict[type[BaseException], Exit] = {
+    errors.AccessRefused: Exit.NOT_ALLOWED,
+    errors.UnsafeOperation: Exit.NOT_ALLOWED,
+    errors.NotFound: Exit.NOT_FOUND,
+    errors.PreconditionFailed: Exit.CONFLICT,
+    errors.ResourceLocked: Exit.CONFLICT,
+    errors.TopologyConflict: Exit.CONFLICT,
+    errors.ConnectionFailed: Exit.UNREACHABLE,
+    errors.ConnectionLost: Exit.UNREACHABLE,
+}
+
+
+def exit_of(error: errors.HopbackError) -> Exit:
+    """The code for an error: its own, that of its class, or of the nearest class above it."""
+    if isinstance(error, CommandFailed):
+        return error.code
+    kinds = type(error).__mro__
+    return next((_CODES[kind] for kind in kinds if kind in _CODES), Exit.FAILED)

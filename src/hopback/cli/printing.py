@@ -1,0 +1,88 @@
+"""How results reach the reader: data on stdout, tables on a terminal, nothing that can harm one.
+
+Names come from files and brokers and may hold anything, also sequences that a terminal obeys. All
+text passes through `safe` (names inside a line) or `safe_lines` (text that may have lines); JSON
+keeps every character, escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["document", "json_text", "on_terminal", "safe", "safe_lines", "table"]
+
+# C0 and C1 controls, DEL, and the marks that reorder or hide text.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def safe(text: str) -> str:
+    """`text` on one line, with every control character replaced by a visible sign."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def safe_lines(text: str) -> str:
+    """As `safe`, but its lines stay lines."""
+    return "\n".join(map(safe, text.split("\n")))
+
+
+def json_text(data: object) -> str:
+    """`data` as indented JSON; what a terminal would obey is escaped, so nothing is lost."""
+    text = json.dumps(data, ensure_ascii=False, indent=2)
+    return "\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\n"))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found.group()):04x}"
+
+
+def document(text: str) -> None:
+    """Print a document: exactly as it is into a file or pipe, made safe on a terminal."""
+    shown = safe_lines(text) if on_terminal() else text
+    click.echo(shown, nl=not shown.endswith("\n"))
+
+
+def on_terminal() -> bool:
+    """Whether stdout is a terminal."""
+    return sys.stdout.isatty()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else."""
+    cells = [[safe(cell) for cell in row] for row in rows]
+    if on_terminal():
+        _draw(columns, cells)
+    else:
+        _align([name.upper() for name in columns], cells)
+
+
+def _draw(columns: Sequence[str], rows: list[list[str]]) -> None:
+    """A table by rich, which is loaded only here."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    # An empty NO_COLOR counts as none, as https://no-color.org says.
+    Console(no_color=bool(os.environ.get("NO_COLOR"))).print(drawn)
+
+
+def _align(columns: Sequence[str], rows: list[list[str]]) -> None:
+    lines = [list(columns), *rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    for line in lines:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())

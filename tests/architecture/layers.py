@@ -1,0 +1,79 @@
+"""The layers of the package as data: what each part may import of ours, and of others.
+
+The longest prefix that fits a module holds for it; what shares that prefix may import each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["IMPURE", "LAYERS", "LIBRARIES", "entry_for", "within"]
+
+_VALUES = (
+    "hopback.clock",
+    "hopback.errors",
+    "hopback.fields",
+    "hopback.headers",
+    "hopback.message",
+    "hopback.version",
+)
+_PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
+_PORT = ("hopback.broker.port",)
+_BROKERS = (
+    "hopback.broker",
+    "hopback.broker.apply",
+    "hopback.broker.doctor",
+    "hopback.broker.management",
+    "hopback.broker.rabbitmq",
+    "hopback.broker.simulator",
+)
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    "hopback.errors": (),
+    "hopback.version": (),
+    "hopback.clock": (),
+    "hopback.fields": (),
+    "hopback.message": ("hopback.fields",),
+    "hopback.headers": _VALUES,
+    "hopback.topology": _VALUES,
+    "hopback.policy": (*_VALUES, "hopback.topology"),
+    "hopback.patterns": (*_VALUES, "hopback.topology"),
+    "hopback.wire": ("hopback.errors", "hopback.fields", "hopback.message", "hopback.version"),
+    "hopback.broker": (*_PURE, *_PORT),
+    "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
+    "hopback.broker.simulator": (*_PURE, *_PORT),
+    "hopback.testing": (*_PURE, *_PORT, *_BROKERS),
+    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, "hopback.testing", "hopback.__version__"),
+    "hopback.__main__": ("hopback.cli",),
+    "hopback": (*_PURE, *_PORT, *_BROKERS, "hopback.testing"),
+}
+
+LIBRARIES: dict[str, frozenset[str]] = {
+    "hopback": frozenset(),
+    "hopback.topology": frozenset({"tomli_w"}),
+    "hopback.broker.management": frozenset({"httpx"}),
+    "hopback.cli": frozenset({"click", "rich"}),
+    "hopback.testing": frozenset({"hypothesis", "pytest"}),
+}
+
+# What a part that knows no I/O, no clock and no chance cannot need.
+IMPURE = frozenset(
+    {
+        "asyncio", "concurrent", "glob", "http", "io", "logging", "os", "pathlib", "platform",
+        "queue", "random", "secrets", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl",
+        "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid", "warnings",
+    }
+)  # fmt: skip
+
+
+def within(name: str, prefix: str) -> bool:
+    """Whether `name` is `prefix` or lies below it."""
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def entry_for(name: str, table: Mapping[str, object]) -> str:
+    """The longest prefix in the table that fits the module."""
+    return max((prefix for prefix in table if within(name, prefix)), key=len)

@@ -1,0 +1,79 @@
+"""The project's source as the architecture tests see it: parsed, never imported."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ROOT", "Module", "functions", "library", "test_modules"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of Python."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def is_package(self) -> bool:
+        """Whether it is a package's `__init__`."""
+        return self.path.name == "__init__.py"
+
+    def imports(self) -> set[str]:
+        """Every module it imports, wherever the import stands, as a full dotted name."""
+        return {name for node in ast.walk(self.tree) for name in self._imported(node)}
+
+    def _imported(self, node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = self._base(node)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        steps = node.level - 1 if self.is_package else node.level
+        parent = self.name.split(".")[: -steps or None]
+        return ".".join([*parent, *filter(None, [node.module])])
+
+
+def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function and method, nested ones too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _read(path: Path, root: Path) -> Module:
+    parts = path.relative_to(root).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    text = path.read_text(encoding="utf-8")
+    return Module(name, path, text, ast.parse(text, filename=str(path)))
+
+
+@cache
+def library() -> tuple[Module, ...]:
+    """All modules of the package."""
+    root = ROOT / "src"
+    return tuple(_read(path, root) for path in sorted(root.rglob("*.py")))
+
+
+@cache
+def test_modules() -> tuple[Module, ...]:
+    """All modules of the tests."""
+    return tuple(_read(path, ROOT) for path in sorted((ROOT / "tests").rglob("*.py")))
+
+
+test_modules.__test__ = False  # type: ignore[attr-defined]

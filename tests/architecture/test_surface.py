@@ -1,0 +1,145 @@
+"""The public surface: complete, sorted, documented and light to import."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hopback import errors
+from tests.architecture.source import Module, library
+
+_MODULES = library()
+_FORBIDDEN = (
+    "asyncio", "click", "email", "httpx", "hypothesis", "json", "logging", "pika", "pytest", "rich",
+    "socket", "sqlalchemy", "sqlite3", "ssl", "subprocess", "tomli_w", "tomllib", "typing_extensions",
+    "urllib.request", "uvloop", "hopback.broker", "hopback.cli", "hopback.wire",
+)  # fmt: skip
+
+
+def _declared(module: Module) -> list[str] | None:
+    """The names in `__all__`, or None where it is missing."""
+    for node in module.tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            assert isinstance(value, ast.List | ast.Tuple)
+            return [ast.literal_eval(item) for item in value.elts]
+    return None
+
+
+def _defined(module: Module) -> set[str]:
+    """Public classes, functions and constants that the module itself makes at its top level."""
+    names: set[str] = set()
+    for node in module.tree.body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return {name for name in names if not name.startswith("_")}
+
+
+def _bound(module: Module) -> set[str]:
+    """All names at the top level, imported ones too."""
+    imported = {
+        (alias.asname or alias.name)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    return _defined(module) | imported
+
+
+@pytest.mark.parametrize("module", _MODULES, ids=lambda module: module.name)
+def test_all_is_complete_and_sorted(module: Module) -> None:
+    """`__all__` exists, is sorted, names everything public that is made here, and nothing unknown."""
+    declared = _declared(module)
+    assert declared is not None, "no __all__"
+    assert declared == sorted(declared, key=_order)
+    assert set(declared) >= _defined(module)
+    lazy = any(
+        isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+        for node in module.tree.body
+    )
+    if not lazy:
+        assert set(declared) - {"__version__"} <= _bound(module)
+
+
+def _order(name: str) -> tuple[int, list[int | str]]:
+    """Ruff's order: constants, classes, the rest; numbers inside a name count as numbers."""
+    kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _undocumented(node: ast.Module | ast.ClassDef, where: str) -> list[str]:
+    found = [] if ast.get_docstring(node) else [where]
+    for inner in node.body:
+        if not isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if inner.name.startswith("_"):
+            continue
+        if isinstance(inner, ast.ClassDef):
+            found += _undocumented(inner, f"{where}.{inner.name}")
+        elif not ast.get_docstring(inner) and not _inherited(inner):
+            found.append(f"{where}.{inner.name}")
+    return found
+
+
+def _inherited(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A setter or overload is documented by its twin."""
+    marks = {ast.unparse(decorator) for decorator in function.decorator_list}
+    return any(mark == "overload" or mark.endswith(".setter") for mark in marks)
+
+
+@pytest.mark.parametrize("module", _MODULES, ids=lambda module: module.name)
+def test_every_public_name_is_documented(module: Module) -> None:
+    """Modules, public classes, functions and methods each have a docstring, and none says TODO."""
+    assert _undocumented(module.tree, module.name) == []
+    assert "TODO" not in module.text
+
+
+def test_every_error_says_what_to_do() -> None:
+    """Each error class carries a remedy of its own: one sentence with its full stop."""
+    classes = [getattr(errors, name) for name in errors.__all__]
+    kinds = [kind for kind in classes if issubclass(kind, errors.HopbackError)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert "remedy" in vars(kind), kind
+        assert kind.remedy.endswith("."), kind
+
+
+def _loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after one statement."""
+    program = (
+        f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(ran.stdout.split())
+
+
+def test_importing_hopback_is_light() -> None:
+    """`import hopback` loads no web, SQL, broker or terminal library, and few modules at all."""
+    loaded = _loaded_by("import hopback")
+    assert "hopback" in loaded
+    assert loaded & set(_FORBIDDEN) == set()
+    assert len(loaded) <= 10
+
+
+def test_every_name_of_the_front_door_opens() -> None:
+    """Each name of the lazy front door can be had, and `dir` shows them all."""
+    import hopback
+
+    for name in hopback.__all__:
+        assert getattr(hopback, name) is not None
+    assert set(hopback.__all__) <= set(dir(hopback))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(hopback, "no_such" + "_name")

@@ -1,0 +1,129 @@
+"""Make the virtual environment that every make target runs in. Standard library only.
+
+Run by make when the environment is missing or older than the files that describe it. What the
+machine lacks is installed where that is possible (Debian packages, as root) and named in one clear
+sentence where it is not. Once made, the environment needs no network.
+
+    python3 tools/environment.py            make or refresh .venv
+    python3 tools/environment.py --pin      and write what was resolved to tools/constraints.txt
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv"
+STAMP = ENVIRONMENT / ".ready"
+CONSTRAINTS = ROOT / "tools" / "constraints.txt"
+OLDEST = (3, 11)
+
+
+def main(arguments):
+    """Make the environment, then stamp it."""
+    require_python()
+    if not interpreter().exists():
+        create()
+    if "--pin" in arguments:
+        install(pinned=False)
+        pin()
+    else:
+        install(pinned=CONSTRAINTS.exists())
+    STAMP.touch()
+
+
+def require_python():
+    """Stop with a sentence when this Python is too old."""
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        fail(
+            "Python 3.11 or newer is needed, and this is " + found + ", " + sys.executable + ".",
+            "Install a newer one and say where: make PYTHON=/path/to/python3.12",
+        )
+
+
+def create():
+    """Create an empty environment with pip in it."""
+    if importlib.util.find_spec("ensurepip") is None:
+        install_venv_package()
+    say("creating .venv")
+    made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)])
+    if made.returncode:
+        fail(
+            "The virtual environment could not be created.",
+            "Install Python's venv module (Debian and Ubuntu: python3-venv) and try again.",
+        )
+
+
+def install_venv_package():
+    """Debian ships ensurepip apart: install it where we may, else say what to do."""
+    minor = ".".join(map(str, sys.version_info[:2]))
+    if os.name != "posix" or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        fail(
+            "This Python has no venv module with pip (ensurepip is missing).",
+            "Install it (Debian and Ubuntu: apt-get install python3-venv) and try again.",
+        )
+    say("installing python3-venv")
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=False)
+    for package in ("python" + minor + "-venv", "python3-venv"):
+        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
+        if subprocess.run(command, env=quiet, stdout=subprocess.DEVNULL).returncode == 0:
+            return
+    fail("python3-venv could not be installed.", "Install it by hand and try again.")
+
+
+def install(pinned):
+    """Install the project, editable, with everything its tests and checks need.
+
+    The build backend goes in first and builds without isolation, so that a refresh after an edit
+    of pyproject.toml needs nothing from the network as long as no requirement was added.
+    """
+    say("installing the project and its tools into .venv")
+    limits = ["-c", str(CONSTRAINTS)] if pinned else []
+    pip("install", "-q", *limits, "hatchling", "editables")
+    pip("install", "-q", *limits, "--no-build-isolation", "-e", str(ROOT) + "[all,dev]")
+
+
+def pip(*arguments):
+    """Run the environment's own pip; its words are the best explanation of a failure."""
+    quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    ran = subprocess.run([str(interpreter()), "-m", "pip", *arguments], env=quiet)
+    if ran.returncode:
+        fail(
+            "pip could not install what the project needs (its message is above).",
+            "The first set-up needs a package index; check the network and pip's settings.",
+        )
+
+
+def pin():
+    """Write the resolved versions, names and numbers only."""
+    command = [str(interpreter()), "-m", "pip", "freeze", "--exclude-editable"]
+    frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.split(" @ ")[0] for line in frozen.splitlines() if "==" in line]
+    head = "# What the tests ran with; written by `make pin`. Markers apply where a package does.\n"
+    CONSTRAINTS.write_text(head + "\n".join(sorted(lines, key=str.lower)) + "\n")
+
+
+def interpreter():
+    """The environment's Python."""
+    return ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def say(text):
+    """Progress goes to stderr."""
+    sys.stderr.write("hopback: " + text + "\n")
+
+
+def fail(found, remedy):
+    """End with what was found and what to do."""
+    say(found)
+    say(remedy)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
