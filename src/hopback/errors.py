@@ -15,6 +15,9 @@
     │   │   ├── NotFound          404
     │   │   ├── ResourceLocked    405
     │   │   └── PreconditionFailed  406
+    │   ├── ManagementError       the HTTP management API failed or refused
+    │   │   ├── ManagementRefused   401, 403
+    │   │   └── ManagementNotFound  404
     │   └── PublishFailed         a message has no confirmed home
     │       ├── Returned          no queue wanted it
     │       ├── Nacked            a queue refused it
@@ -39,6 +42,9 @@ __all__ = [
     "ConnectionLost",
     "HopbackError",
     "InvalidTopology",
+    "ManagementError",
+    "ManagementNotFound",
+    "ManagementRefused",
     "Nacked",
     "NotFound",
     "PreconditionFailed",
@@ -162,6 +168,32 @@ class PreconditionFailed(ChannelClosed):
     remedy: ClassVar[str] = (
         "Compare both values in the text; `hopback topology plan` shows the diff."
     )
+
+
+class ManagementError(BrokerError):
+    """The broker's HTTP management API failed; `status` is the HTTP status, 0 where there was none."""
+
+    remedy: ClassVar[str] = (
+        "Check the management address, and the broker's log for what it refused."
+    )
+
+    def __init__(self, text: str, *, status: int = 0) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+class ManagementRefused(ManagementError):
+    """401 or 403: the user may not use the management API, or not for this."""
+
+    remedy: ClassVar[str] = (
+        "Check the credentials; looking needs the user tag `monitoring`, policies need `policymaker`."
+    )
+
+
+class ManagementNotFound(ManagementError):
+    """404: the management API knows no such virtual host, queue, exchange or policy."""
+
+    remedy: ClassVar[str] = "Correct the name, or check that the address is a management API."
 
 
 class PublishFailed(BrokerError):

@@ -1,0 +1,28 @@
+"""The broker's HTTP management API: the few calls that discovery, plans and checks need.
+
+AMQP stays the source of exact counts; what is read here may be up to five seconds old, so every
+reading carries its source, when it was taken and how far it may lag. Needs the extra
+`management` (httpx), which is imported when the first client is made.
+"""
+
+from __future__ import annotations
+
+from hopback.broker.management.address import ManagementAddress
+from hopback.broker.management.client import Management
+from hopback.broker.management.readings import (
+    Alarm,
+    Counts,
+    FeatureFlag,
+    Overview,
+    QueueReading,
+)
+
+__all__ = [
+    "Alarm",
+    "Counts",
+    "FeatureFlag",
+    "Management",
+    "ManagementAddress",
+    "Overview",
+    "QueueReading",
+]

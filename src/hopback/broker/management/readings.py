@@ -1,0 +1,233 @@
+"""What the management API says, as values. A field that is missing is None, never a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from hopback.errors import ManagementError
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+
+__all__ = [
+    "LAG_S",
+    "Alarm",
+    "Counts",
+    "FeatureFlag",
+    "Overview",
+    "QueueReading",
+    "is_known_type",
+    "read_alarm",
+    "read_binding",
+    "read_exchange",
+    "read_flag",
+    "read_overview",
+    "read_policy",
+    "read_queue",
+]
+
+LAG_S = 5.0
+"""The API's statistics are gathered every five seconds; a number may be that old."""
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the broker says of itself."""
+
+    version: BrokerVersion
+    product: str
+    erlang: str
+    cluster: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A resource alarm: while it stands, the broker takes no publishes."""
+
+    node: str
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFlag:
+    """A feature flag of the broker."""
+
+    name: str
+    enabled: bool
+    stability: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages a queue holds, by a source that may lag.
+
+    `held_back` is what at-least-once dead-lettering could not deliver yet: invisible to AMQP.
+    """
+
+    messages: int | None
+    ready: int | None
+    unacked: int | None
+    held_back: int | None
+    consumers: int | None
+    read_at: float
+    source: str = "management"
+    lag_s: float = LAG_S
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReading:
+    """A queue as it is, with what holds for it now.
+
+    `policy` and `effective_policy` are None where the statistics have not reached them yet, which
+    takes up to `LAG_S` after a queue or a policy was made.
+    """
+
+    queue: Queue
+    vhost: str
+    policy: str | None
+    effective_policy: Headers | None
+    operator_policy: str | None
+    state: str | None
+    idle_since: str | None
+    leader: str | None
+    counts: Counts
+
+
+def read_overview(data: Json) -> Overview:
+    """The answer of `/api/overview`."""
+    said = str(data.get("rabbitmq_version") or data.get("management_version") or "")
+    try:
+        version = BrokerVersion.parse(said)
+    except ValueError as exc:
+        raise ManagementError(f"overview: expected the broker's version, got {said!r}") from exc
+    return Overview(
+        version,
+        str(data.get("product_name", "RabbitMQ")),
+        str(data.get("erlang_version", "")),
+        str(data.get("cluster_name", "")),
+        str(data.get("node", "")),
+    )
+
+
+def read_alarm(data: Json) -> Alarm:
+    """One entry of the alarms check."""
+    return Alarm(str(data.get("node", "")), str(data.get("resource", data.get("alarm", ""))))
+
+
+def read_flag(data: Json) -> FeatureFlag:
+    """One entry of `/api/feature-flags`."""
+    return FeatureFlag(
+        str(data["name"]),
+        data.get("state") == "enabled",
+        str(data.get("stability", "")),
+        str(data.get("desc", "")),
+    )
+
+
+def is_known_type(data: Json) -> bool:
+    """Whether the queue is of a type we model; plugins bring others, such as MQTT's."""
+    return _type_name(data) in set(QueueType)
+
+
+def read_queue(data: Json, read_at: float) -> QueueReading:
+    """One entry of `/api/queues`."""
+    effective = data.get("effective_policy_definition")
+    return QueueReading(
+        queue=_queue(data),
+        vhost=str(data.get("vhost", "")),
+        policy=_text(data, "policy"),
+        effective_policy=_table(effective) if "policy" in data else None,
+        operator_policy=_text(data, "operator_policy"),
+        state=_text(data, "state"),
+        idle_since=_text(data, "idle_since"),
+        leader=_text(data, "leader") or _text(data, "node"),
+        counts=_counts(data, read_at),
+    )
+
+
+def _queue(data: Json) -> Queue:
+    """The queue as it would be declared; every 4.x also lists the type as an argument."""
+    arguments = dict(_table(data.get("arguments")))
+    arguments.pop("x-queue-type", None)
+    return Queue(
+        str(data["name"]),
+        QueueType(_type_name(data)),
+        durable=bool(data.get("durable", True)),
+        exclusive=bool(data.get("exclusive") or data.get("owner_pid_details")),
+        auto_delete=bool(data.get("auto_delete", False)),
+        arguments=arguments,
+    )
+
+
+def _type_name(data: Json) -> str:
+    """The type as the API names it, or as the queue was declared where the API is silent."""
+    named = _table(data.get("arguments")).get("x-queue-type")
+    return str(data.get("type") or named or QueueType.CLASSIC)
+
+
+def _counts(data: Json, read_at: float) -> Counts:
+    return Counts(
+        _number(data, "messages"),
+        _number(data, "messages_ready"),
+        _number(data, "messages_unacknowledged"),
+        _number(data, "messages_dlx"),
+        _number(data, "consumers"),
+        read_at,
+    )
+
+
+def read_exchange(data: Json) -> Exchange:
+    """One entry of `/api/exchanges`."""
+    return Exchange(
+        str(data["name"]),
+        str(data.get("type", "direct")),
+        durable=bool(data.get("durable", True)),
+        auto_delete=bool(data.get("auto_delete", False)),
+        internal=bool(data.get("internal", False)),
+        arguments=_table(data.get("arguments")),
+    )
+
+
+def read_binding(data: Json) -> Binding:
+    """One entry of `/api/bindings`."""
+    return Binding(
+        str(data["source"]),
+        str(data["destination"]),
+        str(data.get("routing_key", "")),
+        to_exchange=data.get("destination_type") == "exchange",
+        arguments=_table(data.get("arguments")),
+    )
+
+
+def read_policy(data: Json) -> Policy:
+    """One entry of `/api/policies`."""
+    return Policy(
+        str(data["name"]),
+        str(data.get("pattern", "")),
+        _table(data.get("definition")),
+        int(data.get("priority", 0)),
+        str(data.get("apply-to", "all")),
+    )
+
+
+def _table(value: object) -> Headers:
+    """A table; the API writes an empty one as `[]` or `{}`."""
+    return cast("Mapping[str, FieldValue]", value) if isinstance(value, Mapping) else {}
+
+
+def _number(data: Json, key: str) -> int | None:
+    value = data.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(data: Json, key: str) -> str | None:
+    value = data.get(key)
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,70 @@
+"""Where the management API is looked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.broker.management import ManagementAddress
+
+
+@pytest.mark.parametrize(
+    ("broker", "management", "url"),
+    [
+        ("amqp://mq.example", None, "http://mq.example:15672"),
+        ("amqp://mq.example:5999/shop", None, "http://mq.example:15672"),
+        ("amqps://mq.example:5671", None, "https://mq.example:15671"),
+        ("amqp://[::1]:5672", None, "http://[::1]:15672"),
+        ("amqp://u:p@a.example:5672,b.example:5673/v", None, "http://a.example:15672"),
+        ("amqp://mq.example", "http://other:8080", "http://other:8080"),
+        ("amqp://mq.example", "https://other/rabbit/", "https://other:15671/rabbit"),
+        (None, "http://other:8080/api", "http://other:8080"),
+    ],
+)
+def test_address(broker: str | None, management: str | None, url: str) -> None:
+    """Host and port come from the HTTP address if given, else from the AMQP host."""
+    assert ManagementAddress.derive(broker, management).url == url
+
+
+@pytest.mark.parametrize(
+    ("broker", "management", "expected"),
+    [
+        ("amqp://ann:s%40crt@mq/v", None, ("ann", "s@crt")),
+        ("amqp://ann:one@mq/v", "http://bob:two@mq", ("bob", "two")),
+        ("amqp://ann:one@mq/v", "http://mq", ("ann", "one")),
+        ("amqp://mq", "http://mq", ("guest", "guest")),
+    ],
+)
+def test_credentials(broker: str, management: str | None, expected: tuple[str, str]) -> None:
+    """The management address's own credentials win over those of the broker's."""
+    address = ManagementAddress.derive(broker, management)
+    assert (address.user, address.password) == expected
+
+
+def test_certificates_of_the_amqp_address_are_used() -> None:
+    """`cacertfile` and the client certificate of an amqps address hold for https too."""
+    found = ManagementAddress.derive("amqps://mq/v?cacertfile=/ca&certfile=/c&keyfile=/k")
+    assert (found.ca_file, found.cert_file, found.key_file) == ("/ca", "/c", "/k")
+
+
+def test_the_password_is_not_shown() -> None:
+    """An address can be printed."""
+    address = ManagementAddress.derive("amqp://ann:hidden@mq")
+    assert "hidden" not in repr(address)
+    assert "ann" in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("broker", "management"),
+    [
+        ("http://x:hidden@mq", None),
+        (None, "amqp://x:hidden@mq"),
+        ("amqp://x:hidden@mq:notaport", None),
+        ("amqp://", None),
+        (None, None),
+    ],
+)
+def test_wrong_addresses(broker: str | None, management: str | None) -> None:
+    """A wrong address says what was expected and never repeats a password."""
+    with pytest.raises(ValueError, match="expected") as caught:
+        ManagementAddress.derive(broker, management)
+    assert "hidden" not in str(caught.value)

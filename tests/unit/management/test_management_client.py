@@ -1,0 +1,262 @@
+"""The management client against answers as brokers give them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from hopback.broker.management import Alarm, Management, ManagementAddress
+from hopback.clock import ManualClock
+from hopback.errors import (
+    ConnectionFailed,
+    ManagementError,
+    ManagementNotFound,
+    ManagementRefused,
+)
+from hopback.topology.model import Binding, Policy, QueueType
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+ADDRESS = ManagementAddress.derive("amqp://ann:hidden@mq.example")
+
+QUORUM: dict[str, Any] = {
+    "name": "orders",
+    "vhost": "/",
+    "type": "quorum",
+    "durable": True,
+    "auto_delete": False,
+    "exclusive": False,
+    "arguments": {"x-queue-type": "quorum", "x-dead-letter-exchange": ""},
+    "policy": "p",
+    "effective_policy_definition": {"max-length": 10},
+    "operator_policy": None,
+    "state": "running",
+    "leader": "rabbit@one",
+    "messages": 7,
+    "messages_ready": 4,
+    "messages_unacknowledged": 1,
+    "messages_dlx": 2,
+    "consumers": 3,
+}
+FRESH: dict[str, Any] = {"name": "new", "vhost": "/", "durable": True, "arguments": {}}
+
+
+def answering(answer: Callable[[httpx.Request], httpx.Response], **options: Any) -> Management:
+    """A client whose every request is answered by `answer`."""
+    transport = httpx.MockTransport(answer)
+    return Management(ADDRESS, transport=transport, clock=ManualClock(100.0), **options)
+
+
+def fixed(status: int, body: object) -> Management:
+    """A client that gets one answer to everything."""
+    return answering(lambda _: httpx.Response(status, json=body))
+
+
+async def test_overview() -> None:
+    """The version comes as a comparable value."""
+    async with fixed(200, {"rabbitmq_version": "4.0.5", "cluster_name": "c"}) as management:
+        found = await management.overview()
+    assert (found.version, found.cluster) == (BrokerVersion(4, 0, 5), "c")
+
+
+async def test_overview_without_a_version_is_an_error() -> None:
+    """Whatever answers without a version is not a broker we can plan for."""
+    async with fixed(200, {"hello": "world"}) as management:
+        with pytest.raises(ManagementError, match="expected the broker's version"):
+            await management.overview()
+
+
+async def test_alarms() -> None:
+    """A failed health check names node and resource; a healthy one names nothing."""
+    failing = {"status": "failed", "alarms": [{"node": "rabbit@one", "resource": "memory"}]}
+    async with fixed(503, failing) as management:
+        assert await management.alarms() == (Alarm("rabbit@one", "memory"),)
+    async with fixed(200, {"status": "ok"}) as management:
+        assert await management.alarms() == ()
+
+
+async def test_an_alarm_without_details_is_still_an_alarm() -> None:
+    """Silence about which resource it is does not hide that there is one."""
+    async with fixed(503, {"status": "failed"}) as management:
+        assert len(await management.alarms()) == 1
+
+
+async def test_queues_with_their_policy_and_counts() -> None:
+    """A reading carries the declared queue, the policy in force, counts, source and age."""
+    page = {"items": [QUORUM, FRESH], "page_count": 1}
+    async with fixed(200, page) as management:
+        orders, new = await management.queues("/")
+    assert orders.queue.type is QueueType.QUORUM
+    assert dict(orders.queue.arguments) == {"x-dead-letter-exchange": ""}
+    assert (orders.policy, dict(orders.effective_policy or {})) == ("p", {"max-length": 10})
+    counts = orders.counts
+    assert (counts.messages, counts.ready, counts.unacked, counts.held_back) == (7, 4, 1, 2)
+    assert (counts.source, counts.read_at, counts.lag_s) == ("management", 100.0, 5.0)
+    assert (new.counts.messages, new.effective_policy) == (None, None)
+
+
+async def test_queues_are_read_page_by_page() -> None:
+    """All pages are joined; the vhost is one escaped path segment."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.raw_path.decode())
+        number = int(request.url.params["page"])
+        entry = {"name": f"q{number}", "arguments": {}}
+        return httpx.Response(200, json={"items": [entry], "page_count": 3})
+
+    async with answering(answer) as management:
+        found = await management.queues("/")
+    assert [reading.queue.name for reading in found] == ["q1", "q2", "q3"]
+    assert all(path.startswith("/api/queues/%2F?") for path in asked)
+
+
+async def test_queues_of_plugin_types_are_left_out() -> None:
+    """MQTT's own queue type cannot be declared by anyone and is not part of a topology."""
+    other = {"name": "mqtt", "type": "rabbit_mqtt_qos0_queue", "arguments": {}}
+    async with fixed(200, [other, QUORUM]) as management:
+        assert [found.queue.name for found in await management.queues("/")] == ["orders"]
+
+
+def live(request: httpx.Request) -> httpx.Response:
+    """A small broker: one queue, its own exchanges beside one of ours, a policy."""
+    answers: dict[str, object] = {
+        "/api/queues/v": {"items": [QUORUM], "page_count": 1},
+        "/api/exchanges/v": [{"name": n, "type": "topic"} for n in ("", "amq.topic", "events")],
+        "/api/bindings/v": [
+            {
+                "source": "",
+                "destination": "orders",
+                "destination_type": "queue",
+                "routing_key": "o",
+            },
+            {
+                "source": "events",
+                "destination": "e2",
+                "destination_type": "exchange",
+                "routing_key": "a.#",
+                "arguments": {"k": 1},
+            },
+        ],
+        "/api/policies/v": [
+            {
+                "name": "p",
+                "pattern": "^o",
+                "definition": {"max-length": 10},
+                "priority": 2,
+                "apply-to": "queues",
+            }
+        ],
+    }
+    return httpx.Response(200, json=answers[request.url.path])
+
+
+async def test_live_topology() -> None:
+    """What was declared is modelled; default exchange, its bindings and `amq.*` are left out."""
+    async with answering(live) as management:
+        topology = await management.live_topology("v")
+    assert [exchange.name for exchange in topology.exchanges] == ["events"]
+    assert topology.bindings == (Binding("events", "e2", "a.#", True, {"k": 1}),)
+    assert topology.policies == (Policy("p", "^o", {"max-length": 10}, 2, "queues"),)
+    assert topology.queue("orders") is not None
+
+
+async def test_live_topology_for_a_user_who_may_not_list_policies() -> None:
+    """What the queues report of their policies stands in for the list."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "policies" in request.url.path:
+            return httpx.Response(401, json={"error": "not_authorized", "reason": "no"})
+        return live(request)
+
+    async with answering(answer) as management:
+        topology = await management.live_topology("v")
+    assert topology.policies == (Policy("p", "^orders$", {"max-length": 10}),)
+
+
+async def test_put_policy_sends_plain_json() -> None:
+    """A policy travels with its pattern, priority and definition under an escaped name."""
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(204)
+
+    policy = Policy("limit.a/b", "^a/b$", {"delivery-limit": -1}, 5, "queues")
+    async with answering(answer) as management:
+        await management.put_policy("/", policy)
+    assert (sent[0].method, sent[0].url.raw_path) == ("PUT", b"/api/policies/%2F/limit.a%2Fb")
+    assert json.loads(sent[0].content) == {
+        "pattern": "^a/b$",
+        "definition": {"delivery-limit": -1},
+        "priority": 5,
+        "apply-to": "queues",
+    }
+
+
+async def test_delete_policy_twice() -> None:
+    """A policy that is gone already is no error."""
+    async with fixed(404, {"error": "Object Not Found"}) as management:
+        await management.delete_policy("/", "gone")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, ManagementRefused),
+        (403, ManagementRefused),
+        (404, ManagementNotFound),
+        (400, ManagementError),
+        (302, ManagementError),
+    ],
+)
+async def test_refusals(status: int, error: type[ManagementError]) -> None:
+    """Each refusal has its class, the status and the broker's words, and no secret."""
+    async with fixed(status, {"error": "x", "reason": "because of this"}) as management:
+        with pytest.raises(error, match="because of this") as caught:
+            await management.policies("/")
+    assert type(caught.value) is error
+    assert caught.value.status == status
+    assert "hidden" not in str(caught.value)
+
+
+async def test_unreachable() -> None:
+    """No line to the API is a failed connection that says what to try."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    async with answering(answer) as management:
+        with pytest.raises(ConnectionFailed, match="--management URL") as caught:
+            await management.overview()
+    assert "hidden" not in str(caught.value)
+
+
+async def test_an_endless_answer_is_cut_off() -> None:
+    """More bytes than the limit are refused while they come, not after."""
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1000
+            yield b" " * 1000
+
+    async with answering(
+        lambda _: httpx.Response(200, content=endless()), limit_bytes=10_000
+    ) as management:
+        with pytest.raises(ManagementError, match="at most 10000 bytes"):
+            await management.overview()
+    assert sent <= 12_000
+
+
+async def test_a_page_that_is_no_api() -> None:
+    """HTML from some other service is named as such."""
+    async with answering(lambda _: httpx.Response(200, text="<html>")) as management:
+        with pytest.raises(ManagementError, match="is this address a management API"):
+            await management.overview()

@@ -1,0 +1,103 @@
+"""Which policy holds, and how a limit is lifted without losing the rest of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.broker.policies import (
+    DLQ_LIMIT_PREFIX,
+    exactly,
+    has_default_limit,
+    in_force,
+    lifted_limits,
+    lifting,
+)
+from hopback.topology.model import Policy, Queue, QueueType
+from hopback.version import BrokerVersion
+
+V3 = BrokerVersion(3, 13)
+V4 = BrokerVersion(4, 0)
+DLQ = Queue("shop.dlq", QueueType.QUORUM)
+
+
+def test_the_highest_priority_wins() -> None:
+    """Only one policy applies, and they do not merge."""
+    low = Policy("low", "^shop", {"max-length": 5}, 1)
+    high = Policy("high", "dlq$", {"expires": 9}, 2)
+    assert in_force([low, high, Policy("other", "^x", {}, 9)], DLQ) == high
+
+
+@pytest.mark.parametrize(
+    ("apply_to", "holds"),
+    [
+        ("all", True),
+        ("queues", True),
+        ("quorum_queues", True),
+        ("classic_queues", False),
+        ("streams", False),
+        ("exchanges", False),
+    ],
+)
+def test_apply_to(apply_to: str, holds: bool) -> None:
+    """A policy meant for something else does not hold for a quorum queue."""
+    found = in_force([Policy("p", ".*", {}, 0, apply_to)], DLQ)
+    assert (found is not None) is holds
+
+
+def test_an_unreadable_pattern_matches_nothing() -> None:
+    """A pattern of another regex dialect does not stop the plan."""
+    assert in_force([Policy("p", "(?<![", {})], DLQ) is None
+
+
+def test_exactly_matches_only_its_queue() -> None:
+    """Dots are dots, and nothing may stand before or behind."""
+    policy = Policy("p", exactly("shop.dlq"), {})
+    for other in ("shopxdlq", "shop.dlq.2", "a.shop.dlq"):
+        assert in_force([policy], Queue(other)) is None
+    assert in_force([policy], DLQ) == policy
+
+
+@pytest.mark.parametrize(
+    ("queue", "policies", "version", "expected"),
+    [
+        (DLQ, [], V4, True),
+        (DLQ, [], V3, False),
+        (Queue("shop.dlq"), [], V4, False),
+        (Queue("shop.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 9}), [], V4, False),
+        (DLQ, [Policy("p", "dlq", {"delivery-limit": 50})], V4, False),
+        (DLQ, [Policy("p", "dlq", {"max-length": 50})], V4, True),
+    ],
+)
+def test_default_limit(
+    queue: Queue, policies: list[Policy], version: BrokerVersion, expected: bool
+) -> None:
+    """Only a quorum queue of 4.0 or later with no limit of its own has the broker's default."""
+    assert has_default_limit(queue, policies, version) is expected
+
+
+def test_lifting_keeps_what_the_policy_in_force_says() -> None:
+    """The new policy stands above the former, for this queue alone, with its other keys."""
+    former = Policy("ops", "^shop", {"max-length": 5, "overflow": "reject-publish"}, 7)
+    new = lifting(DLQ_LIMIT_PREFIX, DLQ, [former])
+    assert dict(new.definition) == {
+        "max-length": 5,
+        "overflow": "reject-publish",
+        "delivery-limit": -1,
+    }
+    assert (new.priority, new.pattern, new.apply_to) == (8, exactly("shop.dlq"), "queues")
+    assert in_force([former, new], DLQ) == new
+    assert in_force([former, new], Queue("shop.other", QueueType.QUORUM)) == former
+
+
+def test_lifting_again_changes_nothing() -> None:
+    """The policy is computed from the others, never from itself: priorities do not climb."""
+    former = Policy("ops", "^shop", {"max-length": 5}, 7)
+    once = lifting(DLQ_LIMIT_PREFIX, DLQ, [former])
+    assert lifting(DLQ_LIMIT_PREFIX, DLQ, [former, once]) == once
+
+
+def test_lifted_limits_are_known_by_their_names() -> None:
+    """The record is the policy itself."""
+    policy = lifting(DLQ_LIMIT_PREFIX, DLQ, [])
+    (found,) = lifted_limits([Policy("ops", ".*", {}), policy])
+    assert (found.queue, found.policy) == ("shop.dlq", policy)
