@@ -1,0 +1,1 @@
+"""Private RabbitMQ nodes for tests: started from the Debian package, gone afterwards."""

@@ -1,0 +1,85 @@
+"""The files and the environment by which a node is private."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness.rabbitmq import RabbitNode
+
+__all__ = ["Timings", "write_files"]
+
+_CONF = """\
+loopback_users = none
+management.tcp.ip = 127.0.0.1
+management.tcp.port = {management_port}
+collect_statistics_interval = {statistics_ms}
+consumer_timeout = {consumer_timeout_ms}
+disk_free_limit.absolute = 50MB
+log.file.level = info
+raft.wal_max_size_bytes = 67108864
+"""
+_ADVANCED = """\
+[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {dead_letter_retry_ms}}},
+           {{channel_tick_interval, {tick_ms}}},
+           {{quorum_tick_interval, {tick_ms}}}]}}].
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long the node waits where a production node waits minutes."""
+
+    consumer_timeout_ms: int = 120_000
+    dead_letter_retry_ms: int = 2_000
+    tick_ms: int = 500
+    statistics_ms: int = 500
+
+
+def write_files(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, str]:
+    """Write the node's cookie and configuration and return its environment."""
+    for name in ("home", "mnesia", "log"):
+        (node.folder / name).mkdir()
+    _write_cookie(node.folder / "home" / ".erlang.cookie", node.name)
+    timings = {name: getattr(node.timings, name) for name in Timings.__slots__}
+    conf = _CONF.format(management_port=node.management_port, **timings) + node.conf
+    (node.folder / "rabbitmq.conf").write_text(conf)
+    (node.folder / "advanced.config").write_text(_ADVANCED.format(**timings))
+    (node.folder / "enabled_plugins").write_text(f"[{','.join(node.plugins)}].\n")
+    (node.folder / "env.conf").write_text("")
+    return _environment(node, epmd_port, dist_port)
+
+
+def _write_cookie(path: Path, secret: str) -> None:
+    path.write_text(secret.upper())
+    path.chmod(0o400)
+
+
+def _environment(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, str]:
+    """Everything the scripts look at; nothing is taken over from our own environment."""
+    inside = node.inside
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": str(inside / "home"),
+        "ERL_EPMD_PORT": str(epmd_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": node.name,
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(node.amqp_port),
+        "RABBITMQ_DIST_PORT": str(dist_port),
+        "RABBITMQ_MNESIA_BASE": str(inside / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(inside / "log"),
+        "RABBITMQ_PID_FILE": str(inside / "pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(inside / "enabled_plugins"),
+        "RABBITMQ_CONFIG_FILE": str(inside / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(inside / "advanced.config"),
+        "RABBITMQ_FEATURE_FLAGS_FILE": str(inside / "feature_flags"),
+        "RABBITMQ_CONF_ENV_FILE": str(inside / "env.conf"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+            "+S 2:2 -kernel inet_dist_use_interface {127,0,0,1}"
+        ),
+    }

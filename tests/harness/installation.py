@@ -1,0 +1,62 @@
+"""Where a RabbitMQ is installed, and how its scripts are run: on this machine, or in a chroot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["HOST", "Installation", "NotInstalled"]
+
+_SCRIPTS = Path("usr/lib/rabbitmq/bin")
+# The mounts live in a mount namespace of their own: they vanish with the process that needed them.
+_INSIDE = 'mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && exec chroot "$0" "$@"'
+
+
+class NotInstalled(RuntimeError):
+    """RabbitMQ, which the broker tests need, is not installed; the text says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A RabbitMQ server package below `root`."""
+
+    name: str
+    root: Path = Path("/")
+
+    def script(self, name: str) -> str:
+        """The path, as seen from inside, of a script of the package's own library folder.
+
+        Not the one in sbin: that is a wrapper which insists on its own user.
+        """
+        if not (self.root / _SCRIPTS / name).exists():
+            raise NotInstalled(
+                f"broker tests need RabbitMQ: expected {self.root / _SCRIPTS / name}, found nothing;"
+                f" install it with `{self._remedy()}`"
+            )
+        return str(Path("/") / _SCRIPTS / name)
+
+    def _remedy(self) -> str:
+        if self.is_chroot:
+            return "python -m tests.harness.versions"
+        return (
+            "python -m tests.harness.packages rabbitmq-server` or `apt-get install rabbitmq-server"
+        )
+
+    @property
+    def is_chroot(self) -> bool:
+        """Whether its programs run in a chroot."""
+        return self.root != Path("/")
+
+    def command(self, program: str, *arguments: str) -> list[str]:
+        """The command line that runs a program of this installation."""
+        if not self.is_chroot:
+            return [program, *arguments]
+        separate = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _INSIDE]
+        return [*separate, str(self.root), program, *arguments]
+
+    def outside(self, inside: Path) -> Path:
+        """A path of this installation as the machine around it sees it."""
+        return self.root / inside.relative_to("/")
+
+
+HOST = Installation("host")

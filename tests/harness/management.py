@@ -1,0 +1,62 @@
+"""The few calls of the HTTP management API that tests make beside the code under test."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+__all__ = ["Management", "ManagementFailed"]
+
+
+class ManagementFailed(RuntimeError):
+    """The HTTP API answered with an error; `status` is its code."""
+
+    def __init__(self, method: str, path: str, status: int, answer: str) -> None:
+        self.status = status
+        super().__init__(f"{method} {path} gave {status}: {answer[:500]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """The HTTP API of one node."""
+
+    url: str
+
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        """Make one call below `/api` and return the decoded answer; ManagementFailed if refused."""
+        address = urlsplit(self.url)
+        line = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+        login = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
+        content = None if body is None else json.dumps(body)
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+        try:
+            line.request(method, f"/api{path}", content, headers)
+            answer = line.getresponse()
+            text = answer.read().decode(errors="replace")
+        finally:
+            line.close()
+        if answer.status >= 400:
+            raise ManagementFailed(method, path, answer.status, text)
+        return json.loads(text) if text else None
+
+    def is_up(self) -> bool:
+        """Whether it answers at all."""
+        try:
+            self.call("GET", "/overview")
+        except (OSError, http.client.HTTPException, ManagementFailed):
+            return False
+        return True
+
+    def create_vhost(self, name: str) -> None:
+        """Create a virtual host for guest, if it is missing."""
+        self.call("PUT", f"/vhosts/{quote(name, safe='')}", {})
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        self.call("PUT", f"/permissions/{quote(name, safe='')}/guest", everything)
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete a virtual host with everything in it."""
+        self.call("DELETE", f"/vhosts/{quote(name, safe='')}")

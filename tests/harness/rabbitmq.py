@@ -1,0 +1,270 @@
+"""One private RabbitMQ node: own cookie, epmd, ports and folders; nothing of it outlives the run.
+
+Everything lies below one temporary folder. A guard process waits on a pipe whose other end we
+hold: when we end, however we end, the guard kills the node and removes the folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.harness.configuration import Timings, write_files
+from tests.harness.installation import HOST, Installation
+from tests.harness.management import Management
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["NodeFailed", "RabbitNode"]
+
+_START_SECONDS = 90.0
+_STOP_SECONDS = 30.0
+_GUARD = """
+cat >/dev/null
+for group in $(cat "$0/groups" 2>/dev/null); do kill -KILL "-$group" 2>/dev/null; done
+rm -rf "$0"
+"""
+
+
+class NodeFailed(RuntimeError):
+    """A private node did not do what was asked; the text holds the end of its log."""
+
+
+@dataclass(slots=True)
+class RabbitNode:
+    """A RabbitMQ of our own, on the loopback interface.
+
+    `start` returns when it answers AMQP and HTTP. `stop` ends it in order and keeps its data,
+    `kill` ends it as a power cut would, `restart` brings it back; `remove` leaves nothing behind.
+    """
+
+    installation: Installation = HOST
+    plugins: tuple[str, ...] = ("rabbitmq_management",)
+    timings: Timings = field(default_factory=Timings)
+    conf: str = ""
+    """Further lines for `rabbitmq.conf`."""
+    lifeline: int | None = None
+    """A descriptor whose end of file means that nobody needs the node; by default, our own end."""
+    amqp_port: int = 0
+    management_port: int = 0
+    name: str = ""
+    inside: Path = Path("/nonexistent")
+    _environment: dict[str, str] = field(default_factory=dict)
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _guard: subprocess.Popen[bytes] | None = None
+    _held: int | None = None
+
+    def __enter__(self) -> RabbitNode:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, as seen from this process."""
+        return self.installation.outside(self.inside)
+
+    @property
+    def url(self) -> str:
+        """`amqp://` address of the default virtual host."""
+        return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/"
+
+    @property
+    def management_url(self) -> str:
+        """Address of the HTTP API, with credentials."""
+        return f"http://guest:guest@127.0.0.1:{self.management_port}"
+
+    @property
+    def management(self) -> Management:
+        """The few HTTP calls that tests need themselves."""
+        return Management(self.management_url)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server, from its pid file."""
+        return int((self.folder / "pid").read_text())
+
+    @property
+    def log(self) -> str:
+        """Everything the server has logged so far."""
+        return "".join(
+            path.read_text(errors="replace") for path in sorted((self.folder / "log").glob("*.log"))
+        )
+
+    def start(self) -> RabbitNode:
+        """Start it, or start it again, and return when it answers."""
+        server = self.installation.script("rabbitmq-server")
+        if not self._environment:
+            self._prepare()
+        try:
+            self._spawn("epmd", "-port", self._environment["ERL_EPMD_PORT"])
+            self._spawn(server)
+            self._await_answer()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End it in order; its data stays. Up to 30 seconds."""
+        if not self._processes:
+            return
+        os.kill(self.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[-1].wait(_STOP_SECONDS)
+        self._end_processes()
+
+    def kill(self) -> None:
+        """End it as `kill -9` does; its data stays as it is on disk at that moment."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._end_processes()
+
+    def restart(self) -> None:
+        """Start it again; stops it in order first if it still runs."""
+        self.stop()
+        self.start()
+
+    def ctl(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` on it and return what it printed; NodeFailed if it failed."""
+        command = self.installation.command(
+            self.installation.script("rabbitmqctl"), "--quiet", *arguments
+        )
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        if done.returncode:
+            raise NodeFailed(
+                f"rabbitmqctl {' '.join(arguments)} failed: {done.stderr or done.stdout}"
+            )
+        return done.stdout
+
+    def vhost_url(self, vhost: str) -> str:
+        """The address of a virtual host, which is created if it is missing."""
+        self.management.create_vhost(vhost)
+        return self.url + vhost
+
+    def hand_over(self) -> None:
+        """Leave it to its guard: it ends with its lifeline, not with this process."""
+        atexit.unregister(self.remove)
+        for process in (*self._processes, self._guard):
+            if process is not None:
+                process.returncode = 0  # it is no longer ours to wait for
+        self._processes.clear()
+        self._guard = None
+
+    def remove(self) -> None:
+        """Kill it and remove everything it wrote. Safe to repeat."""
+        atexit.unregister(self.remove)
+        self._end_processes()
+        if self._environment:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            self._guard = None
+
+    def _prepare(self) -> None:
+        """Choose names and ports, write the files, set the guard."""
+        shared = self.installation.outside(Path(tempfile.gettempdir()))
+        shared.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix="hopback-rabbitmq-", dir=shared))
+        self.inside = Path("/") / made.relative_to(self.installation.root)
+        self.name = f"{made.name.replace('_', 'x')}@localhost"
+        self.amqp_port, self.management_port, epmd_port, dist_port = _free_ports(4)
+        self._environment = write_files(self, epmd_port, dist_port)
+        self._set_guard()
+        atexit.register(self.remove)
+
+    def _set_guard(self) -> None:
+        reading = self.lifeline
+        if reading is None:
+            reading, self._held = os.pipe()
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, str(self.folder)], stdin=reading, start_new_session=True
+        )
+        if self.lifeline is None:
+            os.close(reading)
+
+    def _spawn(self, program: str, *arguments: str) -> None:
+        """Run a program of the node in a process group of its own, known to the guard."""
+        with (self.folder / "output").open("ab") as output:
+            process = subprocess.Popen(
+                self.installation.command(program, *arguments),
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd="/",
+            )
+        self._processes.append(process)
+        with (self.folder / "groups").open("a") as groups:
+            groups.write(f"{process.pid}\n")
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._processes[-1].poll() is not None:
+                raise NodeFailed(f"{self.name} ended while starting:\n{self._last_words()}")
+            if time.monotonic() > deadline:
+                raise NodeFailed(f"{self.name} did not answer in time:\n{self._last_words()}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        """Whether it begins an AMQP handshake, has written its pid, and serves HTTP if it should."""
+        if not ((self.folder / "pid").exists() and _greets(self.amqp_port)):
+            return False
+        return "rabbitmq_management" not in self.plugins or self.management.is_up()
+
+    def _last_words(self) -> str:
+        return ((self.folder / "output").read_text(errors="replace") + self.log)[-4000:]
+
+    def _end_processes(self) -> None:
+        """Kill what is left of the node: server, its helpers and epmd."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+        if self._environment:
+            (self.folder / "groups").unlink(missing_ok=True)
+            (self.folder / "pid").unlink(missing_ok=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses at this moment, all different."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _greets(port: int) -> bool:
+    """Whether something on that port begins an AMQP 0-9-1 handshake."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as line:
+            line.sendall(b"AMQP\x00\x00\x09\x01")
+            return line.recv(1) == b"\x01"
+    except OSError:
+        return False

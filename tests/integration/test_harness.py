@@ -1,0 +1,91 @@
+"""The private nodes themselves: they answer, survive their own death, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.installation import Installation, NotInstalled
+from tests.harness.packages import install, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.harness.rabbitmq import RabbitNode
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+_START_AND_HANG = """
+import sys, time
+from tests.harness.rabbitmq import RabbitNode
+node = RabbitNode().start()
+print(node.pid, node.folder, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_shared_node_answers_and_gives_each_test_its_own_vhost(
+    rabbitmq: SharedNode, vhost: str
+) -> None:
+    """The run's node serves its HTTP API and knows the virtual host made for this test."""
+    assert vhost in {each["name"] for each in rabbitmq.management.call("GET", "/vhosts")}
+
+
+def test_a_node_keeps_durable_things_through_kill_and_restart(
+    start_rabbitmq: Callable[..., RabbitNode],
+) -> None:
+    """After kill -9 the node comes back under the same address with what it had on disk."""
+    node = start_rabbitmq()
+    node.management.call("PUT", "/queues/%2F/kept", {"durable": True})
+    pid = node.pid
+    node.kill()
+    assert not _runs(pid)
+    node.restart()
+    assert [each["name"] for each in node.management.call("GET", "/queues")] == ["kept"]
+    assert "/" in node.ctl("list_vhosts", "name").split()
+
+
+def test_a_node_dies_with_the_process_that_started_it() -> None:
+    """When the test run itself is killed with -9, no server and no folder stay behind."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _START_AND_HANG], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        pid, folder = run.stdout.readline().split()
+        os.kill(run.pid, signal.SIGKILL)
+    _wait_until(lambda: not _runs(int(pid)) and not Path(folder).exists())
+
+
+def test_a_missing_server_is_a_failure_that_says_what_to_install(tmp_path: Path) -> None:
+    """Without RabbitMQ the broker tests fail, naming the package; they never skip."""
+    with pytest.raises(NotInstalled, match="install it with"):
+        Installation("nowhere", tmp_path).script("rabbitmq-server")
+
+
+def test_what_is_installed_is_not_installed_again() -> None:
+    """Installing packages that are there is nothing to do; a missing one is told as missing."""
+    install(["rabbitmq-server"])
+    assert missing(["rabbitmq-server", "no-such-package-as-this"]) == ["no-such-package-as-this"]
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and alive: a dead one may wait for its burial."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it is still there after 20 seconds"
+        time.sleep(0.1)
