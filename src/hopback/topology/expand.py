@@ -1,0 +1,180 @@
+"""From a failure plan to the queues that carry it out.
+
+The hardened form rests on three kinds of quorum queue: the main queue, whose dead letters (a
+delivery limit reached) go to the dead-letter queue and never into the retry loop; retry queues,
+which return a message straight to its own queue; and the dead-letter queue, which lets nothing go
+by itself. The broker moves messages at least once only, so none is lost on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.topology.durations import format_duration
+from hopback.topology.model import Queue, QueueType
+from hopback.topology.plan import (
+    Count,
+    Leave,
+    Parking,
+    Plan,
+    Redrive,
+    Return,
+    Route,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hopback.fields import FieldValue
+
+__all__ = [
+    "DELIVERY_LIMIT",
+    "NO_DELIVERY_LIMIT",
+    "dead_lettering",
+    "harden",
+    "hardened_queues",
+    "one_tier",
+    "recommended_plan",
+    "retry_queues",
+    "unique_queues",
+]
+
+DELIVERY_LIMIT = 200
+"""How often a hardened main queue hands a message out before it parks it.
+
+A crash costs every prefetched message one delivery, also those that did nothing wrong; this is
+far more than the crashes that innocents can meet, and still ends the loop of a message that
+kills its consumer.
+"""
+
+NO_DELIVERY_LIMIT = 1_000_000_000
+"""Said to a quorum queue that must never remove a message for having been looked at.
+
+From RabbitMQ 4.0 on, silence means a limit of 20; -1 lifts it there, but 3.10 takes -1 as 0 and
+deletes at the first requeue. A number that nobody reaches means the same to all of them.
+"""
+
+_LONGEST_TTL_MS = 315_360_000_000
+
+
+def dead_lettering(
+    exchange: str, routing_key: str, *, ttl_ms: int | None = None
+) -> dict[str, FieldValue]:
+    """Queue arguments that send dead letters to `exchange`, for a retry queue after `ttl_ms`."""
+    arguments: dict[str, FieldValue] = {} if ttl_ms is None else {"x-message-ttl": ttl_ms}
+    arguments["x-dead-letter-exchange"] = exchange
+    # A fanout has no use for a key, and an empty one would only hide the original.
+    if routing_key:
+        arguments["x-dead-letter-routing-key"] = routing_key
+    return arguments
+
+
+def one_tier(delay_ms: int, exchange: str, routing_key: str, queue: str) -> tuple[Tier, ...]:
+    """The tiers of a design that has a single retry queue."""
+    return (Tier(format_duration(delay_ms), delay_ms, (Route(exchange, routing_key, queue),)),)
+
+
+def harden(plan: Plan) -> Plan:
+    """The plan's hardened form: it leaves and parks by confirmed publish, and comes straight back.
+
+    Attempts are counted in our own header. A snoozed message waits in a retry queue, because a
+    quorum queue counts requeues.
+    """
+    return replace(
+        plan,
+        leave=Leave.PUBLISH,
+        returns=Return.QUEUE,
+        count=Count.HEADER,
+        parking=replace(plan.parking, by=Leave.PUBLISH),
+        snooze=None,
+    )
+
+
+def hardened_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[Queue, ...]:
+    """The queues of a hardened plan: main, retry queues, dead-letter queue; all quorum."""
+    main = _at_least_once(
+        plan.queue,
+        dead_lettering(plan.parking.exchange, plan.parking.routing_key),
+        {"x-delivery-limit": delivery_limit},
+    )
+    waiting = (
+        _at_least_once(name, dead_lettering("", plan.queue, ttl_ms=delay_ms))
+        for name, delay_ms in retry_queues(plan)
+    )
+    parked = Queue(
+        plan.parking.queue, QueueType.QUORUM, arguments={"x-delivery-limit": NO_DELIVERY_LIMIT}
+    )
+    return (main, *waiting, parked)
+
+
+def retry_queues(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Name and delay in milliseconds of each retry queue of the plan, each once."""
+    found: dict[str, int] = {}
+    for tier in plan.tiers:
+        for route in tier.routes:
+            found.setdefault(route.queue, tier.delay_ms)
+    return tuple(found.items())
+
+
+def unique_queues(queues: Iterable[Queue]) -> tuple[Queue, ...]:
+    """The queues, each name once: several plans may share a dead-letter queue."""
+    return tuple({queue.name: queue for queue in queues}.values())
+
+
+def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None = None) -> Plan:
+    """Hopback's own plan for a new queue: one retry queue per delay, one hop, straight back.
+
+    `attempts` is one more than there are tiers unless said otherwise; further ones use the last
+    tier. InvalidTopology names every value that cannot be used.
+    """
+    problems = tuple(_recommended_problems(queue, tiers_ms, attempts))
+    if problems:
+        raise InvalidTopology(problems, where=f"recommended plan of queue {queue!r}")
+    return Plan(
+        queue=queue,
+        attempts=len(tiers_ms) + 1 if attempts is None else attempts,
+        tiers=tuple(_own_tier(queue, delay_ms) for delay_ms in tiers_ms),
+        leave=Leave.PUBLISH,
+        returns=Return.QUEUE,
+        parking=Parking(f"{queue}.dlq", Leave.PUBLISH, "", f"{queue}.dlq"),
+        count=Count.HEADER,
+        redrive=Redrive("", queue),
+    )
+
+
+def _own_tier(queue: str, delay_ms: int) -> Tier:
+    name = format_duration(delay_ms)
+    waiting = f"{queue}.retry.{name}"
+    return Tier(name, delay_ms, (Route("", waiting, waiting),))
+
+
+def _at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:
+    """A quorum queue that keeps a dead letter until its next queue has confirmed it.
+
+    Without `reject-publish` the broker falls back to at-most-once and says so only in its log.
+    """
+    together: dict[str, FieldValue] = {}
+    for part in arguments:
+        together |= part
+    together |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    return Queue(name, QueueType.QUORUM, arguments=together)
+
+
+def _recommended_problems(
+    queue: str, tiers_ms: Sequence[int], attempts: int | None
+) -> Iterable[Problem]:
+    if not queue:
+        yield Problem("queue", "a name", "''")
+    if not tiers_ms:
+        yield Problem("tiers", "at least one delay", "none")
+    for index, delay_ms in enumerate(tiers_ms):
+        if not 1 <= delay_ms <= _LONGEST_TTL_MS:
+            yield Problem(f"tiers[{index}]", f"1 to {_LONGEST_TTL_MS} ms", f"{delay_ms} ms")
+        elif index and delay_ms <= tiers_ms[index - 1]:
+            longer = f"a delay longer than tiers[{index - 1}] ({tiers_ms[index - 1]} ms)"
+            yield Problem(f"tiers[{index}]", longer, f"{delay_ms} ms")
+    if attempts is not None and attempts < 1:
+        yield Problem("attempts", "at least 1", str(attempts))
