@@ -1,0 +1,59 @@
+"""Waiting times as people write them: `30s`, `5m`, `1h30m`, `250ms`."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["LONGEST_MS", "format_duration", "parse_duration_ms"]
+
+LONGEST_MS = 315_360_000_000
+"""Ten years: the longest time to live that RabbitMQ accepts."""
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+_FORM = re.compile("".join(rf"(?:(\d{{1,12}}){unit})?" for unit, _ in _UNITS), re.ASCII)
+_EXAMPLES = "a duration like 250ms, 30s, 5m or 1h30m"
+
+
+def parse_duration_ms(value: str | int) -> int:
+    """Milliseconds from `30s`, `1h30m` or a whole number of milliseconds.
+
+    ValueError says what was expected: units in falling order, each at most once, ten years at most.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"expected {_EXAMPLES}, or whole milliseconds, got {value!r}")
+    duration_ms = _parse_text(value) if isinstance(value, str) else value
+    if not 0 <= duration_ms <= LONGEST_MS:
+        raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {_short(value)}")
+    return duration_ms
+
+
+def format_duration(duration_ms: int) -> str:
+    """The shortest text that `parse_duration_ms` reads back as this number."""
+    if not 0 <= duration_ms <= LONGEST_MS:
+        raise ValueError(f"expected 0 to {LONGEST_MS} ms (ten years), got {duration_ms} ms")
+    parts = []
+    rest = duration_ms
+    for unit, unit_ms in _UNITS:
+        amount, rest = divmod(rest, unit_ms)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return "".join(parts) or "0s"
+
+
+def _parse_text(text: str) -> int:
+    found = _FORM.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise ValueError(f"expected {_EXAMPLES}, got {_short(text)}{_hint(text)}")
+    amounts = (int(amount or 0) for amount in found.groups())
+    return sum(amount * unit_ms for amount, (_, unit_ms) in zip(amounts, _UNITS, strict=True))
+
+
+def _hint(text: str) -> str:
+    """What to do about the commonest mistake: a number without its unit."""
+    return " (add a unit, or write the milliseconds without quotes)" if text.isdecimal() else ""
+
+
+def _short(value: str | int) -> str:
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**18 else "a number far beyond that"
+    return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
