@@ -1,0 +1,7 @@
+"""What Hopback says while it runs: one table of events and its subscribers."""
+
+from __future__ import annotations
+
+from hopback.observe.events import EVENTS, Bus, EventKind, Subscriber
+
+__all__ = ["EVENTS", "Bus", "EventKind", "Subscriber"]

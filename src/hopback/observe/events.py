@@ -1,0 +1,131 @@
+"""The table of events: everything that Hopback says about itself while it runs.
+
+Logs, Prometheus and OpenTelemetry are subscribers of this table and nothing else. An event is a name
+and its fields; `EVENTS` lists both, with the moment at which it is emitted. A test compares the
+table with what is emitted. Payloads and secrets are never fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["EVENTS", "Bus", "EventKind", "Subscriber"]
+
+Subscriber: TypeAlias = "Callable[[str, Mapping[str, Any]], None]"
+"""Called with the name and the fields of each event, on the loop; it must be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One row of the table: the name, when it happens, and the fields it always carries."""
+
+    name: str
+    when: str
+    fields: tuple[str, ...]
+
+
+_DELIVERY = (
+    "queue",
+    "routing_key",
+    "message_id",
+    "message_type",
+    "correlation_id",
+    "attempt",
+    "max_attempts",
+    "duration",
+)
+_FAILED = (*_DELIVERY, "reason", "error", "fingerprint")
+
+_ROWS = (
+    EventKind("delivery.done", "A handler finished and its delivery was acked.", _DELIVERY),
+    EventKind(
+        "delivery.retried",
+        "A failed message went to a retry queue.",
+        (*_FAILED, "tier", "delay_ms"),
+    ),
+    EventKind(
+        "delivery.parked",
+        "A hopeless message went to the dead-letter queue.",
+        (*_FAILED, "dead_letter_queue", "exhausted"),
+    ),
+    EventKind(
+        "delivery.snoozed", "A message waits without counting an attempt.", (*_DELIVERY, "delay_ms")
+    ),
+    EventKind(
+        "delivery.held",
+        "A step before settlement failed; the message stays unsettled and is tried again.",
+        (*_FAILED, "retry_in"),
+    ),
+    EventKind(
+        "delivery.abandoned",
+        "The channel died before settlement; the broker will deliver the message again.",
+        (*_DELIVERY, "reason"),
+    ),
+    EventKind(
+        "handler.overdue",
+        "A handler runs past its deadline; a thread cannot be stopped and is only reported.",
+        ("queue", "message_id", "duration", "deadline", "stopped"),
+    ),
+    EventKind(
+        "publish.failed", "A publish got no confirmed home.", ("exchange", "routing_key", "error")
+    ),
+    EventKind(
+        "consumer.started", "A consumer takes deliveries.", ("queue", "prefetch", "concurrency")
+    ),
+    EventKind(
+        "consumer.lost",
+        "The broker ended a consumer by itself; it is restored.",
+        ("queue", "reason"),
+    ),
+    EventKind(
+        "consumer.paused", "A queue takes no deliveries for now.", ("queue", "reason", "until")
+    ),
+    EventKind("consumer.resumed", "A paused queue takes deliveries again.", ("queue", "reason")),
+    EventKind(
+        "connection.state", "A connection changed its state.", ("purpose", "state", "reason")
+    ),
+    EventKind(
+        "batch.handled", "A batch was handled.", ("queue", "size", "failed", "duration", "splits")
+    ),
+    EventKind("shutdown.step", "Shutdown reached a numbered step.", ("step", "title", "left")),
+    EventKind(
+        "topology.warning",
+        "A declared topology has a known hazard; said once.",
+        ("rule", "place", "text"),
+    ),
+)
+
+EVENTS: Mapping[str, EventKind] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+class Bus:
+    """Hands each event to its subscribers; one that raises is dropped, never the message."""
+
+    __slots__ = ("_subscribers", "dropped")
+
+    def __init__(self, *subscribers: Subscriber) -> None:
+        self._subscribers: list[Subscriber] = list(subscribers)
+        self.dropped: list[tuple[Subscriber, Exception]] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody listens: the hot path builds no fields for nobody."""
+        return bool(self._subscribers)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Add a subscriber."""
+        self._subscribers.append(subscriber)
+
+    def emit(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Tell every subscriber."""
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber(name, fields)
+            except Exception as error:  # observing must never change what happens to a message
+                self._subscribers.remove(subscriber)
+                self.dropped.append((subscriber, error))

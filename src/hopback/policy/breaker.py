@@ -1,0 +1,71 @@
+"""When everything fails: a circuit breaker as a pure state machine.
+
+Closed, it counts failures in a row. At the limit it opens: the queue is paused and nothing is
+handled. When the cool-down is over it lets probes through (half open): a success closes it, a
+failure opens it again for twice as long, up to a limit. Time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+__all__ = ["Breaker", "BreakerPolicy", "BreakerState", "after_run", "at"]
+
+
+class BreakerState(StrEnum):
+    """Whether messages may be handled."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """When to pause, for how long (seconds), and how many probes to let through at a time."""
+
+    failures: int = 50
+    cool_down: float = 10.0
+    longest_cool_down: float = 300.0
+    probes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """The state of one queue: failures in a row, how often it opened in a row, until when."""
+
+    state: BreakerState = BreakerState.CLOSED
+    failures: int = 0
+    openings: int = 0
+    until: float = 0.0
+
+
+def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: float) -> Breaker:
+    """The state after a handler has run. What was running when it opened changes nothing."""
+    if breaker.state is BreakerState.OPEN:
+        return breaker
+    if not failed:
+        return Breaker()
+    failures = breaker.failures + 1
+    if breaker.state is BreakerState.HALF_OPEN or failures >= policy.failures:
+        return _opened(breaker, policy, now)
+    return replace(breaker, failures=failures)
+
+
+def at(breaker: Breaker, now: float) -> Breaker:
+    """The state at a moment: an open breaker whose cool-down is over is half open."""
+    if breaker.state is BreakerState.OPEN and now >= breaker.until:
+        return replace(breaker, state=BreakerState.HALF_OPEN)
+    return breaker
+
+
+def _opened(breaker: Breaker, policy: BreakerPolicy, now: float) -> Breaker:
+    """Open; each opening in a row lasts twice as long as the one before."""
+    # The exponent is bounded: a float overflows long before a cool-down becomes useful.
+    doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
+    return Breaker(
+        state=BreakerState.OPEN,
+        openings=breaker.openings + 1,
+        until=now + min(doubled, policy.longest_cool_down),
+    )
