@@ -1,0 +1,188 @@
+"""What a command works on: a documented design by its name, or a file of one's own.
+
+`topology_target` gives a command the argument SYSTEM | FILE and the options that go with it, and
+hands it a `Target`; whether the broker version or the form fits is decided here once for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.topology.model import Topology
+
+__all__ = [
+    "Target",
+    "VersionType",
+    "broker_version_option",
+    "format_option",
+    "topology_target",
+]
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class VersionType(click.ParamType):
+    """A broker version on the command line."""
+
+    name = "version"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> BrokerVersion:
+        """Read it, or say what a version looks like."""
+        if isinstance(value, BrokerVersion):
+            return value
+        try:
+            return BrokerVersion.parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The words a user said; `topology()` turns them into data."""
+
+    name: str
+    hardened: bool = False
+    params: tuple[tuple[str, str], ...] = ()
+
+    def topology(self) -> Topology:
+        """The design or the file's content; CommandFailed (5) if there is neither."""
+        from hopback.patterns import DESIGNS
+
+        design = DESIGNS.get(self.name)
+        if design is not None:
+            return design.build(dict(self.params), hardened=self.hardened)
+        if self.hardened or self.params:
+            self._refuse_design_options()
+        return _read(self._path())
+
+    def _path(self) -> Path:
+        path = Path(self.name)
+        if not path.is_file():
+            raise CommandFailed(
+                f"expected a system or a file, found neither under the name {self.name!r}",
+                do=_suggestion(self.name),
+                code=Exit.NOT_FOUND,
+            )
+        return path
+
+    def _refuse_design_options(self) -> None:
+        self._path()
+        option = "--hardened" if self.hardened else "--param"
+        raise click.UsageError(
+            f"{option} is for a documented system; a file says itself what it declares."
+        )
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches
+
+    from hopback.patterns import DESIGNS
+
+    close = get_close_matches(name, DESIGNS, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return f"{hint}Name one of {', '.join(DESIGNS)}, or a .toml or definitions .json file."
+
+
+def _read(path: Path) -> Topology:
+    """A TOML file is Hopback's own form, a JSON file RabbitMQ's definitions."""
+    text = _text(path)
+    if path.suffix.lower() == ".json":
+        from hopback.topology.definitions import read_definitions
+
+        return read_definitions(text, name=path.stem)
+    if path.suffix.lower() == ".toml":
+        from hopback.topology.toml import read_toml
+
+        return read_toml(text, where=str(path))
+    raise CommandFailed(
+        f"expected a file ending in .toml or .json, got {str(path)!r}",
+        do="Name Hopback's own form .toml and RabbitMQ's definitions .json.",
+        code=Exit.USAGE,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()[: _MOST_BYTES + 1]
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        return data.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CommandFailed(
+            f"{path} cannot be read: {reason}", do="Check the file: it must be UTF-8 text."
+        ) from error
+
+
+def _param(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> object:
+    """`key=value` texts as pairs."""
+    pairs = tuple(tuple(value.split("=", 1)) for value in values)
+    for value, pair in zip(values, pairs, strict=True):
+        if len(pair) != 2 or not pair[0]:
+            raise click.BadParameter(f"expected key=value, got {value!r}.", ctx, option)
+    return pairs
+
+
+def topology_target(command: _Command) -> _Command:
+    """Give a command SYSTEM | FILE, --hardened and --param."""
+    for option in (
+        click.option(
+            "--param",
+            "params",
+            multiple=True,
+            callback=_param,
+            metavar="KEY=VALUE",
+            help="A parameter of the system; repeatable. `hopback systems NAME` lists them.",
+        ),
+        click.option(
+            "--hardened",
+            is_flag=True,
+            help="The form of the system that loses nothing, under the same names.",
+        ),
+        click.argument("name", metavar="(SYSTEM | FILE)", shell_complete=_complete),
+    ):
+        command = option(command)
+    return command
+
+
+def _complete(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[click.shell_completion.CompletionItem]:
+    """Names of systems, and files."""
+    from click.shell_completion import CompletionItem
+
+    from hopback.patterns import DESIGNS
+
+    systems = [CompletionItem(name) for name in DESIGNS if name.startswith(incomplete)]
+    return [*systems, CompletionItem(incomplete, type="file")]
+
+
+def broker_version_option(text: str) -> Callable[[_Command], _Command]:
+    """The option --broker-version, with what it means for this command."""
+    return click.option("--broker-version", "version", type=VersionType(), metavar="V", help=text)
+
+
+def format_option(*choices: str) -> Callable[[_Command], _Command]:
+    """The option -o, --format; the first choice is the default."""
+    return click.option(
+        "-o",
+        "--format",
+        "form",
+        type=click.Choice(choices),
+        default=choices[0],
+        show_default=True,
+        help="What to print.",
+    )
