@@ -25,13 +25,17 @@ demo: $(READY) ## play the five documented designs on the embedded broker
 	@$(BIN)/python tools/demo.py
 
 test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI runs
-	@$(BIN)/python tools/rabbitmq.py
+	@$(BIN)/python -m tests.harness.packages rabbitmq-server
 	$(PYTEST) -n $(WORKERS) --dist loadgroup \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
 test-fast: $(READY) ## unit and property tests, no network; within a minute
 	$(PYTEST) -n $(WORKERS) -q -m "not broker and not slow" $(wildcard $(FAST))
+
+test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, and root
+	$(BIN)/python -m tests.harness.versions
+	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
 
 check: $(READY) ## lint, format, types, architecture
 	$(BIN)/ruff check $(CODE)

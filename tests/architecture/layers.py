@@ -22,14 +22,7 @@ _VALUES = (
 )
 _PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
 _PORT = ("hopback.broker.port",)
-_BROKERS = (
-    "hopback.broker",
-    "hopback.broker.apply",
-    "hopback.broker.doctor",
-    "hopback.broker.management",
-    "hopback.broker.rabbitmq",
-    "hopback.broker.simulator",
-)
+_BROKERS = ("hopback.broker", "hopback.broker.rabbitmq", "hopback.broker.simulator")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
@@ -45,10 +38,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.broker": (*_PURE, *_PORT),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
     "hopback.broker.simulator": (*_PURE, *_PORT),
-    "hopback.testing": (*_PURE, *_PORT, *_BROKERS),
-    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, "hopback.testing", "hopback.__version__"),
+    "hopback.runtime": (*_PURE, *_PORT),
+    "hopback.testing": (*_PURE, *_PORT, *_BROKERS, "hopback.runtime"),
+    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, "hopback.runtime", "hopback.testing"),
     "hopback.__main__": ("hopback.cli",),
-    "hopback": (*_PURE, *_PORT, *_BROKERS, "hopback.testing"),
+    "hopback": (*_PURE, *_PORT, *_BROKERS, "hopback.runtime", "hopback.testing"),
 }
 
 LIBRARIES: dict[str, frozenset[str]] = {

@@ -1,0 +1,63 @@
+"""The root of the command: help, errors as words, exit codes."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from hopback import __version__
+from hopback.cli.app import root, run
+from hopback.cli.lazy import LazyGroup
+
+
+def _groups() -> list[tuple[str, LazyGroup]]:
+    topology = root.get_command(click.Context(root), "topology")
+    assert isinstance(root, LazyGroup)
+    assert isinstance(topology, LazyGroup)
+    return [("hopback", root), ("hopback topology", topology)]
+
+
+@pytest.mark.parametrize(("name", "group"), _groups(), ids=lambda value: str(value))
+def test_help_says_of_a_command_what_the_command_says(name: str, group: LazyGroup) -> None:
+    """The line in the table, shown without loading a command, is the command's own."""
+    assert group.table
+    for command_name, lazy in group.table.items():
+        assert lazy.load().get_short_help_str(limit=200) == lazy.help, f"{name} {command_name}"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints name and number."""
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"hopback {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["topology", "show"],
+        ["topology", "show", "raffle", "--format", "poem"],
+        ["topology", "check", "raffle", "--broker-version", "rabbit"],
+        ["topology", "show", "raffle", "--param", "novalue"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_leaves_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be understood is said on stderr; stdout stays empty."""
+    assert run(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Error:" in said.err
+
+
+@pytest.mark.parametrize("command", [["topology", "show"], ["topology", "check"], ["simulate"]])
+def test_an_unknown_target_leaves_with_5(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a system nor a file: the error names what there is, close names first."""
+    options = ["--queue", "q", "--fail", "1"] if command == ["simulate"] else []
+    assert run([*command, "freeflo", *options]) == 5
+    said = capsys.readouterr()
+    assert "'freeflo'" in said.err
+    assert "Did you mean freeflow?" in said.err
+    assert "Traceback" not in said.err

@@ -1,0 +1,46 @@
+"""Every kind of ending has its code."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback import errors
+from hopback.cli.exits import CommandFailed, Exit, exit_of
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidTopology(()), 1),
+        (errors.AccessRefused(403, "no"), 4),
+        (errors.UnsafeOperation("no"), 4),
+        (errors.NotFound(404, "no queue"), 5),
+        (errors.PreconditionFailed(406, "inequivalent arg"), 6),
+        (errors.TopologyConflict("other type"), 6),
+        (errors.ConnectionFailed("refused"), 7),
+        (errors.ConnectionLost("reset"), 7),
+        (errors.Nacked("full"), 1),
+        (CommandFailed("x", do="y", code=Exit.CANCELLED), 8),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_leaves_with_its_code(error: errors.HopbackError, code: int) -> None:
+    """The code is that of the nearest class that has one, else 1."""
+    assert exit_of(error) == code
+
+
+def test_the_codes_are_the_documented_ones() -> None:
+    """Scripts rely on the numbers."""
+    assert {code.name: int(code) for code in Exit} == {
+        "OK": 0,
+        "FAILED": 1,
+        "USAGE": 2,
+        "PARTIAL": 3,
+        "NOT_ALLOWED": 4,
+        "NOT_FOUND": 5,
+        "CONFLICT": 6,
+        "UNREACHABLE": 7,
+        "CANCELLED": 8,
+        "FOUND": 10,
+        "INTERRUPTED": 130,
+    }
