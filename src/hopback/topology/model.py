@@ -123,6 +123,7 @@ class Topology:
 
     `plans` holds the failure plan of each queue that has consumers. `foreign` keeps what a
     definitions file held beside these (users, parameters, …) so that it can be written back.
+    `unconsumed` names queues that are meant to have no consumer of ours, and so need no plan.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Topology:
     plans: tuple[Plan, ...] = ()
     policies: tuple[Policy, ...] = ()
     foreign: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    unconsumed: frozenset[str] = frozenset()
 
     def exchange(self, name: str) -> Exchange | None:
         """The exchange of that name, if it is declared here."""
