@@ -83,20 +83,28 @@ def install(pinned):
     of pyproject.toml needs nothing from the network as long as no requirement was added.
     """
     say("installing the project and its tools into .venv")
-    limits = ["-c", str(CONSTRAINTS)] if pinned else []
-    pip("install", "-q", *limits, "hatchling", "editables")
-    pip("install", "-q", *limits, "--no-build-isolation", "-e", str(ROOT) + "[all,dev]")
+    if pinned and pip_installs("-c", str(CONSTRAINTS)):
+        return
+    if pinned:
+        say("the pinned versions cannot be had here; taking the newest that fit")
+    if not pip_installs():
+        fail(
+            "pip could not install what the project needs (its message is above).",
+            "The first set-up needs a package index; check the network and pip's settings.",
+        )
+
+
+def pip_installs(*limits):
+    """Whether pip, within these limits, installs the build backend and then the project."""
+    project = ["--no-build-isolation", "-e", str(ROOT) + "[all,dev]"]
+    return pip(*limits, "hatchling", "editables") and pip(*limits, *project)
 
 
 def pip(*arguments):
     """Run the environment's own pip; its words are the best explanation of a failure."""
     quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    ran = subprocess.run([str(interpreter()), "-m", "pip", *arguments], env=quiet)
-    if ran.returncode:
-        fail(
-            "pip could not install what the project needs (its message is above).",
-            "The first set-up needs a package index; check the network and pip's settings.",
-        )
+    command = [str(interpreter()), "-m", "pip", "install", "-qq", *arguments]
+    return subprocess.run(command, env=quiet).returncode == 0
 
 
 def pin():
@@ -104,7 +112,7 @@ def pin():
     command = [str(interpreter()), "-m", "pip", "freeze", "--exclude-editable"]
     frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = [line.split(" @ ")[0] for line in frozen.splitlines() if "==" in line]
-    head = "# What the tests ran with; written by `make pin`. Markers apply where a package does.\n"
+    head = "# What the tests ran with; written by `make pin`.\n"
     CONSTRAINTS.write_text(head + "\n".join(sorted(lines, key=str.lower)) + "\n")
 
 
