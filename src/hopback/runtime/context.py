@@ -1,0 +1,68 @@
+"""What a handler may know of the delivery it works on, and publish from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.message import Delivery, Message
+    from hopback.topology.plan import Plan
+
+__all__ = ["Context"]
+
+
+class Context:
+    """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
+
+    __slots__ = ("_attempt", "_publish", "delivery", "plan")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        plan: Plan,
+        publish: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        self.delivery = delivery
+        self.plan = plan
+        self._publish = publish
+        self._attempt: int | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The number of this run, from 1."""
+        if self._attempt is None:
+            self._attempt = attempt_of(self.delivery, self.plan)
+        return self._attempt
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether a failure of this run parks the message."""
+        return self.attempt >= self.plan.attempts
+
+    @property
+    def queue(self) -> str:
+        """The queue the message came from."""
+        return self.delivery.queue
+
+    @property
+    def headers(self) -> Headers:
+        """The headers as they came."""
+        return self.delivery.properties.headers
+
+    @property
+    def message_id(self) -> str:
+        """The message id; a message without one has a stable hash of body and properties."""
+        return identity(self.delivery)
+
+    @property
+    def correlation_id(self) -> str:
+        """The correlation id, or the message id where there is none."""
+        return self.delivery.properties.correlation_id or self.message_id
+
+    @property
+    def routing_key(self) -> str:
+        """The routing key the message was first published with, also on a retry."""
+        return original_routing_key(self.delivery)

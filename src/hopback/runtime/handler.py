@@ -1,0 +1,110 @@
+"""A handler: the function a developer wrote, what it asks for, and how it is to be run."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.runtime.context import Context
+from hopback.runtime.payload import Decoder, decoder_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.message import Delivery
+    from hopback.policy.breaker import BreakerPolicy
+    from hopback.policy.rules import Rule
+
+__all__ = ["Handler", "HandlerOptions", "inspect_handler"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOptions:
+    """How a handler is run.
+
+    `concurrency` is how many run at once; the prefetch is derived from it. `deadline` (seconds)
+    ends a handler that takes too long: a coroutine is cancelled and its message retried, a thread
+    cannot be stopped and is reported. `key` names the lane of a message: messages of one lane are
+    handled one after another. `breaker` pauses the queue when everything fails.
+    """
+
+    concurrency: int = 10
+    prefetch: int | None = None
+    deadline: float | None = None
+    key: Callable[[Delivery], str | None] | None = None
+    breaker: BreakerPolicy | None = None
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def window(self) -> int:
+        """The prefetch: enough to keep every slot busy while acks are on their way."""
+        return self.prefetch if self.prefetch is not None else max(2 * self.concurrency, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One queue's handler; `decode` is None where the function takes no payload."""
+
+    queue: str
+    call: Callable[..., Any]
+    decode: Decoder | None
+    takes_context: bool
+    is_async: bool
+    options: HandlerOptions
+
+    def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
+        """The arguments of one call."""
+        given = () if self.decode is None else (payload,)
+        return (*given, context) if self.takes_context else given
+
+
+def inspect_handler(queue: str, call: Callable[..., Any], options: HandlerOptions) -> Handler:
+    """Read a function's signature; InvalidTopology says what a handler may look like."""
+    where = f"handler of queue {queue!r}"
+    parameters = list(inspect.signature(call).parameters.values())
+    hints = _hints(call, where)
+    takes_context = bool(parameters) and _is_context(parameters[-1], hints)
+    payload = parameters[:-1] if takes_context else parameters
+    if len(payload) > 1 or any(one.kind not in _POSITIONAL for one in parameters):
+        found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
+        raise InvalidTopology(
+            (
+                Problem(
+                    "parameters",
+                    "(payload), (payload, context: Context) or (context: Context)",
+                    found,
+                ),
+            ),
+            where=where,
+        )
+    decode = _decoder(payload[0], hints, where) if payload else None
+    return Handler(queue, call, decode, takes_context, inspect.iscoroutinefunction(call), options)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
+    """The annotations, resolved; a name that cannot be resolved is the developer's to mend."""
+    try:
+        return get_type_hints(call)
+    except NameError as error:
+        problem = Problem("annotations", "names that the handler's module defines", str(error))
+        raise InvalidTopology((problem,), where=where) from error
+
+
+def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
+    return hints.get(parameter.name) is Context or (
+        parameter.name == "context" and parameter.name not in hints
+    )
+
+
+def _decoder(parameter: inspect.Parameter, hints: dict[str, Any], where: str) -> Decoder:
+    """The decoder of the payload parameter; without annotation any JSON is welcome."""
+    try:
+        return decoder_for(hints.get(parameter.name, Any))
+    except TypeError as error:
+        problem = Problem(parameter.name, "a type that a payload can be decoded into", str(error))
+        raise InvalidTopology((problem,), where=where) from error

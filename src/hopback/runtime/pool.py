@@ -1,0 +1,149 @@
+"""Workers: a fixed number of long-lived tasks that handle deliveries one after another.
+
+A task per message costs more than most handlers do, so each worker takes the next delivery in the same
+task. Context variables that a handler leaves behind must not reach the next message: a worker whose
+context has changed ends, and a fresh one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from hopback.runtime.lanes import Lanes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Pool"]
+
+T = TypeVar("T")
+
+
+class Pool(Generic[T]):
+    """Runs at most `size` items at once, in the order in which their lanes allow."""
+
+    def __init__(
+        self, size: int, run: Callable[[T], Awaitable[None]], *, name: str = "worker"
+    ) -> None:
+        self._size = size
+        self._run = run
+        self._name = name
+        self._lanes: Lanes[T] = Lanes()
+        self._idle: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], T] = {}
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._limit = size
+
+    @property
+    def running(self) -> tuple[T, ...]:
+        """What is being handled right now."""
+        return tuple(self._running.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many items have not been started."""
+        return len(self._lanes)
+
+    def limit(self, size: int) -> None:
+        """Run at most so many from now on: 0 pauses, and the size given at first is the most."""
+        self._limit = min(size, self._size)
+        self._wake()
+
+    def submit(self, item: T, key: str | None = None) -> None:
+        """Hand over an item; it is run as soon as a worker and its lane are free."""
+        if self._lanes.offer(key, item):
+            self._wake()
+
+    def task_of(self, item: T) -> asyncio.Task[None] | None:
+        """The task that handles the item now."""
+        return next((task for task, one in self._running.items() if one is item), None)
+
+    def withdraw(self) -> list[T]:
+        """Take back everything that has not been started."""
+        left = self._lanes.clear()
+        self._settle_quiet()
+        return left
+
+    async def join(self) -> None:
+        """Return when nothing runs and nothing waits."""
+        await self._quiet.wait()
+
+    async def stop(self) -> tuple[T, ...]:
+        """Cancel what still runs, wait for its end, and tell what was cancelled."""
+        left = self.running
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return left
+
+    def _wake(self) -> None:
+        """Let as many workers go to work as there are items and free slots."""
+        self._quiet.clear()
+        if not self._may_start():
+            self._settle_quiet()
+            return
+        if self._idle:
+            self._idle.pop().set_result(None)
+        elif len(self._tasks) < self._size:
+            self._hire()
+
+    def _may_start(self) -> bool:
+        return self._lanes.has_ready and len(self._running) < self._limit
+
+    def _hire(self) -> None:
+        task = asyncio.create_task(self._work(), name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self) -> None:
+        """The life of one worker."""
+        clean = copy_context()
+        me = asyncio.current_task()
+        assert me is not None  # noqa: S101 - we are inside a task by construction
+        while True:
+            while self._may_start():
+                await self._handle_next(me)
+                if copy_context() != clean:
+                    self._replace(me)
+                    return
+            await self._rest()
+
+    async def _handle_next(self, me: asyncio.Task[None]) -> None:
+        key, item = self._lanes.take()
+        self._running[me] = item
+        # More may be ready than this worker can take: pass the call on.
+        if self._may_start():
+            self._wake()
+        try:
+            await self._run(item)
+        finally:
+            del self._running[me]
+            if self._lanes.finished(key):
+                self._wake()
+            self._settle_quiet()
+
+    async def _rest(self) -> None:
+        """Wait for work; a wake-up that was meant for us is never lost."""
+        call = asyncio.get_running_loop().create_future()
+        self._idle.append(call)
+        try:
+            await call
+        except asyncio.CancelledError:
+            if call in self._idle:
+                self._idle.remove(call)
+            raise
+
+    def _replace(self, me: asyncio.Task[None]) -> None:
+        """Leave a tainted context to end with its task."""
+        self._tasks.discard(me)
+        if self._may_start():
+            self._wake()
+
+    def _settle_quiet(self) -> None:
+        if not self._running and not len(self._lanes):
+            self._quiet.set()
