@@ -1,0 +1,92 @@
+"""The wheel: what is in it, and that the command it installs is light and works anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from email.parser import Parser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback import __version__
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Installed
+
+pytestmark = pytest.mark.xdist_group("installed")
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
+    """No tests, no tools; the marker for type checkers and the licence are there."""
+    with zipfile.ZipFile(installed.wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "hopback",
+        f"hopback-{__version__}.dist-info",
+    }
+    assert "hopback/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_metadata_says_what_is_needed(installed: Installed) -> None:
+    """Python 3.11, light core dependencies, extras for the rest."""
+    with zipfile.ZipFile(installed.wheel) as archive:
+        text = archive.read(f"hopback-{__version__}.dist-info/METADATA").decode()
+    metadata = Parser().parsestr(text)
+    needed = metadata.get_all("Requires-Dist") or []
+    core = {line.split(">")[0] for line in needed if "extra ==" not in line}
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert core == {"click", "rich", "tomli-w"}
+    assert {"all", "management", "speed"} <= set(metadata.get_all("Provides-Extra") or [])
+
+
+def test_the_installed_package_is_the_wheel(installed: Installed) -> None:
+    """What the command imports lies in its own environment, not in the source tree."""
+    where = subprocess.run(
+        [str(installed.python), "-c", "import hopback; print(hopback.__file__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=installed.wheel.parent,
+    ).stdout
+    assert str(installed.python.parent.parent) in where
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["topology", "--help"]])
+def test_help_loads_nothing_heavy(installed: Installed, arguments: list[str]) -> None:
+    """Help is shown without the event loop, HTTP, tables, brokers or the designs."""
+    program = (
+        "import sys; from hopback.cli.app import run; code = run(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    ran = subprocess.run(
+        [str(installed.python), "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ran.stderr.split())
+    heavy = {
+        "asyncio",
+        "httpx",
+        "rich.table",
+        "hopback.broker",
+        "hopback.patterns",
+        "hopback.policy",
+        "hopback.wire",
+    }
+    assert "hopback.cli.app" in loaded
+    assert loaded & heavy == set()
+
+
+def test_the_module_runs_as_the_command(installed: Installed) -> None:
+    """`python -m hopback` is the same command."""
+    ran = subprocess.run(
+        [str(installed.python), "-m", "hopback", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=installed.wheel.parent,
+    )
+    assert ran.stdout == f"hopback {__version__}\n"
