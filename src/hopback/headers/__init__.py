@@ -1,0 +1,69 @@
+"""The only reader and writer of `x-death` and of our own headers.
+
+Reading is total: whatever a producer, a tool or another version wrote, nothing here raises; what
+makes no sense reads as absent. Writing is bounded: what we add always fits the broker's frame.
+The contract of our headers is in `docs/reference/headers.md`.
+"""
+
+from __future__ import annotations
+
+from hopback.headers.deaths import (
+    Death,
+    broker_failures,
+    deaths,
+    entered_by,
+    last_death_queue,
+    remembered_deaths,
+    well_formed_deaths,
+)
+from hopback.headers.failure import (
+    FAILURE_BYTES,
+    Failure,
+    failure_from_exception,
+    failure_from_reason,
+    failure_in,
+    failure_json,
+)
+from hopback.headers.history import History, counter_in, marked_queue, read_history
+from hopback.headers.identity import identity
+from hopback.headers.rewrite import (
+    ADDED_BYTES,
+    FRAME_BYTES,
+    Mark,
+    frame_size,
+    park_properties,
+    redrive_properties,
+    retry_properties,
+)
+from hopback.headers.text import clipped, text_in, timestamp
+
+__all__ = [
+    "ADDED_BYTES",
+    "FAILURE_BYTES",
+    "FRAME_BYTES",
+    "Death",
+    "Failure",
+    "History",
+    "Mark",
+    "broker_failures",
+    "clipped",
+    "counter_in",
+    "deaths",
+    "entered_by",
+    "failure_from_exception",
+    "failure_from_reason",
+    "failure_in",
+    "failure_json",
+    "frame_size",
+    "identity",
+    "last_death_queue",
+    "marked_queue",
+    "park_properties",
+    "read_history",
+    "redrive_properties",
+    "remembered_deaths",
+    "retry_properties",
+    "text_in",
+    "timestamp",
+    "well_formed_deaths",
+]

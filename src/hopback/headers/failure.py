@@ -1,0 +1,204 @@
+"""The failure record: what went wrong, short enough to travel with the message."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hopback.headers.text import clean, clipped, count_in, seconds_in, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+    from hopback.fields import FieldValue
+
+__all__ = [
+    "FAILURE_BYTES",
+    "Failure",
+    "failure_from_exception",
+    "failure_from_reason",
+    "failure_in",
+    "failure_json",
+]
+
+FAILURE_BYTES = 8 * 1024
+"""The largest failure record."""
+
+_MESSAGE_BYTES = 1024
+_NAME_BYTES = 255
+_STACK_BYTES = 4096
+_FRAMES = 30
+_CAUSES = 3
+_LONGEST_JSON = 64 * 1024
+# Where the standard library lies; whatever is installed lies there too, or says so in its path.
+_LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+_VARYING = re.compile(r"0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]+)*|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong with a message.
+
+    `frame` is the application's own frame nearest to the error, `module:function`. `fingerprint`
+    is a short hash of type and frame, the same wherever the same code fails in the same way.
+    `first` and `last` are seconds since 1970, `attempts` the runs that failed so far.
+    """
+
+    type: str
+    message: str
+    fingerprint: str = ""
+    frame: str = ""
+    stack: str = ""
+    host: str = ""
+    first: float = 0.0
+    last: float = 0.0
+    attempts: int = 0
+
+
+def failure_from_exception(error: BaseException) -> Failure:
+    """The record of an exception; time, host and attempts are filled in when it is written."""
+    kind = _type_name(error)
+    frame = _own_frame(error)
+    return Failure(
+        type=clipped(kind, _NAME_BYTES),
+        message=clipped(_message(error), _MESSAGE_BYTES),
+        fingerprint=_fingerprint(kind, frame),
+        frame=clipped(frame, _NAME_BYTES),
+        stack=clipped("\n".join(_stack(error)), _STACK_BYTES),
+    )
+
+
+def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
+    """The record of a failure that is only a reason; numbers in it do not tell failures apart."""
+    return Failure(
+        type=clipped(kind, _NAME_BYTES),
+        message=clipped(reason, _MESSAGE_BYTES),
+        fingerprint=_fingerprint(kind, _VARYING.sub("#", reason)),
+    )
+
+
+def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
+    """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
+    room = min(room, FAILURE_BYTES)
+    bare = replace(failure, stack="", message="", frame="", host="")
+    unstacked = replace(failure, stack="")
+    for smaller in (
+        *(replace(failure, stack=text) for text in _shrinking(failure.stack, _STACK_BYTES)),
+        *(replace(unstacked, message=m) for m in _shrinking(failure.message, _MESSAGE_BYTES)),
+        bare,
+    ):
+        text = _encoded(smaller)
+        if len(text.encode()) <= room:
+            return text
+    return None
+
+
+def failure_in(value: FieldValue) -> Failure | None:
+    """The record in a header, or None if it makes no sense."""
+    if not isinstance(value, str) or len(value) > _LONGEST_JSON:
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return _decoded(found) if isinstance(found, dict) else None
+
+
+def _decoded(found: dict[str, object]) -> Failure:
+    """Every field that is what it should be; the others as if they were not there."""
+    attempts = found.get("attempts")
+    return Failure(
+        type=_field(found, "type"),
+        message=_field(found, "message", _MESSAGE_BYTES),
+        fingerprint=_field(found, "fingerprint"),
+        frame=_field(found, "frame"),
+        stack=_field(found, "stack", _STACK_BYTES),
+        host=_field(found, "host"),
+        first=seconds_in(found.get("first")),
+        last=seconds_in(found.get("last")),
+        attempts=count_in(attempts if isinstance(attempts, int) else 0),
+    )
+
+
+def _field(found: dict[str, object], name: str, limit: int = _NAME_BYTES) -> str:
+    value = found.get(name)
+    return clipped(value, limit) if isinstance(value, str) else ""
+
+
+def _encoded(failure: Failure) -> str:
+    fields = {name: getattr(failure, name) for name in Failure.__slots__}
+    fields |= {"first": timestamp(failure.first), "last": timestamp(failure.last)}
+    return clean(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+
+
+def _shrinking(text: str, limit: int) -> Iterator[str]:
+    """The text at most `limit` bytes long, then half of that, and so on; never quite nothing."""
+    while limit > len("…".encode()):
+        yield clipped(text, limit)
+        limit //= 2
+
+
+def _fingerprint(kind: str, place: str) -> str:
+    whole = f"{kind}\n{place}".encode("utf-8", "backslashreplace")
+    return hashlib.sha256(whole).hexdigest()[:12]
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # Someone else's code: an exception that cannot even be printed must not stop parking.
+        return "(its message could not be read)"
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """The frames of the traceback, the one that raised last, each with its line."""
+    found: list[tuple[FrameType, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
+
+
+def _own_frame(error: BaseException) -> str:
+    """The frame nearest to the error that is neither a library's nor ours, else the nearest."""
+    frames = [frame for frame, _ in reversed(_frames(error))]
+    own = (frame for frame in frames if _is_application(frame.f_code, _place(frame)))
+    nearest = next(own, next(iter(frames), None))
+    return "" if nearest is None else _place(nearest)
+
+
+def _is_application(code: CodeType, place: str) -> bool:
+    path = code.co_filename
+    foreign = path.startswith(("<", _LIBRARY)) or _INSTALLED.search(path) is not None
+    return not foreign and not place.startswith(("hopback.", "hopback:"))
+
+
+def _stack(error: BaseException) -> Iterator[str]:
+    """The innermost frames of the error, then of what caused it; no line of source is read."""
+    cause: BaseException | None = error
+    for depth in range(_CAUSES):
+        if cause is None:
+            return
+        if depth:
+            yield f"caused by {_type_name(cause)}: {clipped(_message(cause), _NAME_BYTES)}"
+        for frame, line in reversed(_frames(cause)[-_FRAMES:]):
+            yield f"{_place(frame)}:{line}"
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -1,0 +1,72 @@
+"""Who a message is: its id, or a hash that no hop of it changes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hopback.headers.names import is_protected
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.message import Delivery, Properties
+
+__all__ = ["identity"]
+
+# What the documented designs write on the way; a message stays itself whatever they add.
+_DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
+
+
+def identity(delivery: Delivery, *, ignoring: Collection[str] = ()) -> str:
+    """The message id, or a stable hash of body, properties and headers where there is none.
+
+    What changes from hop to hop has no part in it: our headers, the broker's, those of the
+    documented designs, and the ones a plan of one's own writes (`ignoring`).
+    """
+    properties = delivery.properties
+    if properties.message_id:
+        return properties.message_id
+    digest = hashlib.sha256()
+    parts = (*_lasting(properties), *_headers(properties.headers, ignoring))
+    for part in (delivery.body, *parts, properties.opaque_headers):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return f"sha256-{digest.hexdigest()[:32]}"
+
+
+def _lasting(properties: Properties) -> Iterator[bytes]:
+    """The properties that every hop keeps."""
+    for value in (
+        properties.content_type,
+        properties.content_encoding,
+        properties.priority,
+        properties.correlation_id,
+        properties.reply_to,
+        properties.timestamp,
+        properties.type,
+        properties.app_id,
+        properties.cluster_id,
+    ):
+        yield repr(value).encode("utf-8", "backslashreplace")
+
+
+def _headers(headers: Headers, ignoring: Collection[str]) -> Iterator[bytes]:
+    """The producer's headers, sorted: some brokers sort them, some do not."""
+    for name in sorted(headers):
+        if not (is_protected(name) or name in ignoring or _is_of_a_design(name)):
+            yield repr((name, _canonical(headers[name]))).encode("utf-8", "backslashreplace")
+
+
+def _is_of_a_design(name: str) -> bool:
+    return name == "x-retries" or name.startswith(_DESIGNS)
+
+
+def _canonical(value: FieldValue) -> object:
+    """The value with its type, the same for equal values of equal type."""
+    if isinstance(value, Mapping):
+        return "table", [(key, _canonical(value[key])) for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return "array", [_canonical(inner) for inner in value]
+    return type(value).__name__, repr(value)

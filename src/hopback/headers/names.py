@@ -1,0 +1,71 @@
+"""The names of headers that mean something to us: ours, and the broker's."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ATTEMPTS",
+    "DEATHS",
+    "FAILURE",
+    "ORIGIN_EXCHANGE",
+    "ORIGIN_ROUTING_KEY",
+    "ORIGIN_USER",
+    "OURS",
+    "QUEUE",
+    "REDRIVES",
+    "REDRIVE_JOB",
+    "SNOOZES",
+    "X_DEATH",
+    "is_broker_count",
+    "is_death",
+    "is_protected",
+    "is_routing",
+]
+
+ATTEMPTS = "hopback-attempts"
+QUEUE = "hopback-queue"
+SNOOZES = "hopback-snoozes"
+FAILURE = "hopback-failure"
+ORIGIN_EXCHANGE = "hopback-origin-exchange"
+ORIGIN_ROUTING_KEY = "hopback-origin-routing-key"
+ORIGIN_USER = "hopback-origin-user-id"
+DEATHS = "hopback-deaths"
+REDRIVES = "hopback-redrives"
+REDRIVE_JOB = "hopback-redrive-job"
+
+OURS = frozenset(
+    {
+        ATTEMPTS,
+        QUEUE,
+        SNOOZES,
+        FAILURE,
+        ORIGIN_EXCHANGE,
+        ORIGIN_ROUTING_KEY,
+        ORIGIN_USER,
+        DEATHS,
+        REDRIVES,
+        REDRIVE_JOB,
+    }
+)
+"""Every header of ours. Another `hopback-…` comes from a newer version and travels on untouched."""
+
+X_DEATH = "x-death"
+
+
+def is_death(name: str) -> bool:
+    """Whether the broker writes this header when it dead-letters a message."""
+    return name == X_DEATH or name.startswith(("x-first-death-", "x-last-death-"))
+
+
+def is_broker_count(name: str) -> bool:
+    """Whether a quorum queue counts deliveries in this header; stale as soon as it is published."""
+    return name in {"x-delivery-count", "x-acquired-count"}
+
+
+def is_routing(name: str) -> bool:
+    """Whether this header makes the broker route a publish to further queues."""
+    return name in {"CC", "BCC"}
+
+
+def is_protected(name: str) -> bool:
+    """Whether no design may write this header as its own."""
+    return name in OURS or is_death(name) or is_broker_count(name) or is_routing(name)

@@ -1,0 +1,257 @@
+"""New properties for a message that moves on: for retry, into the dead-letter queue, back.
+
+What the producer wrote stays as it is and in its order; what would harm the next hop is taken
+away; what we know is put at the end, within a budget. Where room is short the failure record
+shrinks first, then the memory of deaths, then the design's own headers, then the origin. What
+cannot be left out is the count: where even that does not fit, there is no such message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hopback.fields import table_size
+from hopback.headers import names
+from hopback.headers.deaths import deaths_json, remembered_deaths, well_formed_deaths
+from hopback.headers.failure import FAILURE_BYTES, failure_in, failure_json
+from hopback.headers.history import read_history
+from hopback.headers.text import clipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.headers.deaths import Death
+    from hopback.headers.failure import Failure
+    from hopback.message import Properties
+
+__all__ = [
+    "ADDED_BYTES",
+    "FRAME_BYTES",
+    "Mark",
+    "frame_size",
+    "park_properties",
+    "redrive_properties",
+    "retry_properties",
+]
+
+FRAME_BYTES = 131_064
+"""What a header frame holds at the broker's usual frame size; one byte more ends the connection."""
+
+ADDED_BYTES = 32 * 1024 - 1
+"""The most that we add to a message."""
+
+# The broker adds its record of a death when the retry queue lets the message go: leave it room.
+_ROOM_FOR_A_DEATH = 2048
+_DEATHS_BYTES = 12 * 1024
+_NAME_BYTES = 255
+_PERSISTENT = 2
+_FRAME_OVERHEAD = 14
+_EMPTY: Headers = MappingProxyType({})
+_NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What we write on a message that moves on; None leaves what it already says.
+
+    `counters` holds the design's own counter, as indispensable as ours; `design` the other
+    headers of the design, which are left out where there is no room.
+    """
+
+    queue: str
+    attempts: int
+    snoozes: int = 0
+    origin_exchange: str | None = None
+    origin_routing_key: str | None = None
+    failure: Failure | None = None
+    redrives: int | None = None
+    redrive_job: str | None = None
+    counters: Headers = field(default=_EMPTY)
+    design: Headers = field(default=_EMPTY)
+
+
+def retry_properties(properties: Properties, mark: Mark) -> Properties | None:
+    """For a publish that comes back to its queue: the broker's deaths are copied, then stripped.
+
+    None if the count does not fit the frame.
+    """
+    known = read_history(properties.headers, mark.queue).deaths
+    return _marked(properties, _kept(properties.headers, mark, _is_harmful), mark, known)
+
+
+def park_properties(properties: Properties, mark: Mark) -> Properties | None:
+    """For a publish into the dead-letter queue: `x-death` stays as it was.
+
+    Where there is no room for our count, nothing of ours is added; where there is none for
+    `x-death`, that goes too. None if the producer's own headers do not fit.
+    """
+    kept = _kept(properties.headers, mark, _is_stale)
+    stripped = _kept(properties.headers, mark, _is_harmful)
+    return (
+        _marked(properties, kept, mark, remembered_deaths(properties.headers))
+        or _fitting(properties, kept)
+        or _fitting(properties, stripped)
+    )
+
+
+def redrive_properties(
+    properties: Properties,
+    mark: Mark,
+    *,
+    keep_deaths: bool = False,
+    without: Collection[str] = _NOTHING,
+) -> Properties | None:
+    """For a publish from the dead-letter queue back; `without` names counters that begin anew.
+
+    `x-death` stays visible only where the design says so and it has the broker's form. None if
+    the count does not fit the frame.
+    """
+    keep = keep_deaths and well_formed_deaths(properties.headers)
+    drop = _is_stale if keep else _is_harmful
+    kept = _kept(properties.headers, mark, lambda name: name in without or drop(name))
+    known = (
+        remembered_deaths(properties.headers)
+        if keep
+        else read_history(properties.headers, mark.queue).deaths
+    )
+    return _marked(properties, kept, mark, known)
+
+
+def frame_size(properties: Properties) -> int:
+    """How many bytes the header frame of a message with these properties carries."""
+    size = _size_without_headers(properties)
+    if properties.headers or properties.opaque_headers:
+        size += table_size(properties.headers) + len(properties.opaque_headers)
+    return size
+
+
+def _size_without_headers(properties: Properties) -> int:
+    texts = (
+        properties.content_type,
+        properties.content_encoding,
+        properties.correlation_id,
+        properties.reply_to,
+        properties.expiration,
+        properties.message_id,
+        properties.type,
+        properties.user_id,
+        properties.app_id,
+        properties.cluster_id,
+    )
+    numbers = ((properties.delivery_mode, 1), (properties.priority, 1), (properties.timestamp, 8))
+    return (
+        _FRAME_OVERHEAD
+        + sum(1 + len(text.encode()) for text in texts if text is not None)
+        + sum(size for number, size in numbers if number is not None)
+    )
+
+
+def _is_stale(name: str) -> bool:
+    """Untrue or dangerous in any publish of ours."""
+    return names.is_broker_count(name) or names.is_routing(name)
+
+
+def _is_harmful(name: str) -> bool:
+    """Untrue or dangerous in a publish that can return to a main queue."""
+    return _is_stale(name) or names.is_death(name)
+
+
+def _kept(headers: Headers, mark: Mark, drop: Callable[[str], bool]) -> dict[str, FieldValue]:
+    """What others wrote and may stay; what we are about to write anew goes."""
+    rewritten = names.OURS | mark.counters.keys() | mark.design.keys()
+    return {
+        name: value for name, value in headers.items() if name not in rewritten and not drop(name)
+    }
+
+
+def _plain(properties: Properties, headers: Headers) -> Properties:
+    """Persistent, without what must not be replayed, and with these headers."""
+    return replace(
+        properties,
+        headers=MappingProxyType(dict(headers)),
+        delivery_mode=_PERSISTENT,
+        expiration=None,
+        user_id=None,
+    )
+
+
+def _fitting(properties: Properties, headers: Headers) -> Properties | None:
+    plain = _plain(properties, headers)
+    return plain if frame_size(plain) <= FRAME_BYTES else None
+
+
+def _marked(
+    properties: Properties, kept: Headers, mark: Mark, known: tuple[Death, ...]
+) -> Properties | None:
+    """The properties with as much of the mark as there is room for; None if the count has none."""
+    plain = _plain(properties, kept)
+    budget = _Budget(plain)
+    if not budget.take(_indispensable(properties.headers, mark)):
+        return None
+    for name, value in _desirable(properties, mark).items():
+        budget.offer({name: value})
+    budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
+    failure = mark.failure or failure_in(properties.headers.get(names.FAILURE))
+    if failure is not None:
+        budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))
+    return replace(plain, headers=MappingProxyType(budget.headers))
+
+
+def _indispensable(headers: Headers, mark: Mark) -> dict[str, FieldValue]:
+    """What keeps a message from being handled, or re-driven, without end."""
+    known = read_history(headers, mark.queue)
+    redrives = known.redrives if mark.redrives is None else mark.redrives
+    found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
+    found |= {names.SNOOZES: mark.snoozes} if mark.snoozes else {}
+    found |= {names.REDRIVES: redrives} if redrives else {}
+    return found | dict(mark.counters)
+
+
+def _desirable(properties: Properties, mark: Mark) -> dict[str, FieldValue]:
+    """Where the message came from and what its design says of it, the most useful first."""
+    known = read_history(properties.headers, mark.queue)
+    job = known.redrive_job if mark.redrive_job is None else clipped(mark.redrive_job, _NAME_BYTES)
+    ours: Mapping[str, str | None] = {
+        names.ORIGIN_ROUTING_KEY: mark.origin_routing_key,
+        names.ORIGIN_EXCHANGE: mark.origin_exchange,
+        names.REDRIVE_JOB: job,
+        names.ORIGIN_USER: known.origin_user or properties.user_id,
+    }
+    present = {name: value for name, value in ours.items() if value is not None}
+    return present | {k: v for k, v in mark.design.items() if not names.is_protected(k)}
+
+
+class _Budget:
+    """Headers that grow while there is room: in the frame, and in what we may add."""
+
+    def __init__(self, plain: Properties) -> None:
+        self.headers = dict(plain.headers)
+        used = table_size(plain.headers) + len(plain.opaque_headers)
+        self._frame = FRAME_BYTES - _size_without_headers(plain) - used
+        self._ours = ADDED_BYTES
+
+    def take(self, entries: dict[str, FieldValue]) -> bool:
+        """Add what must be there; False if it does not fit."""
+        size = table_size(entries) - table_size(_EMPTY)
+        if size > min(self._frame, self._ours):
+            return False
+        self._frame -= size
+        self._ours -= size
+        self.headers |= entries
+        return True
+
+    def offer(self, entries: dict[str, FieldValue]) -> None:
+        """Add what would be good to have, if there is room beside what the broker will add."""
+        if table_size(entries) - table_size(_EMPTY) <= self._frame - _ROOM_FOR_A_DEATH:
+            self.take(entries)
+
+    def offer_text(self, name: str, limit: int, written: Callable[[int], str | None]) -> None:
+        """Add a text that can shrink: `written` makes one of at most so many bytes, or none."""
+        empty = table_size({name: ""}) - table_size(_EMPTY)
+        room = min(self._frame - _ROOM_FOR_A_DEATH, self._ours) - empty
+        text = written(min(room, limit))
+        if text is not None:
+            self.take({name: text})
