@@ -1,1 +1,1 @@
-"""TODO: replaced by its owner."""
+"""Brokers behind one port: RabbitMQ over our wire, and the embedded broker."""

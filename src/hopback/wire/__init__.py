@@ -1,1 +1,39 @@
-"""TODO: replaced by its owner."""
+"""AMQP 0-9-1: a sans-I/O library for both roles, and the asyncio shell that owns the socket.
+
+`Connection` turns bytes into events and commands into bytes; nothing in it does I/O. `Wire` puts it
+on a socket. Only `hopback.broker.rabbitmq` and the broker's server side use this package.
+"""
+
+from __future__ import annotations
+
+from hopback.wire.connection import Connection
+from hopback.wire.contents import Delivered, Got, Published, ReturnedMessage
+from hopback.wire.credentials import Credentials
+from hopback.wire.events import (
+    Event,
+    HeaderReceived,
+    MethodReceived,
+    SettlementReceived,
+    Violation,
+)
+from hopback.wire.frames import Limits
+from hopback.wire.methods import Role
+from hopback.wire.url import Address, parse_url
+
+__all__ = [
+    "Address",
+    "Connection",
+    "Credentials",
+    "Delivered",
+    "Event",
+    "Got",
+    "HeaderReceived",
+    "Limits",
+    "MethodReceived",
+    "Published",
+    "ReturnedMessage",
+    "Role",
+    "SettlementReceived",
+    "Violation",
+    "parse_url",
+]

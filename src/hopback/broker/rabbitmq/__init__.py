@@ -1,1 +1,9 @@
-"""TODO: replaced by its owner."""
+"""RabbitMQ behind the broker port, over our own wire."""
+
+from __future__ import annotations
+
+from hopback.broker.rabbitmq.broker import RabbitMQ
+from hopback.broker.rabbitmq.channel import RabbitChannel
+from hopback.broker.rabbitmq.connection import LineState, RabbitConnection
+
+__all__ = ["LineState", "RabbitChannel", "RabbitConnection", "RabbitMQ"]

@@ -1,0 +1,152 @@
+"""RabbitMQ as a broker: addresses tried in turn, TLS, the handshake within its time."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.broker.rabbitmq.connection import RabbitConnection
+from hopback.errors import ConnectionFailed
+from hopback.wire.credentials import Credentials
+from hopback.wire.transport import tls_context
+from hopback.wire.url import parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hopback.broker.rabbitmq.connection import LineState
+    from hopback.wire.credentials import Secret
+    from hopback.wire.url import Address
+
+__all__ = ["RabbitMQ"]
+
+_LOG = logging.getLogger("hopback.broker.rabbitmq")
+
+
+class RabbitMQ:
+    """A RabbitMQ, or several nodes of one cluster, behind the broker port.
+
+    `url` is one URL or several; of several, the first gives credentials, vhost and options, the
+    others only further hosts. `password` (a function, asked for each connection) replaces the
+    URL's. `window` bounds the publishes in flight on a channel, `confirm_timeout` (seconds) the
+    wait for a confirm.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] = "amqp://guest:guest@localhost:5672/",
+        *,
+        password: Secret | None = None,
+        window: int = 500,
+        confirm_timeout: float = 30.0,
+    ) -> None:
+        self._address = _address(url, password)
+        self._window = _positive("window", window)
+        self._confirm_timeout = _positive("confirm_timeout", confirm_timeout)
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"RabbitMQ({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        """Where it is, fit to be shown: never a password."""
+        return str(self._address)
+
+    async def connect(
+        self, name: str = "hopback", *, on_state: Callable[[LineState, str], None] | None = None
+    ) -> RabbitConnection:
+        """A new connection to the first host that answers; ConnectionFailed names every attempt."""
+        failures: list[str] = []
+        for host, port in self._address.hosts:
+            try:
+                return await self._connect_to(host, port, name, on_state)
+            except (ConnectionFailed, OSError) as error:
+                failures.append(f"{host}:{port}: {_reason(error)}")
+        raise ConnectionFailed(f"no connection to {self.address}: {'; '.join(failures)}")
+
+    async def _connect_to(
+        self,
+        host: str,
+        port: int,
+        name: str,
+        on_state: Callable[[LineState, str], None] | None,
+    ) -> RabbitConnection:
+        address = self._address
+        self._warn_of_plain_text(host)
+        connection = RabbitConnection(
+            address,
+            name,
+            window=self._window,
+            confirm_timeout=self._confirm_timeout,
+            on_state=on_state,
+        )
+        try:
+            async with asyncio.timeout(address.connection_timeout):
+                await self._dial(host, port, connection)
+                await connection.opened
+        except TimeoutError:
+            connection.wire.abort()
+            raise ConnectionFailed(
+                f"no answer within {address.connection_timeout:g} s (connection_timeout)"
+            ) from None
+        except BaseException:
+            connection.wire.abort()
+            raise
+        return connection
+
+    async def _dial(self, host: str, port: int, connection: RabbitConnection) -> None:
+        loop = asyncio.get_running_loop()
+        tls = self._address.tls
+        if tls is None:
+            await loop.create_connection(lambda: connection.wire, host, port)
+            return
+        context = tls_context(tls)
+        name = host if tls.server_name is None else tls.server_name
+        await loop.create_connection(
+            lambda: connection.wire, host, port, ssl=context, server_hostname=name
+        )
+
+    def _warn_of_plain_text(self, host: str) -> None:
+        """A password on an unencrypted line to another machine is said once."""
+        plain = self._address.tls is None and self._address.credentials.mechanism == "PLAIN"
+        if plain and not self._warned and not _is_loopback(host):
+            self._warned = True
+            _LOG.warning(
+                "the password for %s crosses the network unencrypted; use amqps://", self.address
+            )
+
+
+def _address(url: str | Sequence[str], password: Secret | None) -> Address:
+    urls = [url] if isinstance(url, str) else list(url)
+    if not urls:
+        raise ValueError("broker URL: expected at least one, got none")
+    found = [parse_url(one) for one in urls]
+    hosts = tuple(host for one in found for host in one.hosts)
+    first = replace(found[0], hosts=hosts)
+    if password is not None:
+        user = first.credentials.user
+        first = replace(first, credentials=Credentials(user, password, first.credentials.mechanism))
+    return first
+
+
+def _positive(name: str, value: float) -> int:
+    if value <= 0:
+        raise ValueError(f"{name}: expected more than 0, got {value}")
+    return value  # type: ignore[return-value]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    return str(error)

@@ -1,0 +1,228 @@
+"""One connection to RabbitMQ: fills the port's `Connection` over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from hopback.broker.rabbitmq.channel import RabbitChannel
+from hopback.broker.rabbitmq.faults import connection_fault
+from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, ProtocolError
+from hopback.version import BrokerVersion
+from hopback.wire.connection import Connection as Core
+from hopback.wire.events import MethodReceived
+from hopback.wire.handshake import ClientHandshake, Tuning
+from hopback.wire.methods import Role
+from hopback.wire.states import ConnectionState
+from hopback.wire.transport import Wire
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Callable
+
+    from hopback.wire.events import Event
+    from hopback.wire.url import Address
+
+__all__ = ["LineState", "RabbitConnection"]
+
+_CLOSE_TIMEOUT = 5.0
+
+
+class LineState(StrEnum):
+    """What an observer sees of a connection."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    BLOCKED = "blocked"
+    CLOSED = "closed"
+
+
+class RabbitConnection:
+    """A connection with its channels. It never heals itself: when it ends, it has ended."""
+
+    def __init__(
+        self,
+        address: Address,
+        name: str,
+        *,
+        window: int,
+        confirm_timeout: float,
+        on_state: Callable[[LineState, str], None] | None = None,
+    ) -> None:
+        self.state = LineState.CONNECTING
+        self._window = window
+        self._confirm_timeout = confirm_timeout
+        self._on_state = on_state
+        self._loop = asyncio.get_running_loop()
+        self._core = Core(Role.CLIENT)
+        self.wire = Wire(self._core, self)
+        self._handshake: ClientHandshake | None = ClientHandshake(
+            self._core,
+            address.credentials,
+            virtual_host=address.virtual_host,
+            tuning=Tuning(address.channel_max, address.frame_max, address.heartbeat),
+            name=name,
+        )
+        self.server_properties: dict[str, Any] = {}
+        self._channels: dict[int, RabbitChannel] = {}
+        self._free: deque[int] = deque()
+        self._next = 1
+        self._channel_max = 0
+        self._secrets: deque[Future[None]] = deque()
+        self.opened: Future[None] = self._loop.create_future()
+        self._ended: Future[BrokerError | None] = self._loop.create_future()
+
+    # --- the port
+
+    @property
+    def version(self) -> BrokerVersion:
+        """The broker's version, as it announced it."""
+        return BrokerVersion.parse(str(self.server_properties.get("version", "0")))
+
+    async def open_channel(self) -> RabbitChannel:
+        """A new channel in confirm mode."""
+        self._check()
+        channel = RabbitChannel(
+            self._allocate(),
+            self.wire,
+            self._release,
+            window=self._window,
+            confirm_timeout=self._confirm_timeout,
+        )
+        channel.publishing.blocked = self.state is LineState.BLOCKED
+        self._channels[channel.number] = channel
+        await channel.open()
+        return channel
+
+    async def close(self) -> None:
+        """Close in order; what was unsettled goes back to its queues. Safe to repeat."""
+        if self._ended.done():
+            return
+        if self._core.state is ConnectionState.OPEN:
+            self._core.send(0, "connection.close", reply_code=200, reply_text="closed by client")
+            self.wire.flush()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ended), _CLOSE_TIMEOUT)
+        except TimeoutError:
+            self.wire.abort()
+            await asyncio.shield(self._ended)
+
+    async def wait_closed(self) -> BrokerError | None:
+        """Return when the connection has ended: the reason, or None if we closed it."""
+        return await asyncio.shield(self._ended)
+
+    async def update_secret(self, secret: str, reason: str = "rotated") -> None:
+        """Give the broker a new secret (an OAuth token) for this connection."""
+        self._check()
+        self._core.send(0, "connection.update-secret", new_secret=secret, reason=reason)
+        answer: Future[None] = self._loop.create_future()
+        self._secrets.append(answer)
+        self.wire.wake()
+        await answer
+
+    def _check(self) -> None:
+        if self._ended.done():
+            error = self._ended.result() or ConnectionLost("connection closed by us")
+            raise error.with_traceback(None)
+        if self._core.state is not ConnectionState.OPEN:
+            raise ConnectionLost("connection is closing")
+
+    # --- channel numbers
+
+    def _allocate(self) -> int:
+        """Fresh numbers first: one that was just closed rests as long as possible."""
+        if self._next <= self._channel_max:
+            self._next += 1
+            return self._next - 1
+        if self._free:
+            return self._free.popleft()
+        raise ConnectionFailed(
+            f"expected at most {self._channel_max} channels at once (channel_max), got one more"
+        )
+
+    def _release(self, channel: RabbitChannel) -> None:
+        if self._channels.pop(channel.number, None) is not None:
+            self._free.append(channel.number)
+
+    # --- what the wire tells us
+
+    def on_event(self, event: Event) -> None:
+        """Hand an event to its channel."""
+        channel = self._channels.get(event.channel)
+        if channel is not None:
+            channel.on_event(event)
+        elif self._handshake is not None:
+            self._shake_hands(self._handshake, event)
+        elif isinstance(event, MethodReceived):
+            self._on_method(event)
+
+    def _shake_hands(self, handshake: ClientHandshake, event: Event) -> None:
+        try:
+            handshake.on_event(event)
+        except (ConnectionFailed, ProtocolError) as error:
+            self.wire.fail(error)
+            return
+        if handshake.done:
+            self._handshake = None
+            self.server_properties = handshake.server_properties
+            self._channel_max = handshake.tuning.channel_max
+            self.wire.start_pulse(handshake.tuning.heartbeat)
+            self._enter(LineState.READY, "")
+            self.opened.set_result(None)
+
+    def _on_method(self, event: MethodReceived) -> None:
+        match event.name:
+            case "connection.close":
+                self.wire.fail(connection_fault(event.arguments))
+            case "connection.close-ok":
+                self.wire.close()
+            case "connection.blocked":
+                self._block(True, event.arguments["reason"])
+            case "connection.unblocked":
+                self._block(False, "")
+            case "connection.update-secret-ok" if self._secrets:
+                self._secrets.popleft().set_result(None)
+            case _:
+                raise ProtocolError(f"expected no {event.name} now")
+
+    def _block(self, blocked: bool, reason: str) -> None:
+        self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)
+        for channel in self._channels.values():
+            channel.publishing.blocked = blocked
+            channel.publishing.admit()
+
+    def _enter(self, state: LineState, reason: str) -> None:
+        self.state = state
+        if self._on_state is not None:
+            self._on_state(state, reason)
+
+    def on_writable(self) -> None:
+        """The socket has room again."""
+        for channel in self._channels.values():
+            channel.publishing.admit()
+
+    def on_lost(self, error: BrokerError | None) -> None:
+        """The line has ended."""
+        if self._ended.done():
+            return
+        self._ended.set_result(error)
+        for channel in list(self._channels.values()):
+            channel.end(error)
+        for secret in self._secrets:
+            if not secret.done():
+                secret.set_exception(error or ConnectionLost("connection closed by us"))
+        if not self.opened.done():
+            self.opened.set_exception(_failure(error))
+            self.opened.exception()  # nobody may be waiting any more; that is no news
+        self._enter(LineState.CLOSED, str(error or ""))
+
+
+def _failure(error: BrokerError | None) -> ConnectionFailed:
+    """RabbitMQ hangs up without a word on some wrong handshakes, so say where that happened."""
+    if isinstance(error, ConnectionFailed):
+        return error
+    failed = ConnectionFailed(f"during the handshake: {error or 'closed by us'}")
+    failed.__cause__ = error
+    return failed

@@ -1,0 +1,157 @@
+"""Publishes in flight on one channel, and the fate of each.
+
+A confirm names a tag; several may come at once, out of order, positive or negative. A return names
+nothing: it is the earliest publish in flight that is equal in exchange, key, properties and body.
+Never the message id: duplicates of one id are just what a dead-letter queue holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from hopback.wire.properties import canonical_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hopback.wire.contents import ReturnedMessage
+
+__all__ = ["Confirms", "InFlight"]
+
+T = TypeVar("T")
+
+
+class InFlight(Generic[T]):
+    """One publish that the broker has not answered; `ticket` is whatever its sender waits on."""
+
+    __slots__ = (
+        "body",
+        "deadline",
+        "exchange",
+        "expired",
+        "mandatory",
+        "properties",
+        "returned",
+        "routing_key",
+        "ticket",
+    )
+
+    def __init__(
+        self,
+        ticket: T,
+        exchange: str,
+        routing_key: str,
+        properties: bytes,
+        body: bytes,
+        mandatory: bool,
+        deadline: float,
+    ) -> None:
+        self.ticket = ticket
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.properties = properties
+        self.body = body
+        self.mandatory = mandatory
+        self.deadline = deadline
+        self.returned: ReturnedMessage | None = None
+        self.expired = False
+
+
+class Confirms(Generic[T]):
+    """All publishes in flight on one channel, in order."""
+
+    __slots__ = ("_last", "in_flight", "live")
+
+    def __init__(self) -> None:
+        self.in_flight: dict[int, InFlight[T]] = {}
+        self.live = 0
+        """How many still have someone waiting; the rest timed out and only absorb late answers."""
+        self._last = 0
+
+    def add(self, publish: InFlight[T]) -> int:
+        """Note a publish that is being sent now; its tag."""
+        self._last = tag = self._last + 1
+        self.in_flight[tag] = publish
+        self.live += 1
+        return tag
+
+    def settle(self, tag: int, *, multiple: bool) -> list[InFlight[T]]:
+        """The publishes that a confirm (positive or not) answers; they are in flight no more."""
+        if multiple:
+            tags = list(self._through(tag))
+            settled = [self.in_flight.pop(known) for known in tags]
+        else:
+            found = self.in_flight.pop(tag, None)
+            settled = [] if found is None else [found]
+        for publish in settled:
+            if not publish.expired:
+                self.live -= 1
+        return settled
+
+    def _through(self, tag: int) -> Iterator[int]:
+        for known in self.in_flight:
+            if tag and known > tag:
+                return
+            yield known
+
+    def expire(self, now: float) -> list[InFlight[T]]:
+        """The publishes whose time is up.
+
+        They stay in flight without their sender: a late confirm or return is still theirs, and
+        must not be taken for that of a later, equal message.
+        """
+        overdue: list[InFlight[T]] = []
+        for publish in self.in_flight.values():
+            if publish.deadline > now:
+                break
+            if not publish.expired:
+                publish.expired = True
+                overdue.append(publish)
+        self.live -= len(overdue)
+        return overdue
+
+    @property
+    def abandoned(self) -> int:
+        """How many timed out and were never answered."""
+        return len(self.in_flight) - self.live
+
+    def end(self) -> list[InFlight[T]]:
+        """The channel is gone: every publish that still waits."""
+        left = [publish for publish in self.in_flight.values() if not publish.expired]
+        self.in_flight.clear()
+        self.live = 0
+        return left
+
+    def take_back(self, returned: ReturnedMessage) -> InFlight[T] | None:
+        """Note a return at the publish it belongs to; None if no publish in flight fits.
+
+        First choice is equality in everything. RabbitMQ may drop a header on the way in (BCC), so
+        then the earliest with equal exchange, key and body, then with equal exchange and key: they
+        are routed alike.
+        """
+        exchange, key = returned.exchange, returned.routing_key
+        alike = [
+            publish
+            for publish in self.in_flight.values()
+            if publish.routing_key == key
+            and publish.exchange == exchange
+            and publish.mandatory
+            and publish.returned is None
+        ]
+        found = _most_alike(alike, returned)
+        if found is not None:
+            found.returned = returned
+        return found
+
+
+def _most_alike(alike: list[InFlight[T]], returned: ReturnedMessage) -> InFlight[T] | None:
+    same_body = [publish for publish in alike if publish.body == returned.body]
+    for publish in same_body:
+        if publish.properties == returned.raw_properties:
+            return publish
+    if same_body:
+        wanted = canonical_properties(returned.raw_properties)
+        for publish in same_body:
+            if canonical_properties(publish.properties) == wanted:
+                return publish
+    return next(iter(same_body or alike), None)

@@ -1,0 +1,476 @@
+"""The AMQP 0-9-1 connection without I/O: bytes in, events out; commands in, bytes out.
+
+The same class serves a client and a server. It checks everything that comes in and everything that
+is to go out against the tables of `states` and `methods`, answers what has only one answer
+(close-ok, flow-ok, cancel-ok), and keeps the limits: no frame, message or pile of requests beyond
+them is ever held in memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from hopback.errors import ProtocolError
+from hopback.wire.channel import ChannelCore
+from hopback.wire.contents import Delivered, read_content
+from hopback.wire.events import HeaderReceived, MethodReceived, SettlementReceived, Violation
+from hopback.wire.frames import (
+    BODY,
+    END,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    METHOD,
+    PROTOCOL_HEADER,
+    Limits,
+    content_frames,
+    frame,
+)
+from hopback.wire.methods import BY_ID, METHODS, Role, decode_arguments, encode_arguments
+from hopback.wire.states import CHANNEL, CONNECTION, ChannelState, ConnectionState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hopback.wire.events import Event
+    from hopback.wire.methods import MethodSpec
+
+__all__ = ["Connection"]
+
+_envelope = struct.Struct(">BHI").unpack_from
+_method_id = struct.Struct(">I").unpack_from
+_header = struct.Struct(">HHQ").unpack_from
+_lengths = struct.Struct(">BHIHHQ").unpack_from
+_settlement = struct.Struct(">QB").unpack_from
+
+_ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
+_SETTLEMENTS: Final = {_ACK: "basic.ack", _NACK: "basic.nack", _REJECT: "basic.reject"}
+_CLOSING: Final = {
+    Role.CLIENT: ConnectionState.CLIENT_CLOSING,
+    Role.SERVER: ConnectionState.SERVER_CLOSING,
+}
+_CHANNEL_CLOSING: Final = {
+    Role.CLIENT: ChannelState.CLIENT_CLOSING,
+    Role.SERVER: ChannelState.SERVER_CLOSING,
+}
+_FRAME_ERROR, _SYNTAX_ERROR, _COMMAND_INVALID = 501, 502, 503
+_CHANNEL_ERROR, _UNEXPECTED_FRAME, _RESOURCE_ERROR = 504, 505, 506
+
+
+class _Broken(ProtocolError):
+    """A protocol error with the code that tells the peer."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        super().__init__(text)
+
+
+class Connection:
+    """One side of one connection.
+
+    `receive` turns bytes into events; `send`, `publish` and the channels' settlements queue
+    commands; `take` gives all bytes that are to be written, once.
+    """
+
+    def __init__(self, role: Role, limits: Limits | None = None) -> None:
+        self.role = role
+        self.limits = limits or Limits()
+        self.state = ConnectionState.AWAIT_HEADER
+        self.channels: dict[int, ChannelCore] = {}
+        self.frame_max = self.limits.frame_max
+        self.channel_max = self.limits.channel_max
+        self._accept_max = max(self.limits.receive_max, self.frame_max) - 8
+        self._buffer = b""
+        self._partial = 0
+        self._out: list[bytes] = []
+        self._contents = frozenset(
+            found.id for found in BY_ID.values() if found.content and role.other in found.senders
+        )
+        if role is Role.CLIENT:
+            self._out.append(PROTOCOL_HEADER)
+            self.state = ConnectionState.AWAIT_START
+
+    def tune(self, *, frame_max: int, channel_max: int) -> None:
+        """Take what both sides agreed on."""
+        self.frame_max = frame_max
+        self.channel_max = channel_max
+
+    # --- bytes in
+
+    def receive(self, data: bytes) -> list[Event]:
+        """The events that these bytes complete. A violation is the last event there will ever be."""
+        events: list[Event] = []
+        if self.state is ConnectionState.CLOSED:
+            return events
+        if self._buffer:
+            data = self._buffer + data
+        try:
+            position = self._read(data, events)
+            self._buffer = data[position:] if position < len(data) else b""
+        except ProtocolError as error:
+            events.append(self._violation(error))
+        except (IndexError, struct.error):
+            events.append(self._violation(ProtocolError("expected a whole frame, got a short one")))
+        return events
+
+    def _violation(self, error: ProtocolError) -> Violation:
+        code = error.code if isinstance(error, _Broken) else _SYNTAX_ERROR
+        self._buffer = b""
+        if self.state is ConnectionState.AWAIT_HEADER:
+            self._out.append(PROTOCOL_HEADER)
+        elif (self.state, self.role, "connection.close") in CONNECTION:
+            text = str(error).encode()[:255].decode("utf-8", "ignore")
+            self.send(0, "connection.close", reply_code=code, reply_text=text)
+        self.state = ConnectionState.CLOSED
+        return Violation(error, code)
+
+    def _read(self, data: bytes, events: list[Event]) -> int:
+        """Walk over all whole frames; where the next one begins."""
+        position, end = 0, len(data)
+        if self.state is ConnectionState.AWAIT_HEADER:
+            position = self._read_protocol_header(data, events)
+        channels, accept_max = self.channels, self._accept_max
+        while end - position >= 7:
+            kind, number, size = _envelope(data, position)
+            if size > accept_max or not 1 <= kind <= 8:
+                raise self._bad_envelope(data, position, kind, size)
+            following = position + 8 + size
+            if following > end:
+                break
+            if data[following - 1] != END:
+                raise _Broken(
+                    _FRAME_ERROR, f"expected a frame end (0xCE), got {data[following - 1]}"
+                )
+            channel = channels.get(number)
+            if channel is None or kind > BODY:
+                self._on_rare(kind, number, data[position + 7 : following - 1], events)
+            elif kind == METHOD:
+                (method_id,) = _method_id(data, position + 7)
+                if method_id in self._contents and channel.open:
+                    following = self._on_content(
+                        channel, method_id, data, position, following, end, events
+                    )
+                else:
+                    self._on_method(channel, method_id, data[position + 7 : following - 1], events)
+            elif kind == HEADER:
+                self._on_header(channel, data[position + 7 : following - 1], events)
+            else:
+                self._on_body(channel, data[position + 7 : following - 1], events)
+            position = following
+        return position
+
+    def _read_protocol_header(self, data: bytes, events: list[Event]) -> int:
+        if not PROTOCOL_HEADER.startswith(data[:8]):
+            raise _Broken(_FRAME_ERROR, f"expected {PROTOCOL_HEADER!r}, got {data[:8]!r}")
+        if len(data) < 8:
+            return 0
+        self.state = ConnectionState.AWAIT_START
+        events.append(HeaderReceived())
+        return 8
+
+    def _bad_envelope(self, data: bytes, position: int, kind: int, size: int) -> _Broken:
+        if data[position : position + 4] == b"AMQP":
+            version = ".".join(map(str, data[position + 5 : position + 8]))
+            return _Broken(_FRAME_ERROR, f"expected AMQP 0.9.1, the peer speaks AMQP {version}")
+        if not 1 <= kind <= 8:
+            found = data[position : position + 8]
+            return _Broken(_FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
+        return _Broken(
+            _FRAME_ERROR, f"expected a frame of at most {self._accept_max} bytes, got one of {size}"
+        )
+
+    def _on_content(
+        self,
+        channel: ChannelCore,
+        method_id: int,
+        data: bytes,
+        position: int,
+        following: int,
+        end: int,
+        events: list[Event],
+    ) -> int:
+        """A message begins. If it is all here in three frames, take it in one go: the hot path."""
+        body_at = end + 1
+        if end - following >= 19:
+            kind, number, size, class_id, _, body_size = _lengths(data, following)
+            body_at = following + 8 + size
+        if (
+            body_at + 7 <= end
+            and body_size
+            and kind == HEADER
+            and number == channel.number
+            and size >= 14
+            and class_id == 60
+            and data[body_at - 1] == END
+            and body_size <= self.limits.body_max
+        ):
+            after: int = body_at + 8 + body_size
+            if (
+                after <= end
+                and _envelope(data, body_at) == (BODY, number, body_size)
+                and data[after - 1] == END
+            ):
+                found = read_content(
+                    method_id,
+                    number,
+                    data[position + 11 : following - 1],
+                    data[following + 19 : body_at - 1],
+                    data[body_at + 7 : after - 1],
+                )
+                self._emit(channel, method_id, found, events)
+                return after
+        channel.begin_content(method_id, data[position + 11 : following - 1])
+        return following
+
+    def _emit(self, channel: ChannelCore, method_id: int, found: Any, events: list[Event]) -> None:
+        if type(found) is Delivered:
+            channel.settlements.unsettled[found.tag] = True
+        elif isinstance(found, Delivered):
+            self._expect_reply(channel, self.role.other, "basic.get-ok")
+            channel.settlements.unsettled[found.tag] = True
+        events.append(found)
+
+    def _on_header(self, channel: ChannelCore, payload: bytes, events: list[Event]) -> None:
+        if self._ignored(channel):
+            return
+        if not channel.content_id or channel.content_properties is not None or len(payload) < 14:
+            raise _Broken(_UNEXPECTED_FRAME, "expected no content header here, got one")
+        class_id, _, size = _header(payload)
+        if class_id != 60:
+            raise _Broken(_FRAME_ERROR, f"expected a header of class 60, got class {class_id}")
+        if size > self.limits.body_max:
+            limit = self.limits.body_max
+            raise _Broken(
+                _RESOURCE_ERROR, f"expected a body of at most {limit} bytes, got one of {size}"
+            )
+        channel.content_properties = payload[12:]
+        channel.body_left = size
+        if not size:
+            self._complete(channel, events)
+
+    def _on_body(self, channel: ChannelCore, payload: bytes, events: list[Event]) -> None:
+        if self._ignored(channel):
+            return
+        if channel.content_properties is None:
+            raise _Broken(_UNEXPECTED_FRAME, "expected no message body here, got one")
+        if len(payload) > channel.body_left:
+            raise _Broken(_FRAME_ERROR, "expected the rest of a message body, got more than that")
+        if not payload:
+            return
+        channel.body_left -= len(payload)
+        channel.chunks.append(payload)
+        self._partial += len(payload)
+        if not channel.body_left:
+            self._complete(channel, events)
+        elif self._partial > self.limits.partial_max:
+            raise _Broken(_RESOURCE_ERROR, "expected messages to be finished, got too many begun")
+
+    def _complete(self, channel: ChannelCore, events: list[Event]) -> None:
+        body = b"".join(channel.chunks)
+        method_id = channel.content_id
+        found = read_content(
+            method_id,
+            channel.number,
+            channel.content_method,
+            channel.content_properties or b"",
+            body,
+        )
+        self._drop_content(channel)
+        self._emit(channel, method_id, found, events)
+
+    def _drop_content(self, channel: ChannelCore) -> None:
+        self._partial -= sum(map(len, channel.chunks))
+        channel.end_content()
+
+    def _ignored(self, channel: ChannelCore) -> bool:
+        """We asked to close: whatever still comes before the answer does not count."""
+        return channel.state is _CHANNEL_CLOSING[self.role] or self.state is _CLOSING[self.role]
+
+    def _on_rare(self, kind: int, number: int, payload: bytes, events: list[Event]) -> None:
+        """Heartbeats, the connection's own methods, and the first frame of a channel."""
+        if kind == HEARTBEAT:
+            if number or payload:
+                raise _Broken(_FRAME_ERROR, "expected an empty heartbeat on channel 0, got another")
+            return
+        if kind == METHOD and number == 0:
+            self._on_connection_method(payload, events)
+            return
+        if self.state is _CLOSING[self.role]:
+            return
+        if kind != METHOD or self.state is not ConnectionState.OPEN:
+            raise _Broken(
+                _CHANNEL_ERROR, f"expected no frame of kind {kind} on channel {number} now"
+            )
+        if number > self.channel_max:
+            raise _Broken(
+                _CHANNEL_ERROR, f"expected a channel up to {self.channel_max}, got {number}"
+            )
+        self._on_method(ChannelCore(number), int(_method_id(payload)[0]), payload, events)
+
+    def _method_of(self, method_id: int) -> MethodSpec:
+        found = BY_ID.get(method_id)
+        if found is None or self.role.other not in found.senders:
+            name = found.name if found else f"{method_id >> 16}.{method_id & 0xFFFF}"
+            raise _Broken(_COMMAND_INVALID, f"expected a method of a {self.role.other}, got {name}")
+        return found
+
+    def _on_connection_method(self, payload: bytes, events: list[Event]) -> None:
+        method = self._method_of(int(_method_id(payload)[0]))
+        following = CONNECTION.get((self.state, self.role.other, method.name))
+        if following is None:
+            if self.state is _CLOSING[self.role]:
+                return
+            raise _Broken(_COMMAND_INVALID, f"{method.name} is not allowed in state {self.state}")
+        arguments = decode_arguments(method, payload)
+        self.state = following
+        if method.name == "connection.close":
+            self.send(0, "connection.close-ok")
+        events.append(MethodReceived(0, method.name, arguments))
+
+    def _on_method(
+        self, channel: ChannelCore, method_id: int, payload: bytes, events: list[Event]
+    ) -> None:
+        if self._ignored(channel) and method_id not in _CLOSE_IDS:
+            return
+        if method_id in _SETTLEMENTS and channel.open:
+            self._on_settlement(channel.number, method_id, payload, events)
+            return
+        method = self._method_of(method_id)
+        self._check_place(channel, method, self.role.other)
+        arguments = decode_arguments(method, payload)
+        self._advance(channel, method, self.role.other, arguments)
+        self._answer(channel, method, arguments)
+        events.append(MethodReceived(channel.number, method.name, arguments))
+
+    def _on_settlement(
+        self, number: int, method_id: int, payload: bytes, events: list[Event]
+    ) -> None:
+        if len(payload) != 13:
+            raise ProtocolError(
+                f"expected 13 bytes of {_SETTLEMENTS[method_id]}, got {len(payload)}"
+            )
+        self._method_of(method_id)
+        tag, bits = _settlement(payload, 4)
+        multiple = bits & 1 == 1 and method_id != _REJECT
+        requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK
+        events.append(SettlementReceived(number, _SETTLEMENTS[method_id], tag, multiple, requeue))
+
+    def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Role) -> None:
+        """Whether `sender` may send `method` on this channel now."""
+        if method.name.startswith("connection."):
+            raise _Broken(_COMMAND_INVALID, f"{method.name} belongs on channel 0")
+        if channel.content_id and method.name != "channel.close":
+            raise _Broken(_UNEXPECTED_FRAME, f"expected the rest of a message, got {method.name}")
+        moves = (channel.state, sender, method.name) in CHANNEL
+        if not moves and (channel.state is not ChannelState.OPEN or method.name in _MOVING):
+            raise _Broken(
+                _CHANNEL_ERROR,
+                f"{method.name} is not allowed on channel {channel.number} in state {channel.state}",
+            )
+
+    def _advance(
+        self, channel: ChannelCore, method: MethodSpec, sender: Role, arguments: Mapping[str, Any]
+    ) -> None:
+        """Follow a method that was sent by either side."""
+        following = CHANNEL.get((channel.state, sender, method.name))
+        if following is not None:
+            self._drop_content(channel)
+            channel.enter(following)
+            self._keep(channel)
+        elif method.is_reply:
+            self._expect_reply(channel, sender, method.name)
+            if method.name == "basic.recover-ok":
+                channel.settlements.forget()
+        elif method.awaits_reply(arguments):
+            owed = channel.owed[sender.other]
+            if len(owed) >= self.limits.requests_max:
+                raise _Broken(_RESOURCE_ERROR, "expected fewer requests at once on one channel")
+            owed.append(method.replies)
+
+    def _keep(self, channel: ChannelCore) -> None:
+        if channel.state is ChannelState.CLOSED:
+            self.channels.pop(channel.number, None)
+        else:
+            self.channels[channel.number] = channel
+
+    def _expect_reply(self, channel: ChannelCore, sender: Role, name: str) -> None:
+        owed = channel.owed[sender]
+        if not owed or name not in owed[0]:
+            expected = " or ".join(owed[0]) if owed else "no reply"
+            raise _Broken(_COMMAND_INVALID, f"expected {expected}, got {name}")
+        owed.popleft()
+
+    def _answer(self, channel: ChannelCore, method: MethodSpec, arguments: dict[str, Any]) -> None:
+        """Some requests have only one answer."""
+        if method.name == "channel.close":
+            self.send(channel.number, "channel.close-ok")
+        elif method.name == "channel.flow":
+            self.send(channel.number, "channel.flow-ok", active=arguments["active"])
+        elif method.name == "basic.cancel" and self.role is Role.CLIENT and not arguments["nowait"]:
+            self.send(channel.number, "basic.cancel-ok", consumer_tag=arguments["consumer_tag"])
+
+    # --- commands in, bytes out
+
+    def send(self, number: int, name: str, **arguments: Any) -> None:
+        """Queue a control method; ProtocolError if it may not be sent now."""
+        method = METHODS[name]
+        if self.role not in method.senders:
+            raise ProtocolError(f"a {self.role} does not send {name}")
+        payload = encode_arguments(method, arguments)
+        if len(payload) > self.frame_max - 8:
+            raise ProtocolError(
+                f"expected {name} to fit a frame of {self.frame_max} bytes, got {len(payload) + 8}"
+            )
+        if number == 0:
+            self._send_on_connection(name)
+        else:
+            self._send_on_channel(number, method, arguments)
+        self._out.append(frame(METHOD, number, payload))
+
+    def _send_on_connection(self, name: str) -> None:
+        following = CONNECTION.get((self.state, self.role, name))
+        if following is None:
+            raise ProtocolError(f"{name} is not allowed in state {self.state}")
+        for channel in self.channels.values():
+            channel.settlements.flush(self._out)
+        self.state = following
+
+    def _send_on_channel(
+        self, number: int, method: MethodSpec, arguments: Mapping[str, Any]
+    ) -> None:
+        channel = self.channels.get(number)
+        if channel is None:
+            channel = ChannelCore(number)
+        else:
+            channel.settlements.flush(self._out)
+        moves = (channel.state, self.role, method.name) in CHANNEL
+        if not moves and (channel.state is not ChannelState.OPEN or method.name in _MOVING):
+            raise ProtocolError(
+                f"{method.name} is not allowed on channel {number} in state {channel.state}"
+            )
+        self._advance(channel, method, self.role, arguments)
+
+    def content(self, number: int, method: bytes, properties: bytes, body: bytes) -> None:
+        """Queue a message: its method as a ready frame, encoded properties, body."""
+        content_frames(self._out, number, method, properties, body, self.frame_max)
+
+    def heartbeat(self) -> None:
+        """Queue a heartbeat."""
+        self._out.append(HEARTBEAT_FRAME)
+
+    def take(self) -> bytes:
+        """Everything that is to be written now, coalesced settlements included."""
+        out = self._out
+        for channel in self.channels.values():
+            settlements = channel.settlements
+            if settlements.pending:
+                settlements.flush(out)
+        if not out:
+            return b""
+        self._out = []
+        return b"".join(out)
+
+
+_CLOSE_IDS: Final = frozenset({METHODS["channel.close"].id, METHODS["channel.close-ok"].id})
+_MOVING: Final = frozenset(name for _, _, name in CHANNEL)

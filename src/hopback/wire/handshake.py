@@ -1,0 +1,236 @@
+"""The opening of a connection, for both roles: start, authenticate, tune, open. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback import __version__
+from hopback.errors import ConnectionFailed, ProtocolError
+from hopback.wire.events import HeaderReceived, MethodReceived, Violation
+from hopback.wire.frames import MIN_FRAME
+from hopback.wire.states import ConnectionState
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+    from hopback.wire.connection import Connection
+    from hopback.wire.credentials import Credentials
+    from hopback.wire.events import Event
+
+__all__ = ["CLIENT_CAPABILITIES", "Authenticate", "ClientHandshake", "ServerHandshake", "Tuning"]
+
+CLIENT_CAPABILITIES: Headers = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What one side proposes and both agree on; 0 means no limit, or no heartbeat."""
+
+    channel_max: int = 2047
+    frame_max: int = 131_072
+    heartbeat: int = 60
+
+    def agree(self, channel_max: int, frame_max: int, heartbeat: int) -> Tuning:
+        """The lower of both where both set a limit; a heartbeat of 0 on either side means none."""
+        return Tuning(
+            _lower(self.channel_max, channel_max) or 65_535,
+            _lower(self.frame_max, frame_max) or 131_072,
+            min(self.heartbeat, heartbeat),
+        )
+
+
+def _lower(ours: int, theirs: int) -> int:
+    return min(ours, theirs) if ours and theirs else max(ours, theirs)
+
+
+class ClientHandshake:
+    """Answers the server's methods until the connection is open.
+
+    `done` becomes true, or `on_event` raises ConnectionFailed with the broker's own words.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        credentials: Credentials,
+        *,
+        virtual_host: str = "/",
+        tuning: Tuning | None = None,
+        name: str = "hopback",
+    ) -> None:
+        self._connection = connection
+        self._credentials = credentials
+        self._virtual_host = virtual_host
+        self._name = name
+        self.tuning = tuning or Tuning()
+        self.server_properties: dict[str, Any] = {}
+        self.done = False
+
+    def on_event(self, event: Event) -> None:
+        """Take the next event of the connection."""
+        if isinstance(event, Violation):
+            raise ConnectionFailed(f"handshake failed: {event.error}") from event.error
+        if not isinstance(event, MethodReceived):
+            raise ProtocolError(f"expected a method of the handshake, got {event!r}")
+        arguments = event.arguments
+        match event.name:
+            case "connection.start":
+                self._on_start(arguments)
+            case "connection.tune":
+                self._on_tune(arguments)
+            case "connection.open-ok":
+                self.done = True
+            case "connection.close":
+                raise ConnectionFailed(self._refusal(arguments))
+            case _:
+                raise ConnectionFailed(f"expected the handshake to go on, got {event.name}")
+
+    def _refusal(self, arguments: dict[str, Any]) -> str:
+        who = f"user {self._credentials.user!r}, virtual host {self._virtual_host!r}"
+        return f"refused by the broker: {arguments['reply_code']} {arguments['reply_text']} ({who})"
+
+    def _on_start(self, arguments: dict[str, Any]) -> None:
+        mechanisms = arguments["mechanisms"].decode("ascii", "replace").split()
+        wanted = self._credentials.mechanism
+        if wanted not in mechanisms:
+            offered = " ".join(mechanisms)
+            raise ConnectionFailed(f"expected the broker to offer {wanted}, it offers {offered}")
+        self.server_properties = arguments["server_properties"]
+        self._connection.send(
+            0,
+            "connection.start-ok",
+            client_properties=self._client_properties(),
+            mechanism=wanted,
+            response=self._credentials.response(),
+            locale="en_US",
+        )
+
+    def _client_properties(self) -> Headers:
+        return {
+            "product": "Hopback",
+            "version": __version__,
+            "platform": "Python",
+            "connection_name": self._name,
+            "capabilities": CLIENT_CAPABILITIES,
+        }
+
+    def _on_tune(self, arguments: dict[str, Any]) -> None:
+        self.tuning = agreed = self.tuning.agree(**arguments)
+        if agreed.frame_max < MIN_FRAME:
+            raise ConnectionFailed(f"expected a frame_max of 4096 or more, got {agreed.frame_max}")
+        self._connection.send(
+            0,
+            "connection.tune-ok",
+            channel_max=agreed.channel_max,
+            frame_max=agreed.frame_max,
+            heartbeat=agreed.heartbeat,
+        )
+        self._connection.tune(frame_max=agreed.frame_max, channel_max=agreed.channel_max)
+        self._connection.send(0, "connection.open", virtual_host=self._virtual_host)
+
+
+Authenticate: TypeAlias = Callable[[str, bytes], str | None]
+"""Given mechanism and response, the user's name, or None to refuse."""
+
+
+class ServerHandshake:
+    """The server's half: announces itself, checks the user, tunes, and opens the virtual host."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        authenticate: Authenticate,
+        *,
+        virtual_hosts: Callable[[str], bool] = lambda name: name == "/",
+        tuning: Tuning | None = None,
+        properties: Headers | None = None,
+        mechanisms: str = "PLAIN",
+    ) -> None:
+        self._connection = connection
+        self._authenticate = authenticate
+        self._virtual_hosts = virtual_hosts
+        self._properties = properties or {}
+        self._mechanisms = mechanisms
+        self.tuning = tuning or Tuning()
+        self.user = ""
+        self.virtual_host = ""
+        self.client_properties: dict[str, Any] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether the connection is open."""
+        return self._connection.state is ConnectionState.OPEN
+
+    def on_event(self, event: Event) -> None:
+        """Take the next event; a client that is refused gets connection.close with the reason."""
+        if isinstance(event, HeaderReceived):
+            self._start()
+        elif isinstance(event, MethodReceived):
+            match event.name:
+                case "connection.start-ok":
+                    self._on_start_ok(event.arguments)
+                case "connection.tune-ok":
+                    self._on_tune_ok(event.arguments)
+                case "connection.open":
+                    self._on_open(event.arguments["virtual_host"])
+                case _:
+                    pass
+
+    def _start(self) -> None:
+        self._connection.send(
+            0,
+            "connection.start",
+            version_major=0,
+            version_minor=9,
+            server_properties=self._properties,
+            mechanisms=self._mechanisms,
+            locales="en_US",
+        )
+
+    def _refuse(self, code: int, text: str) -> None:
+        self._connection.send(0, "connection.close", reply_code=code, reply_text=text)
+
+    def _on_start_ok(self, arguments: dict[str, Any]) -> None:
+        self.client_properties = arguments["client_properties"]
+        mechanism = arguments["mechanism"]
+        user = None
+        if mechanism in self._mechanisms.split():
+            user = self._authenticate(mechanism, arguments["response"])
+        if user is None:
+            self._refuse(
+                403, f"ACCESS_REFUSED - Login was refused using authentication {mechanism}"
+            )
+            return
+        self.user = user
+        self._connection.send(
+            0,
+            "connection.tune",
+            channel_max=self.tuning.channel_max,
+            frame_max=self.tuning.frame_max,
+            heartbeat=self.tuning.heartbeat,
+        )
+
+    def _on_tune_ok(self, arguments: dict[str, Any]) -> None:
+        ours = self.tuning
+        channel_max = arguments["channel_max"] or ours.channel_max
+        frame_max = arguments["frame_max"] or ours.frame_max
+        if channel_max > ours.channel_max or not MIN_FRAME <= frame_max <= ours.frame_max:
+            self._refuse(530, "NOT_ALLOWED - the client tuned beyond the limits of this server")
+            return
+        self.tuning = Tuning(channel_max, frame_max, arguments["heartbeat"])
+        self._connection.tune(frame_max=frame_max, channel_max=channel_max)
+
+    def _on_open(self, virtual_host: str) -> None:
+        if not self._virtual_hosts(virtual_host):
+            self._refuse(530, f"NOT_ALLOWED - vhost {virtual_host} not found")
+            return
+        self.virtual_host = virtual_host
+        self._connection.send(0, "connection.open-ok")

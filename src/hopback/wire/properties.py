@@ -1,0 +1,178 @@
+"""The fourteen message properties: `hopback.message.Properties` to bytes and back."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from hopback.errors import ProtocolError
+from hopback.message import Properties
+from hopback.wire.tables import decode_entries, encode_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["canonical_properties", "decode_properties", "encode_properties"]
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_TEXTS = (
+    (15, "content_type"),
+    (14, "content_encoding"),
+    (10, "correlation_id"),
+    (9, "reply_to"),
+    (8, "expiration"),
+    (7, "message_id"),
+    (5, "type"),
+    (4, "user_id"),
+    (3, "app_id"),
+    (2, "cluster_id"),
+)
+_HEADERS, _MODE, _PRIORITY, _TIMESTAMP = 1 << 13, 1 << 12, 1 << 11, 1 << 6
+_EARLY = tuple((1 << bit, name) for bit, name in _TEXTS[:2])
+_MIDDLE = tuple((1 << bit, name) for bit, name in _TEXTS[2:6])
+_LATE = tuple((1 << bit, name) for bit, name in _TEXTS[6:])
+_UNKNOWN = 0b11
+
+
+def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
+    """Flags and values, as they stand in a content header; `default_mode` fills in a missing mode."""
+    parts: list[bytes] = [b""]
+    flags = _put_texts(properties, _EARLY, parts)
+    if properties.headers or properties.opaque_headers:
+        entries = encode_entries(properties.headers) + properties.opaque_headers
+        parts.append(_U32.pack(len(entries)) + entries)
+        flags |= _HEADERS
+    mode = default_mode if properties.delivery_mode is None else properties.delivery_mode
+    flags |= _put_octet("delivery_mode", mode, _MODE, parts)
+    flags |= _put_octet("priority", properties.priority, _PRIORITY, parts)
+    flags |= _put_texts(properties, _MIDDLE, parts)
+    flags |= _put_timestamp(properties.timestamp, parts)
+    flags |= _put_texts(properties, _LATE, parts)
+    parts[0] = _U16.pack(flags)
+    return b"".join(parts)
+
+
+def _put_texts(
+    properties: Properties, names: tuple[tuple[int, str], ...], parts: list[bytes]
+) -> int:
+    flags = 0
+    for flag, name in names:
+        value = getattr(properties, name)
+        if value is not None:
+            flags |= flag
+            parts.append(_short_text(name, value))
+    return flags
+
+
+def _short_text(name: str, value: str) -> bytes:
+    """Bytes that were no UTF-8 when they came leave as they came (surrogate escapes)."""
+    try:
+        raw = value.encode("utf-8", "surrogateescape")
+    except (UnicodeEncodeError, AttributeError):
+        raise ProtocolError(f"property {name}: expected text, got {value!r}") from None
+    if len(raw) > 255:
+        raise ProtocolError(f"property {name}: expected at most 255 bytes, got {len(raw)}")
+    return bytes((len(raw),)) + raw
+
+
+def _put_octet(name: str, value: int | None, flag: int, parts: list[bytes]) -> int:
+    if value is None:
+        return 0
+    if not 0 <= value <= 255:
+        raise ProtocolError(f"property {name}: expected 0 to 255, got {value}")
+    parts.append(bytes((value,)))
+    return flag
+
+
+def _put_timestamp(value: int | None, parts: list[bytes]) -> int:
+    if value is None:
+        return 0
+    if not 0 <= value < 1 << 64:
+        raise ProtocolError(f"property timestamp: expected 0 to 2**64 - 1 seconds, got {value}")
+    parts.append(_U64.pack(value))
+    return _TIMESTAMP
+
+
+def decode_properties(raw: bytes) -> Properties:
+    """Read flags and values; headers that cannot be read stay bytes in `opaque_headers`.
+
+    ProtocolError if the values do not fill the bytes exactly or a flag is unknown.
+    """
+    found: dict[str, Any] = {}
+    try:
+        position = _read_all(raw, found)
+    except (IndexError, struct.error):
+        raise ProtocolError(
+            "expected message properties, got the end of the header frame"
+        ) from None
+    if position != len(raw):
+        raise ProtocolError(f"expected {position} bytes of message properties, got {len(raw)}")
+    return Properties(**found)
+
+
+def _read_all(raw: bytes, found: dict[str, Any]) -> int:
+    (flags,) = _U16.unpack_from(raw)
+    if flags & _UNKNOWN:
+        raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")
+    position = _read_texts(raw, 2, flags, _EARLY, found)
+    if flags & _HEADERS:
+        position = _read_headers(raw, position, found)
+    if flags & _MODE:
+        found["delivery_mode"] = raw[position]
+        position += 1
+    if flags & _PRIORITY:
+        found["priority"] = raw[position]
+        position += 1
+    position = _read_texts(raw, position, flags, _MIDDLE, found)
+    if flags & _TIMESTAMP:
+        (found["timestamp"],) = _U64.unpack_from(raw, position)
+        position += 8
+    return _read_texts(raw, position, flags, _LATE, found)
+
+
+def _read_texts(
+    raw: bytes,
+    position: int,
+    flags: int,
+    names: tuple[tuple[int, str], ...],
+    found: dict[str, Any],
+) -> int:
+    for flag, name in names:
+        if flags & flag:
+            start = position + 1
+            position = start + raw[position]
+            found[name] = raw[start:position].decode("utf-8", "surrogateescape")
+    return position
+
+
+def _read_headers(raw: bytes, position: int, found: dict[str, Any]) -> int:
+    start = position + 4
+    end = start + int(_U32.unpack_from(raw, position)[0])
+    if end > len(raw):
+        raise ProtocolError(f"expected {end - start} bytes of headers, got {len(raw) - start}")
+    found["headers"], found["opaque_headers"] = decode_entries(raw[start:end])
+    return end
+
+
+def canonical_properties(raw: bytes) -> bytes:
+    """The same bytes for properties that are equal in value and type, whatever order headers have.
+
+    Since 4.0 RabbitMQ sorts headers, so a returned message may differ in bytes from what was sent.
+    """
+    try:
+        properties = decode_properties(raw)
+        ordered: Callable[[Any], Any] = _ordered
+        found = {name: getattr(properties, name) for name in Properties.__slots__}
+        return encode_properties(Properties(**{**found, "headers": ordered(properties.headers)}))
+    except ProtocolError:
+        return raw
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _ordered(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_ordered(inner) for inner in value]
+    return value

@@ -1,0 +1,103 @@
+"""Acks of one loop turn as few frames as is exact; nacks and rejects always one by one.
+
+`multiple` settles every tag up to its own. It is used only when no tag below is unsettled, so it
+never covers a delivery that somebody still holds. Nacks leave before acks, so a tag that was
+nacked in the same turn is settled already when the `multiple` ack arrives.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Settlements"]
+
+_FRAME = struct.Struct(">BHIIQBB")
+_pack = _FRAME.pack
+_ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
+_MULTIPLE, _REQUEUE = 1, 2
+
+
+class Settlements:
+    """What was delivered on one channel and not yet settled, and what is to be written about it.
+
+    Tags that were never delivered here are passed on as they are: the broker answers them.
+    """
+
+    __slots__ = ("_acks", "_frames", "channel", "unsettled")
+
+    def __init__(self, channel: int) -> None:
+        self.channel = channel
+        self.unsettled: dict[int, bool] = {}
+        """Tags in the order of delivery, which is ascending."""
+        self._acks: list[int] = []
+        self._frames: list[bytes] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether `flush` has something to write."""
+        return bool(self._acks or self._frames)
+
+    def ack(self, tag: int) -> None:
+        """Settle one delivery as done."""
+        self._acks.append(tag)
+
+    def ack_through(self, tag: int) -> None:
+        """Settle everything up to `tag` as done; 0 means everything."""
+        self._settle_through(tag)
+        self._frames.append(_pack(1, self.channel, 13, _ACK, tag, _MULTIPLE, 0xCE))
+
+    def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
+        """Release or dead-letter one delivery, or everything up to it."""
+        if multiple:
+            self._settle_through(tag)
+        else:
+            self.unsettled.pop(tag, None)
+        bits = requeue * _REQUEUE | multiple * _MULTIPLE
+        self._frames.append(_pack(1, self.channel, 13, _NACK, tag, bits, 0xCE))
+
+    def reject(self, tag: int, *, requeue: bool) -> None:
+        """Release or dead-letter one delivery by basic.reject."""
+        self.unsettled.pop(tag, None)
+        self._frames.append(_pack(1, self.channel, 13, _REJECT, tag, int(requeue), 0xCE))
+
+    def forget(self) -> None:
+        """Everything unsettled went back to its queues (basic.recover)."""
+        self.unsettled.clear()
+
+    def _settle_through(self, tag: int) -> None:
+        """Acks asked for before must leave before, or they would name tags already settled."""
+        self._frames.extend(self._ack_frames())
+        for known in [known for known in self.unsettled if known <= tag or not tag]:
+            del self.unsettled[known]
+
+    def flush(self, out: list[bytes]) -> None:
+        """Append all that is to be written."""
+        if self._frames:
+            out += self._frames
+            self._frames = []
+        if self._acks:
+            out += self._ack_frames()
+
+    def _ack_frames(self) -> list[bytes]:
+        acks, self._acks = self._acks, []
+        pop = self.unsettled.pop
+        known = [tag for tag in acks if pop(tag, False)]
+        lowest = next(iter(self.unsettled), 1 << 64)
+        covered = [tag for tag in known if tag < lowest]
+        if len(covered) > 1:
+            frames = [_pack(1, self.channel, 13, _ACK, max(covered), _MULTIPLE, 0xCE)]
+        else:
+            frames = self._singles(covered)
+        if len(covered) < len(acks):
+            # Those above a delivery still held, then those that the broker has to refuse.
+            frames += self._singles(tag for tag in known if tag > lowest)
+            frames += self._singles((Counter(acks) - Counter(known)).elements())
+        return frames
+
+    def _singles(self, tags: Iterable[int]) -> list[bytes]:
+        return [_pack(1, self.channel, 13, _ACK, tag, 0, 0xCE) for tag in tags]

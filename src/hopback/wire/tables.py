@@ -1,0 +1,317 @@
+"""Field tables: values of `hopback.fields` to bytes and back, exactly, within limits.
+
+Every AMQP type has one Python type (see `hopback.fields`), so a table that is decoded and encoded
+again has the same bytes. Nesting deeper than `MAX_DEPTH` is refused both ways; sizes are bounded
+by the frame that carries the table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from hopback.errors import ProtocolError
+from hopback.fields import (
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+
+__all__ = [
+    "MAX_DEPTH",
+    "Entries",
+    "decode_entries",
+    "decode_table",
+    "encode_entries",
+    "encode_table",
+]
+
+MAX_DEPTH = 32
+"""How deep tables and arrays may be nested: deeper than any sound message, shallower than a stack."""
+
+_U32 = struct.Struct(">I")
+_pack_u32 = _U32.pack
+_unpack_u32 = _U32.unpack_from
+_DECIMAL = struct.Struct(">Bi")
+
+_Encoder: TypeAlias = "Callable[[FieldValue, int], bytes]"
+_Decoder: TypeAlias = "Callable[[bytes, int, int], tuple[FieldValue, int]]"
+
+
+class Entries(NamedTuple):
+    """The entries of a table: those that can be read, and the bytes of those that cannot."""
+
+    headers: dict[str, FieldValue]
+    opaque: bytes
+
+
+# --- encoding
+
+
+def encode_table(table: Headers) -> bytes:
+    """The table with its length prefix; ProtocolError names the value that has no AMQP form."""
+    entries = encode_entries(table)
+    return _pack_u32(len(entries)) + entries
+
+
+def encode_entries(table: Headers, depth: int = 0) -> bytes:
+    """The entries of the table without the length prefix."""
+    if depth > MAX_DEPTH:
+        raise ProtocolError(f"expected tables nested at most {MAX_DEPTH} deep, got a deeper one")
+    parts: list[bytes] = []
+    for key, value in table.items():
+        parts.append(_encode_key(key))
+        encoder = _ENCODERS.get(type(value)) or _fallback_encoder(value)
+        try:
+            parts.append(encoder(value, depth))
+        except (struct.error, OverflowError, ValueError) as problem:
+            raise ProtocolError(f"table key {key!r}: {value!r} does not fit: {problem}") from None
+    return b"".join(parts)
+
+
+def _encode_key(key: str) -> bytes:
+    try:
+        raw = key.encode()
+    except (UnicodeEncodeError, AttributeError):
+        raise ProtocolError(f"expected a table key of valid text, got {key!r}") from None
+    if len(raw) > 255:
+        raise ProtocolError(f"expected a table key of at most 255 bytes, got {len(raw)}: {key!r}")
+    return bytes((len(raw),)) + raw
+
+
+def _encode_value(value: FieldValue, depth: int) -> bytes:
+    return (_ENCODERS.get(type(value)) or _fallback_encoder(value))(value, depth)
+
+
+def _fallback_encoder(value: object) -> _Encoder:
+    """The encoder for subclasses (an enum that is a str, a mapping proxy, …)."""
+    for known, encoder in _FALLBACKS:
+        if isinstance(value, known):
+            return encoder
+    raise ProtocolError(
+        f"expected an AMQP field value (see hopback.fields), got {type(value).__name__}: {value!r}"
+    )
+
+
+def _fixed_encoder(octet: str, form: str) -> _Encoder:
+    pack = struct.Struct(f">c{form}").pack
+    kind = octet.encode()
+    return lambda value, _: pack(kind, value)
+
+
+def _encode_text(value: FieldValue, _: int) -> bytes:
+    raw = value.encode()  # type: ignore[union-attr]
+    return b"S" + _pack_u32(len(raw)) + raw
+
+
+def _encode_long(value: FieldValue, _: int) -> bytes:
+    return b"S" + _pack_u32(len(value)) + value  # type: ignore[arg-type, operator]
+
+
+def _encode_bytes(value: FieldValue, _: int) -> bytes:
+    return b"x" + _pack_u32(len(value)) + value  # type: ignore[arg-type, operator]
+
+
+def _encode_decimal(value: FieldValue, _: int) -> bytes:
+    assert isinstance(value, Decimal)  # noqa: S101 - dispatched by type
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or exponent < -255:
+        raise ValueError("expected a finite decimal of at most 255 places")
+    if exponent > 10:
+        raise ValueError("expected at most 32 bits")
+    unscaled = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    return b"D" + _DECIMAL.pack(max(-exponent, 0), -unscaled if sign else unscaled)
+
+
+def _encode_array(value: FieldValue, depth: int) -> bytes:
+    if depth >= MAX_DEPTH:
+        raise ProtocolError(f"expected arrays nested at most {MAX_DEPTH} deep, got a deeper one")
+    assert isinstance(value, Sequence)  # noqa: S101 - dispatched by type
+    raw = b"".join([_encode_value(inner, depth + 1) for inner in value])
+    return b"A" + _pack_u32(len(raw)) + raw
+
+
+def _encode_nested(value: FieldValue, depth: int) -> bytes:
+    raw = encode_entries(value, depth + 1)  # type: ignore[arg-type]
+    return b"F" + _pack_u32(len(raw)) + raw
+
+
+_encode_int = _fixed_encoder("l", "q")
+_encode_float = _fixed_encoder("d", "d")
+
+_ENCODERS: dict[type, _Encoder] = {
+    str: _encode_text,
+    int: _encode_int,
+    bool: _fixed_encoder("t", "?"),
+    dict: _encode_nested,
+    list: _encode_array,
+    tuple: _encode_array,
+    bytes: _encode_bytes,
+    LongStr: _encode_long,
+    type(None): lambda _value, _depth: b"V",
+    float: _encode_float,
+    Float32: _fixed_encoder("f", "f"),
+    Timestamp: _fixed_encoder("T", "Q"),
+    Int8: _fixed_encoder("b", "b"),
+    UInt8: _fixed_encoder("B", "B"),
+    Int16: _fixed_encoder("s", "h"),
+    UInt16: _fixed_encoder("u", "H"),
+    Int32: _fixed_encoder("I", "i"),
+    UInt32: _fixed_encoder("i", "I"),
+    UInt64: _fixed_encoder("L", "Q"),
+    Decimal: _encode_decimal,
+}
+_FALLBACKS: tuple[tuple[type, _Encoder], ...] = (
+    (str, _encode_text),
+    (Mapping, _encode_nested),
+    (list, _encode_array),
+    (tuple, _encode_array),
+    (bytes, _encode_bytes),
+    (int, _encode_int),
+    (float, _encode_float),
+    (Decimal, _encode_decimal),
+)
+
+
+# --- decoding
+
+
+def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue], int]:
+    """The table at `position` and where it ends; ProtocolError if any of it cannot be read."""
+    raw, end = _sized(data, position)
+    headers, opaque = decode_entries(raw)
+    if opaque:
+        raise ProtocolError(f"expected a field table, got bytes that are none: {opaque[:40]!r}")
+    return headers, end
+
+
+def decode_entries(raw: bytes) -> Entries:
+    """Read entries up to the first that cannot be read; the rest stays bytes. Never raises.
+
+    A key that occurs twice keeps its first value; later ones stay bytes too, so nothing is lost.
+    """
+    headers: dict[str, FieldValue] = {}
+    position, opaque = 0, b""
+    while position < len(raw):
+        start = position
+        try:
+            key, position = _entry_key(raw, position)
+            value, position = _DECODERS[raw[position]](raw, position + 1, 0)
+        except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
+            return Entries(headers, opaque + raw[start:])
+        if key in headers:
+            opaque += raw[start:position]
+        else:
+            headers[key] = value
+    return Entries(headers, opaque)
+
+
+def _entry_key(raw: bytes, position: int) -> tuple[str, int]:
+    end = position + 1 + raw[position]
+    if end >= len(raw):
+        raise ProtocolError("expected a table key and its value, got the end of the table")
+    return raw[position + 1 : end].decode(), end
+
+
+def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
+    headers: dict[str, FieldValue] = {}
+    position = 0
+    while position < len(raw):
+        key, position = _entry_key(raw, position)
+        if key in headers:
+            raise ProtocolError(f"expected each key once in a nested table, got {key!r} twice")
+        headers[key], position = _DECODERS[raw[position]](raw, position + 1, depth)
+    return headers
+
+
+def _sized(data: bytes, position: int) -> tuple[bytes, int]:
+    """The bytes after a 32-bit length, which must all be there."""
+    if position + 4 > len(data):
+        raise ProtocolError("expected a 32-bit length, got the end of the bytes")
+    start = position + 4
+    end = start + _unpack_u32(data, position)[0]
+    if end > len(data):
+        raise ProtocolError(f"expected {end - start} bytes, got {len(data) - start}")
+    return data[start:end], end
+
+
+def _fixed_decoder(form: str, kind: Callable[[object], FieldValue] | None = None) -> _Decoder:
+    layout = struct.Struct(f">{form}")
+    unpack, size = layout.unpack_from, layout.size
+    if kind is None:
+        return lambda data, position, _: (unpack(data, position)[0], position + size)
+    return lambda data, position, _: (kind(unpack(data, position)[0]), position + size)
+
+
+def _decode_text(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
+    raw, end = _sized(data, position)
+    try:
+        return raw.decode(), end
+    except UnicodeDecodeError:
+        return LongStr(raw), end
+
+
+def _decode_bytes(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
+    return _sized(data, position)
+
+
+def _decode_decimal(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
+    scale, unscaled = _DECIMAL.unpack_from(data, position)
+    digits = tuple(map(int, str(abs(unscaled))))
+    return Decimal((int(unscaled < 0), digits, -scale)), position + 5
+
+
+def _decode_array(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
+    if depth >= MAX_DEPTH:
+        raise ProtocolError(f"expected arrays nested at most {MAX_DEPTH} deep, got a deeper one")
+    raw, end = _sized(data, position)
+    values: list[FieldValue] = []
+    inner = 0
+    while inner < len(raw):
+        value, inner = _DECODERS[raw[inner]](raw, inner + 1, depth + 1)
+        values.append(value)
+    return values, end
+
+
+def _decode_nested(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
+    if depth >= MAX_DEPTH:
+        raise ProtocolError(f"expected tables nested at most {MAX_DEPTH} deep, got a deeper one")
+    raw, end = _sized(data, position)
+    return _nested_entries(raw, depth + 1), end
+
+
+_DECODERS: dict[int, _Decoder] = {
+    ord(octet): decoder
+    for octet, decoder in {
+        "S": _decode_text,
+        "l": _fixed_decoder("q"),
+        "I": _fixed_decoder("i", Int32),  # type: ignore[arg-type]
+        "t": _fixed_decoder("?"),
+        "F": _decode_nested,
+        "A": _decode_array,
+        "T": _fixed_decoder("Q", Timestamp),  # type: ignore[arg-type]
+        "x": _decode_bytes,
+        "V": lambda _data, position, _depth: (None, position),
+        "d": _fixed_decoder("d"),
+        "f": _fixed_decoder("f", Float32),  # type: ignore[arg-type]
+        "b": _fixed_decoder("b", Int8),  # type: ignore[arg-type]
+        "B": _fixed_decoder("B", UInt8),  # type: ignore[arg-type]
+        "s": _fixed_decoder("h", Int16),  # type: ignore[arg-type]
+        "u": _fixed_decoder("H", UInt16),  # type: ignore[arg-type]
+        "i": _fixed_decoder("I", UInt32),  # type: ignore[arg-type]
+        "L": _fixed_decoder("Q", UInt64),  # type: ignore[arg-type]
+        "D": _decode_decimal,
+    }.items()
+}

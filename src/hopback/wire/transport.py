@@ -1,0 +1,174 @@
+"""The asyncio shell: it owns the socket, moves bytes, and knows no more AMQP than it must.
+
+All that is queued in one turn of the loop leaves in one write. Works on any event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Protocol
+
+from hopback.errors import ConnectionLost, ProtocolError
+from hopback.wire.events import Violation
+from hopback.wire.pulse import Pulse
+
+if TYPE_CHECKING:
+    from hopback.errors import BrokerError
+    from hopback.wire.connection import Connection
+    from hopback.wire.events import Event
+    from hopback.wire.url import TlsOptions
+
+__all__ = ["Owner", "Wire", "tls_context"]
+
+
+class Owner(Protocol):
+    """Who is told what happens on a wire. No method may raise or block."""
+
+    def on_event(self, event: Event) -> None:
+        """The peer said something."""
+
+    def on_writable(self) -> None:
+        """The line has room again after `writable` was false."""
+
+    def on_lost(self, error: BrokerError | None) -> None:
+        """The line has ended; None if we ended it ourselves. Comes once, and nothing after it."""
+
+
+class Wire(asyncio.Protocol):
+    """One connection on one socket."""
+
+    def __init__(self, connection: Connection, owner: Owner) -> None:
+        self.connection = connection
+        self.writable = True
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reading = False
+        self._flush_due = False
+        self._error: BrokerError | None = None
+        self._closing = False
+        self._heard = False
+        self._spoke = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is there; a client's protocol header leaves at once."""
+        self._transport = transport  # type: ignore[assignment]
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes in, events out, answers written in one go."""
+        self._heard = True
+        self._reading = True
+        on_event = self._owner.on_event
+        try:
+            for event in self.connection.receive(data):
+                if isinstance(event, Violation):
+                    self.fail(event.error)
+                else:
+                    on_event(event)
+        except ProtocolError as error:
+            self.fail(error)
+        finally:
+            self._reading = False
+            self.flush()
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """The socket's buffer has room again."""
+        self.writable = True
+        self._owner.on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport = None
+        error = self._error
+        if error is None and not self._closing:
+            why = str(exc) if exc else "the broker hung up"
+            error = ConnectionLost(f"connection lost: {why}")
+            error.__cause__ = exc
+        self._owner.on_lost(error)
+
+    # --- what the owner calls
+
+    def wake(self) -> None:
+        """Something is queued: write it at the end of this turn of the loop."""
+        if not self._flush_due and not self._reading:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what is queued now."""
+        self._flush_due = False
+        data = self.connection.take()
+        if data and self._transport is not None:
+            self._spoke = True
+            self._transport.write(data)
+
+    def fail(self, error: BrokerError) -> None:
+        """End the connection because of `error`, after what is queued was written."""
+        if self._error is None:
+            self._error = error
+        self.close()
+
+    def close(self) -> None:
+        """End the connection after what is queued was written."""
+        self._closing = True
+        if self._transport is not None:
+            self.flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- heartbeats
+
+    def start_pulse(self, interval: float) -> None:
+        """Begin to send heartbeats, and to expect them."""
+        pulse = Pulse(interval, self._loop.time())
+        if pulse.tick is not None:
+            self._timer = self._loop.call_later(pulse.tick, self._beat, pulse)
+
+    def _beat(self, pulse: Pulse) -> None:
+        now = self._loop.time()
+        self._note_traffic(pulse, now)
+        if pulse.dead(now):
+            self.fail(ConnectionLost("connection lost: the broker sent no heartbeat in time"))
+            self.abort()
+            return
+        if pulse.due(now):
+            self.connection.heartbeat()
+            self.flush()
+        self._timer = self._loop.call_later(pulse.tick or 0, self._beat, pulse)
+
+    def _note_traffic(self, pulse: Pulse, now: float) -> None:
+        if self._heard:
+            pulse.received(now)
+        if self._spoke:
+            pulse.sent(now)
+        self._heard = self._spoke = False
+
+
+def tls_context(options: TlsOptions) -> ssl.SSLContext:
+    """A client's TLS settings: TLS 1.2 or later, certificate and name verified unless told not to."""
+    context = ssl.create_default_context(cafile=options.cacertfile)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not options.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif options.server_name == "":
+        context.check_hostname = False
+    if options.certfile is not None:
+        context.load_cert_chain(options.certfile, options.keyfile)
+    return context

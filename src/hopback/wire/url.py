@@ -1,0 +1,190 @@
+"""AMQP URLs: `amqp://user:password@host:port,host2/vhost?option=value`.
+
+| option | meaning | default |
+|---|---|---|
+| `heartbeat` | seconds; 0 asks for none | 60 |
+| `connection_timeout` | seconds for one host, handshake included | 10 |
+| `channel_max`, `frame_max` | what we propose | 2047, 131072 |
+| `auth_mechanism` | `plain` or `external` | plain |
+| `password_file`, `password_env` | where the password is, instead of in the URL | |
+| `cacertfile`, `certfile`, `keyfile` | PEM files for amqps | the system's authorities |
+| `verify` | `verify_peer`, or `verify_none` (insecure) | verify_peer |
+| `server_name_indication` | the name to verify, or `disable` | the host |
+
+Unknown options are errors. The vhost is `/` when the path is missing, and empty for `…/`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from hopback.wire.credentials import Credentials, secret_from_environment, secret_from_file
+
+if TYPE_CHECKING:
+    from hopback.wire.credentials import Secret
+
+__all__ = ["Address", "TlsOptions", "parse_url"]
+
+_PORTS = {"amqp": 5672, "amqps": 5671}
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]]*))(?::(?P<port>\d{1,5}))?")
+_OPTIONS = frozenset(
+    {
+        "heartbeat",
+        "connection_timeout",
+        "channel_max",
+        "frame_max",
+        "auth_mechanism",
+        "password_file",
+        "password_env",
+        "cacertfile",
+        "certfile",
+        "keyfile",
+        "verify",
+        "server_name_indication",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How to secure the line; verification is on unless switched off by name."""
+
+    cacertfile: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    verify: bool = True
+    server_name: str | None = None
+    """The name the certificate must bear; None: the host's; empty: none is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker is and how to reach it. `str()` of it never shows a password."""
+
+    hosts: tuple[tuple[str, int], ...] = (("localhost", 5672),)
+    virtual_host: str = "/"
+    credentials: Credentials = field(default_factory=Credentials)
+    tls: TlsOptions | None = None
+    heartbeat: int = 60
+    connection_timeout: float = 10.0
+    channel_max: int = 2047
+    frame_max: int = 131_072
+
+    def __str__(self) -> str:
+        scheme = "amqps" if self.tls else "amqp"
+        places = ",".join(map(_place, self.hosts))
+        vhost = "" if self.virtual_host == "/" else self.virtual_host
+        return f"{scheme}://{places}/{vhost}"
+
+
+def _place(host: tuple[str, int]) -> str:
+    name, port = host
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def parse_url(url: str) -> Address:
+    """Read a URL; ValueError says what is wrong with it without quoting a password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _PORTS:
+        raise ValueError("broker URL: expected amqp://… or amqps://…, got another scheme or none")
+    authority, path, query = _split(rest)
+    user_part, _, host_part = authority.rpartition("@")
+    options = _options(query)
+    return Address(
+        hosts=tuple(_host(part, _PORTS[scheme]) for part in host_part.split(",")),
+        virtual_host=_virtual_host(path),
+        credentials=_credentials(user_part, options),
+        tls=_tls(scheme, options),
+        heartbeat=_integer(options, "heartbeat", 60, 0, 65_535),
+        connection_timeout=_integer(options, "connection_timeout", 10, 1, 3600),
+        channel_max=_integer(options, "channel_max", 2047, 1, 65_535),
+        frame_max=_integer(options, "frame_max", 131_072, 4096, 4 * 1024 * 1024),
+    )
+
+
+def _split(rest: str) -> tuple[str, str, str]:
+    """Authority, path and query; a slash in a password has to be percent-encoded."""
+    parts = urlsplit("//" + rest)
+    if parts.fragment:
+        raise ValueError("broker URL: expected no '#'; write it as %23")
+    return parts.netloc, parts.path, parts.query
+
+
+def _host(text: str, default_port: int) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    if found is None:
+        raise ValueError(f"broker URL: expected host or host:port, got {text!r}")
+    port = int(found["port"] or default_port)
+    if not 0 < port < 65_536:
+        raise ValueError(f"broker URL: expected a port from 1 to 65535, got {port}")
+    return found["six"] or unquote(found["name"]) or "localhost", port
+
+
+def _virtual_host(path: str) -> str:
+    if path in ("", "/"):
+        return "/"
+    name = path[1:]
+    if "/" in name:
+        raise ValueError(f"broker URL: expected one virtual host, got {name!r}; write '/' as %2F")
+    return unquote(name)
+
+
+def _options(query: str) -> dict[str, str]:
+    found = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(found.keys() - _OPTIONS)
+    if unknown:
+        known = ", ".join(sorted(_OPTIONS))
+        raise ValueError(f"broker URL: unknown option {', '.join(unknown)}; known are {known}")
+    return found
+
+
+def _integer(options: dict[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise ValueError(f"broker URL: {name}: expected {low} to {high}, got {text!r}")
+    return int(text)
+
+
+def _credentials(user_part: str, options: dict[str, str]) -> Credentials:
+    user, has_password, password = user_part.partition(":")
+    mechanism = options.get("auth_mechanism", "plain").upper()
+    if mechanism not in ("PLAIN", "EXTERNAL"):
+        raise ValueError(
+            f"broker URL: auth_mechanism: expected plain or external, got {mechanism!r}"
+        )
+    if mechanism == "EXTERNAL":
+        return Credentials(unquote(user), mechanism=mechanism)
+    return Credentials(unquote(user) or "guest", _secret(bool(has_password), password, options))
+
+
+def _secret(has_password: bool, password: str, options: dict[str, str]) -> Secret:
+    if "password_file" in options:
+        return secret_from_file(options["password_file"])
+    if "password_env" in options:
+        return secret_from_environment(options["password_env"])
+    plain = unquote(password) if has_password else "guest"
+    return lambda: plain
+
+
+def _tls(scheme: str, options: dict[str, str]) -> TlsOptions | None:
+    named = [name for name in ("cacertfile", "certfile", "keyfile", "verify") if name in options]
+    if scheme == "amqp":
+        if named:
+            raise ValueError(f"broker URL: {', '.join(named)} needs amqps://, got amqp://")
+        return None
+    verify = options.get("verify", "verify_peer")
+    if verify not in ("verify_peer", "verify_none"):
+        raise ValueError(f"broker URL: verify: expected verify_peer or verify_none, got {verify!r}")
+    name = options.get("server_name_indication")
+    return TlsOptions(
+        cacertfile=options.get("cacertfile"),
+        certfile=options.get("certfile"),
+        keyfile=options.get("keyfile"),
+        verify=verify == "verify_peer",
+        server_name="" if name == "disable" else name,
+    )
