@@ -1,0 +1,224 @@
+"""AMQP values in JSON and TOML, with nothing of their type lost.
+
+What both formats have is written as it is: true and false, whole numbers (64 bits), numbers, text,
+arrays, tables. Every other AMQP type is a table with one key that begins with `$`::
+
+    { "$int32" = 5 }   { "$timestamp" = 1700000000 }   { "$bytes" = "aGVsbG8=" }   { "$none" = true }
+
+A table that itself has just one such key is wrapped: `{ "$table" = { "$x" = 1 } }`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
+
+from hopback.fields import (
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+from hopback.topology.wording import did_you_mean, either, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.places import Place
+
+__all__ = [
+    "DEEPEST",
+    "INTEGER_RANGES",
+    "decode",
+    "decode_table",
+    "encode",
+    "encode_table",
+    "fits_decimal",
+]
+
+DEEPEST = 32
+"""How deep arrays and tables may be nested."""
+
+INTEGER_RANGES: Mapping[type, tuple[int, int]] = {
+    Int8: (-(2**7), 2**7 - 1),
+    UInt8: (0, 2**8 - 1),
+    Int16: (-(2**15), 2**15 - 1),
+    UInt16: (0, 2**16 - 1),
+    Int32: (-(2**31), 2**31 - 1),
+    UInt32: (0, 2**32 - 1),
+    int: (-(2**63), 2**63 - 1),
+    UInt64: (0, 2**64 - 1),
+    Timestamp: (0, 2**64 - 1),
+}
+"""The whole-number types and what each can hold."""
+
+_HUGE = sys.float_info.max
+
+_INTEGERS: Mapping[str, type[int]] = {
+    f"${kind.__name__.lower()}": kind for kind in INTEGER_RANGES if kind is not int
+}
+_INTEGER_MARKS: Mapping[type, str] = {kind: mark for mark, kind in _INTEGERS.items()}
+
+
+def encode_table(table: Headers) -> dict[str, object]:
+    """A table of AMQP values as JSON and TOML can hold it."""
+    return {str(key): encode(value) for key, value in table.items()}
+
+
+def encode(value: FieldValue) -> object:
+    """One AMQP value as JSON and TOML can hold it."""
+    mark = _INTEGER_MARKS.get(type(value))
+    match value:
+        case bool():
+            return value
+        case int():
+            return {mark: int(value)} if mark else int(value)
+        case float():
+            return _encode_float(value)
+        case str():
+            return str(value)
+        case Mapping():
+            inner = encode_table(value)
+            return {"$table": inner} if _marked(inner) else inner
+        case list() | tuple():
+            return [encode(item) for item in value]
+    return _encode_rare(value)
+
+
+def decode_table(place: Place, *, marks: bool = True) -> dict[str, FieldValue]:
+    """The table of AMQP values at this place."""
+    return {key: decode(inner, marks=marks) for key, inner in place.entries()}
+
+
+def decode(place: Place, depth: int = 0, *, marks: bool = True) -> FieldValue:
+    """The AMQP value at this place; without `marks` a key that begins with `$` is like any other."""
+    if depth > DEEPEST:
+        place.wrong(f"at most {DEEPEST} levels of nesting", "more")
+        return None
+    match place.value:
+        case bool() | float() | str() | None:
+            return place.value
+        case int():
+            return _integer(place, int)
+        case list() | tuple():
+            return tuple(decode(item, depth + 1, marks=marks) for item in place.items())
+        case Mapping() if marks and _marked(place.value):
+            return _decode_marked(place, place.value, depth)
+        case Mapping():
+            inner = place.entries()
+            return {key: decode(value, depth + 1, marks=marks) for key, value in inner}
+    place.wrong("an AMQP value: true, false, a number, text, an array or a table")
+    return None
+
+
+def _marked(table: Mapping[str, object]) -> bool:
+    """Whether it is a typed value: its only key begins with `$`."""
+    return len(table) == 1 and str(next(iter(table))).startswith("$")
+
+
+def _encode_float(value: float) -> object:
+    plain: object = float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Float32):
+        return {"$float32": plain}
+    return plain if isinstance(plain, float) else {"$float": plain}
+
+
+def _encode_rare(value: FieldValue) -> object:
+    match value:
+        case None:
+            return {"$none": True}
+        case Decimal():
+            return {"$decimal": str(value)}
+        case bytes():
+            mark = "$longstr" if isinstance(value, LongStr) else "$bytes"
+            return {mark: b64encode(value).decode("ascii")}
+    raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")
+
+
+def _decode_marked(place: Place, table: Mapping[str, object], depth: int) -> FieldValue:
+    mark = next(iter(table))
+    inner = place.inner(mark, table[mark])
+    if mark in _INTEGERS:
+        return _integer(inner, _INTEGERS[mark])
+    if mark in _RARE:
+        return _RARE[mark](inner)
+    if mark == "$table":
+        return {key: decode(value, depth + 1) for key, value in inner.entries()}
+    marks = sorted((*_INTEGERS, *_RARE, "$table"))
+    inner.wrong(f"one of {', '.join(marks)}", shown(mark) + did_you_mean(mark, marks))
+    return None
+
+
+def _integer(place: Place, kind: type[int]) -> FieldValue:
+    low, high = INTEGER_RANGES[kind]
+    value = place.value
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return kind(value)
+    place.wrong(f"a whole number from {low} to {high}")
+    return 0
+
+
+def _number(place: Place) -> float:
+    value = place.value
+    if value in ("nan", "inf", "-inf"):
+        return float(str(value))
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _HUGE:
+        return float(value)
+    place.wrong(f"a number, {either(('nan', 'inf', '-inf'))}")
+    return 0.0
+
+
+def _decimal(place: Place) -> Decimal:
+    try:
+        value = Decimal(place.value if isinstance(place.value, str) else "")
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if fits_decimal(value):
+        return value
+    place.wrong("a decimal number as text, of at most 32 bits and 255 decimal places")
+    return Decimal(0)
+
+
+def fits_decimal(value: Decimal) -> bool:
+    """Whether AMQP can carry it: a scale of 0 to 255 and 32 bits, signed."""
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or not -255 <= exponent <= 0 or len(digits) > 10:
+        return False
+    low, high = INTEGER_RANGES[Int32]
+    return low <= int(value.scaleb(-exponent)) <= high
+
+
+def _bytes(place: Place) -> bytes:
+    if isinstance(place.value, str):
+        try:
+            return b64decode(place.value, validate=True)
+        except ValueError:
+            pass
+    place.wrong("bytes in Base64")
+    return b""
+
+
+def _none(place: Place) -> None:
+    if place.value is not True:
+        place.wrong("true")
+
+
+_RARE: Mapping[str, Callable[[Place], FieldValue]] = {
+    "$bytes": _bytes,
+    "$decimal": _decimal,
+    "$float": _number,
+    "$float32": lambda place: Float32(_number(place)),
+    "$longstr": lambda place: LongStr(_bytes(place)),
+    "$none": _none,
+}

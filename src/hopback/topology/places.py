@@ -1,0 +1,168 @@
+"""Reading structured data that anybody may have written.
+
+A place is a value together with the path that leads to it. Reading from a place never raises:
+what is wrong is noted, something harmless is returned, and reading goes on, so that one look
+finds every problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.topology.durations import parse_duration_ms
+from hopback.topology.wording import did_you_mean, either, path_to, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from enum import StrEnum
+
+    Option = TypeVar("Option", bound=StrEnum)
+
+__all__ = ["Place", "Table"]
+
+T = TypeVar("T")
+
+
+class Place:
+    """A value somewhere in an input; all places of one input share their list of problems."""
+
+    __slots__ = ("path", "problems", "value")
+
+    def __init__(self, path: str, value: object, problems: list[Problem]) -> None:
+        self.path = path
+        self.value = value
+        self.problems = problems
+
+    def wrong(self, expected: str, got: str | None = None) -> None:
+        """Note that something else was expected here."""
+        self.problems.append(
+            Problem(self.path, expected, shown(self.value) if got is None else got)
+        )
+
+    def inner(self, key: str | int, value: object) -> Place:
+        """The place of an entry of this one."""
+        return Place(path_to(self.path, key), value, self.problems)
+
+    def text(self) -> str:
+        """A string."""
+        if isinstance(self.value, str):
+            return self.value
+        self.wrong("text")
+        return ""
+
+    def flag(self) -> bool:
+        """True or false."""
+        if isinstance(self.value, bool):
+            return self.value
+        self.wrong("true or false")
+        return False
+
+    def integer(self) -> int:
+        """A whole number."""
+        if isinstance(self.value, int) and not isinstance(self.value, bool):
+            return self.value
+        self.wrong("a whole number")
+        return 0
+
+    def positive(self) -> int:
+        """A whole number from 1 on."""
+        number = self.integer()
+        if isinstance(self.value, int) and number < 1:
+            self.wrong("a whole number from 1 on")
+        return max(number, 1)
+
+    def duration_ms(self) -> int:
+        """A duration, as text with units or as whole milliseconds; the milliseconds."""
+        try:
+            return parse_duration_ms(self.value)  # type: ignore[arg-type]
+        except ValueError as error:
+            self.wrong(str(error).removeprefix("expected ").rpartition(", got ")[0])
+        return 0
+
+    def option(self, options: type[Option]) -> Option:
+        """One of a closed set of words."""
+        words = [str(option) for option in options]
+        if isinstance(self.value, str) and self.value in words:
+            return options(self.value)
+        hint = did_you_mean(self.value, words) if isinstance(self.value, str) else ""
+        self.wrong(either(words), shown(self.value) + hint)
+        return next(iter(options))
+
+    def items(self) -> tuple[Place, ...]:
+        """The places of an array's entries."""
+        if isinstance(self.value, list | tuple):
+            return tuple(self.inner(index, value) for index, value in enumerate(self.value))
+        self.wrong("an array")
+        return ()
+
+    def entries(self) -> tuple[tuple[str, Place], ...]:
+        """The names and places of a table's entries."""
+        if not isinstance(self.value, Mapping):
+            self.wrong("a table")
+            return ()
+        return tuple(entry for key in self.value if (entry := self._entry(key)) is not None)
+
+    def table(self) -> Table:
+        """A table of known keys; an empty one if it is none."""
+        return Table(self, dict(self.entries()))
+
+    def check(self, where: str) -> None:
+        """Raise InvalidTopology with everything that was noted, if anything was."""
+        if self.problems:
+            raise InvalidTopology(tuple(dict.fromkeys(self.problems)), where=where)
+
+    def _entry(self, key: object) -> tuple[str, Place] | None:
+        assert isinstance(self.value, Mapping)  # noqa: S101 # its only caller has looked
+        if isinstance(key, str):
+            return key, self.inner(key, self.value[key])
+        self.wrong("text for every key", shown(key))
+        return None
+
+
+class Table:
+    """A table whose keys are known: what is left when all are read is reported by `close`."""
+
+    __slots__ = ("_asked", "_entries", "place")
+
+    def __init__(self, place: Place, entries: dict[str, Place]) -> None:
+        self.place = place
+        self._entries = entries
+        self._asked: set[str] = set()
+
+    def get(self, key: str) -> Place | None:
+        """The place under this key, if there is one."""
+        self._asked.add(key)
+        return self._entries.get(key)
+
+    def read(self, key: str, how: Callable[[Place], T], otherwise: T) -> T:
+        """What stands under an optional key."""
+        place = self.get(key)
+        return otherwise if place is None else how(place)
+
+    def need(self, key: str, how: Callable[[Place], T], otherwise: T, expected: str = "text") -> T:
+        """What stands under a key that must be there."""
+        place = self.get(key)
+        if place is not None:
+            return how(place)
+        self.place.inner(key, None).wrong(expected, "nothing")
+        return otherwise
+
+    def items(self, key: str) -> tuple[Place, ...]:
+        """The entries of an optional array."""
+        return self.read(key, Place.items, ())
+
+    def entries(self, key: str) -> tuple[tuple[str, Place], ...]:
+        """The entries of an optional table."""
+        return self.read(key, Place.entries, ())
+
+    def without(self, known: Iterable[str]) -> dict[str, Place]:
+        """The entries under other keys than these."""
+        return {key: place for key, place in self._entries.items() if key not in set(known)}
+
+    def close(self) -> None:
+        """Note every key that nobody asked for."""
+        known = sorted(self._asked)
+        for key, place in self.without(known).items():
+            place.wrong(f"one of {', '.join(known)}", shown(key) + did_you_mean(key, known))

@@ -1,0 +1,239 @@
+"""What makes a topology invalid: everything a broker would refuse, and everything that dangles.
+
+A hazard that a broker accepts is not here; `check` finds those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from hopback.errors import Problem
+from hopback.topology.arguments import INTEGER_RANGES, fits_decimal
+from hopback.topology.capabilities import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
+from hopback.topology.model import QueueType
+from hopback.topology.validate_plan import plan_problems
+from hopback.topology.wording import did_you_mean, either, path_to, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
+
+__all__ = ["LONGEST_NAME_BYTES", "broker_problems", "problems"]
+
+LONGEST_NAME_BYTES = 255
+"""The longest name, routing key or table key that AMQP 0-9-1 can carry."""
+
+_RESERVED = "amq."
+
+
+def problems(
+    topology: Topology, *, binding_paths: Sequence[str] | None = None
+) -> tuple[Problem, ...]:
+    """Everything that is wrong with a topology that somebody declares.
+
+    `binding_paths` tells where each binding stands in the file it was read from.
+    """
+    paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
+    return (
+        *_text("name", topology.name),
+        *broker_problems(topology, binding_paths=paths),
+        *_repeated(topology),
+        *_reserved(topology),
+        *_dangling(topology, paths),
+        *(problem for plan in topology.plans for problem in plan_problems(plan, topology)),
+    )
+
+
+def broker_problems(
+    topology: Topology, *, binding_paths: Sequence[str] | None = None
+) -> tuple[Problem, ...]:
+    """What no broker holds or accepts, whoever declared it; for what was read from a broker."""
+    paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
+    return (
+        *(found for exchange in topology.exchanges for found in _exchange(exchange)),
+        *(found for queue in topology.queues for found in _queue(queue)),
+        *(
+            found
+            for path, binding in zip(paths, topology.bindings, strict=True)
+            for found in _binding(path, binding)
+        ),
+        *(found for policy in topology.policies for found in _policy(policy)),
+        *_clashes("exchanges", topology.exchanges),
+        *_clashes("queues", topology.queues),
+        *_clashes("policies", topology.policies),
+    )
+
+
+def _exchange(exchange: Exchange) -> Iterator[Problem]:
+    path = path_to("exchanges", exchange.name)
+    yield from _text(path, exchange.name)
+    yield from _text(f"{path}.type", exchange.type)
+    yield from _table(f"{path}.arguments", exchange.arguments)
+    alternate = exchange.arguments.get("alternate-exchange", "")
+    if not isinstance(alternate, str):
+        yield Problem(f"{path}.arguments.alternate-exchange", "text", shown(alternate))
+
+
+def _queue(queue: Queue) -> Iterator[Problem]:
+    path = path_to("queues", queue.name)
+    yield from _text(path, queue.name)
+    if queue.type is not QueueType.CLASSIC:
+        yield from _replicated(path, queue)
+    yield from _table(f"{path}.arguments", queue.arguments)
+    for name, value in queue.arguments.items():
+        yield from _argument(path_to(f"{path}.arguments", name), queue, name, value)
+
+
+def _replicated(path: str, queue: Queue) -> Iterator[Problem]:
+    """Quorum queues and streams outlive every connection, so they cannot be tied to one."""
+    for name, value, expected in (
+        ("durable", queue.durable, True),
+        ("exclusive", queue.exclusive, False),
+        ("auto_delete", queue.auto_delete, False),
+    ):
+        if value is not expected:
+            yield Problem(
+                f"{path}.{name}", f"{shown(expected)} for a {queue.type} queue", shown(value)
+            )
+
+
+def _argument(path: str, queue: Queue, name: str, value: FieldValue) -> Iterator[Problem]:
+    rule = QUEUE_ARGUMENTS.get(name)
+    if name == "x-queue-type":
+        yield Problem(path, "the queue's type to be given by `type`", shown(value))
+    elif rule is None:
+        return
+    elif name not in ARGUMENTS_OF[queue.type]:
+        having = either(kind for kind in QueueType if name in ARGUMENTS_OF[kind])
+        yield Problem(path, f"a queue of type {having} for this argument", str(queue.type))
+    elif not rule.allows(value):
+        yield Problem(path, str(rule), shown(value))
+    elif name == "x-dead-letter-routing-key" and "x-dead-letter-exchange" not in queue.arguments:
+        yield Problem(path, "x-dead-letter-exchange beside it", "none")
+
+
+def _binding(path: str, binding: Binding) -> Iterator[Problem]:
+    if not binding.source:
+        yield Problem(
+            f"{path}.exchange",
+            "a named exchange (the default exchange reaches every queue by its name already)",
+            '""',
+        )
+    yield from _text(f"{path}.exchange", binding.source or "-")
+    yield from _text(f"{path}.{_end(binding)}", binding.destination)
+    yield from _text(f"{path}.key", binding.routing_key or "-")
+    yield from _table(f"{path}.arguments", binding.arguments)
+
+
+def _policy(policy: Policy) -> Iterator[Problem]:
+    path = path_to("policies", policy.name)
+    yield from _text(path, policy.name)
+    yield from _text(f"{path}.pattern", policy.pattern or "-", longest=4096)
+    yield from _table(f"{path}.definition", policy.definition)
+    if not policy.definition:
+        yield Problem(f"{path}.definition", "at least one key", "none")
+    if policy.apply_to not in APPLY_TO:
+        hint = did_you_mean(policy.apply_to, APPLY_TO)
+        yield Problem(f"{path}.apply_to", either(APPLY_TO), shown(policy.apply_to) + hint)
+    for name, value in policy.definition.items():
+        rule = QUEUE_ARGUMENTS.get(f"x-{name}")
+        if rule is not None and not rule.allows(value):
+            yield Problem(path_to(f"{path}.definition", name), str(rule), shown(value))
+
+
+def _text(path: str, text: str, *, longest: int = LONGEST_NAME_BYTES) -> Iterator[Problem]:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        yield Problem(path, "text that can be written as UTF-8", shown(text))
+        return
+    if not 1 <= size <= longest:
+        yield Problem(path, f"1 to {longest} bytes", f"{size} bytes" if size else '""')
+
+
+def _table(path: str, table: Headers) -> Iterator[Problem]:
+    for key, value in table.items():
+        yield from _text(path_to(path, key), key)
+        yield from _value(path_to(path, key), value)
+
+
+def _value(path: str, value: FieldValue) -> Iterator[Problem]:
+    """Values that no AMQP table can carry."""
+    low, high = INTEGER_RANGES.get(type(value), (None, None))
+    match value:
+        case bool() | float() | bytes() | None:
+            return
+        case int() if low is not None and high is not None:
+            if not low <= value <= high:
+                yield Problem(path, f"a whole number from {low} to {high}", shown(value))
+        case str():
+            yield from _text(path, value or "-", longest=2**31)
+        case Decimal():
+            if not fits_decimal(value):
+                yield Problem(path, "a decimal of 32 bits and 255 places at most", str(value))
+        case Mapping():
+            yield from _table(path, value)
+        case tuple():
+            for at, item in enumerate(value):
+                yield from _value(path_to(path, at), item)
+        case _:
+            yield Problem(path, "an AMQP value", shown(value))
+
+
+def _clashes(section: str, objects: Iterable[Exchange | Queue | Policy]) -> Iterator[Problem]:
+    first: dict[str, Exchange | Queue | Policy] = {}
+    for item in objects:
+        if first.setdefault(item.name, item) != item:
+            path = path_to(section, item.name)
+            yield Problem(path, "one declaration of this name", "two that differ")
+
+
+def _repeated(topology: Topology) -> Iterator[Problem]:
+    """The same said twice: harmless to a broker, but a file has each name once."""
+    sections: tuple[tuple[str, Iterable[Exchange | Queue | Policy]], ...] = (
+        ("exchanges", topology.exchanges),
+        ("queues", topology.queues),
+        ("policies", topology.policies),
+    )
+    for section, objects in sections:
+        first: dict[str, Exchange | Queue | Policy] = {}
+        for item in objects:
+            known = first.setdefault(item.name, item)
+            if known is not item and known == item:
+                yield Problem(path_to(section, item.name), "one declaration of this name", "two")
+    names = [plan.queue for plan in topology.plans]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem(path_to("plans", name), "one plan for this queue", str(names.count(name)))
+
+
+def _reserved(topology: Topology) -> Iterator[Problem]:
+    expected = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
+    for section, objects in (("exchanges", topology.exchanges), ("queues", topology.queues)):
+        for item in objects:
+            if item.name.startswith(_RESERVED):
+                yield Problem(path_to(section, item.name), expected, shown(item.name))
+
+
+def _dangling(topology: Topology, paths: Sequence[str]) -> Iterator[Problem]:
+    """Bindings whose ends are not declared here."""
+    exchanges = {exchange.name for exchange in topology.exchanges}
+    queues = {queue.name for queue in topology.queues}
+    for path, binding in zip(paths, topology.bindings, strict=True):
+        yield from _unknown(f"{path}.exchange", "exchange", binding.source, exchanges)
+        kind, known = ("exchange", exchanges) if binding.to_exchange else ("queue", queues)
+        yield from _unknown(f"{path}.{_end(binding)}", kind, binding.destination, known)
+
+
+def _unknown(path: str, kind: str, name: str, known: set[str]) -> Iterator[Problem]:
+    own = kind == "exchange" and name.startswith(_RESERVED)
+    if name and name not in known and not own:
+        hint = did_you_mean(name, sorted(known))
+        yield Problem(path, f"the name of a declared {kind}", shown(name) + hint)
+
+
+def _end(binding: Binding) -> str:
+    return "to_exchange" if binding.to_exchange else "queue"
