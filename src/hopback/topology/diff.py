@@ -1,0 +1,223 @@
+"""Desired × actual: what to create, what is the same, what conflicts, what is there besides.
+
+Pure: both sides are topologies, wherever they were read from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+from hopback.topology.capabilities import ARGUMENTS_OF
+from hopback.topology.definitions_objects import identity
+from hopback.topology.diff_advice import advise_exchange, advise_policy, advise_queue
+from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
+from hopback.topology.wording import quoted, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hopback.fields import FieldValue
+    from hopback.topology.diff_advice import Advice
+
+__all__ = ["Conflict", "Diff", "Difference", "Entry", "Kind", "diff"]
+
+Declared: TypeAlias = "Exchange | Queue | Binding | Policy"
+_Field: TypeAlias = "tuple[str, FieldValue, FieldValue]"
+
+
+class Kind(StrEnum):
+    """The kinds of objects that are compared, in the order in which they are created."""
+
+    EXCHANGE = "exchange"
+    QUEUE = "queue"
+    BINDING = "binding"
+    POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object that is to be created, is the same on both sides, or is there besides."""
+
+    kind: Kind
+    name: str
+    item: Exchange | Queue | Binding | Policy
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field or argument that differs; None where a side does not have it.
+
+    `policy` is the policy definition that brings the desired effect without touching the queue, if
+    there is one; `advice` says in words what can be done.
+    """
+
+    field: str
+    desired: FieldValue
+    actual: FieldValue
+    advice: str
+    policy: tuple[str, FieldValue] | None = None
+
+    def __str__(self) -> str:
+        sides = f"{_side(self.desired)} desired, {_side(self.actual)} on the broker"
+        return f"{self.field}: {sides}; {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An object that is there, but other than desired; a broker refuses to declare it so."""
+
+    kind: Kind
+    name: str
+    desired: Exchange | Queue | Policy
+    actual: Exchange | Queue | Policy
+    differences: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        lines = (f"  {difference}" for difference in self.differences)
+        return "\n".join((f"{self.kind} {self.name}", *lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What lies between a desired topology and the actual one."""
+
+    create: tuple[Entry, ...] = ()
+    same: tuple[Entry, ...] = ()
+    conflict: tuple[Conflict, ...] = ()
+    extra: tuple[Entry, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything desired is there as desired; what is there besides does not matter."""
+        return not self.create and not self.conflict
+
+
+def diff(desired: Topology, actual: Topology) -> Diff:
+    """Compare two topologies; `actual` is what a broker holds."""
+    found = _Comparison()
+    found.compare(Kind.EXCHANGE, desired.exchanges, actual.exchanges)
+    found.compare(Kind.QUEUE, desired.queues, actual.queues)
+    found.compare(Kind.BINDING, desired.bindings, actual.bindings)
+    found.compare(Kind.POLICY, desired.policies, actual.policies)
+    return Diff(tuple(found.create), tuple(found.same), tuple(found.conflict), tuple(found.extra))
+
+
+class _Comparison:
+    """Collects the four lists."""
+
+    def __init__(self) -> None:
+        self.create: list[Entry] = []
+        self.same: list[Entry] = []
+        self.conflict: list[Conflict] = []
+        self.extra: list[Entry] = []
+
+    def compare(self, kind: Kind, desired: Iterable[Declared], actual: Iterable[Declared]) -> None:
+        """Compare the objects of one kind."""
+        there = {identity(item): item for item in actual}
+        wanted = {identity(item): item for item in desired if not _implicit(item)}
+        for key, item in wanted.items():
+            if key in there:
+                self.meet(kind, item, there[key])
+            else:
+                self.create.append(_entry(kind, item))
+        self.extra += [
+            _entry(kind, item)
+            for key, item in there.items()
+            if key not in wanted and not _implicit(item)
+        ]
+
+    def meet(self, kind: Kind, desired: Declared, actual: Declared) -> None:
+        """Compare two objects of one name."""
+        differences = tuple(_differences(desired, actual))
+        if not differences or isinstance(desired, Binding) or isinstance(actual, Binding):
+            self.same.append(_entry(kind, desired))
+        else:
+            name = _name(desired)
+            self.conflict.append(Conflict(kind, name, desired, actual, differences))
+
+
+def _implicit(item: Declared) -> bool:
+    """Whether the broker made it by itself: the default exchange, `amq.…`, and what hangs on them."""
+    if isinstance(item, Binding):
+        return not item.source or item.destination.startswith("amq.")
+    return not isinstance(item, Policy) and (not item.name or item.name.startswith("amq."))
+
+
+def _entry(kind: Kind, item: Declared) -> Entry:
+    return Entry(kind, _name(item), item)
+
+
+def _name(item: Declared) -> str:
+    if not isinstance(item, Binding):
+        return item.name
+    end = "exchange " if item.to_exchange else ""
+    key = f" by {quoted(item.routing_key)}" if item.routing_key else ""
+    headers = f" with {len(item.arguments)} arguments" if item.arguments else ""
+    return f"{item.source} → {end}{item.destination}{key}{headers}"
+
+
+def _side(value: FieldValue) -> str:
+    return "nothing" if value is None else shown(value)
+
+
+def _differences(desired: Declared, actual: Declared) -> Iterator[Difference]:
+    match desired, actual:
+        case Queue(), Queue():
+            for field in _differing(_queue_fields(desired), _queue_fields(actual)):
+                yield _difference(field, advise_queue(actual, *field))
+        case Exchange(), Exchange():
+            for field in _differing(_exchange_fields(desired), _exchange_fields(actual)):
+                yield _difference(field, advise_exchange(*field))
+        case Policy(), Policy():
+            for field in _differing(_policy_fields(desired), _policy_fields(actual)):
+                yield _difference(field, advise_policy())
+
+
+def _difference(field: _Field, advice: Advice) -> Difference:
+    return Difference(*field, advice=advice.text, policy=advice.policy)
+
+
+def _differing(desired: dict[str, FieldValue], actual: dict[str, FieldValue]) -> Iterator[_Field]:
+    for name in (*desired, *(name for name in actual if name not in desired)):
+        wanted, found = desired.get(name), actual.get(name)
+        if wanted != found or isinstance(wanted, bool) is not isinstance(found, bool):
+            yield name, wanted, found
+
+
+def _queue_fields(queue: Queue) -> dict[str, FieldValue]:
+    """What a broker compares: arguments that the queue type does not know are not among it."""
+    known = ARGUMENTS_OF[queue.type]
+    arguments = {key: value for key, value in queue.arguments.items() if key in known}
+    return {
+        "type": str(queue.type),
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        **arguments,
+    }
+
+
+def _exchange_fields(exchange: Exchange) -> dict[str, FieldValue]:
+    alternate = exchange.arguments.get("alternate-exchange")
+    arguments = {} if alternate is None else {"alternate-exchange": alternate}
+    return {
+        "type": str(exchange.type),
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        **arguments,
+    }
+
+
+def _policy_fields(policy: Policy) -> dict[str, FieldValue]:
+    definition = {f"definition.{key}": value for key, value in policy.definition.items()}
+    return {
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "priority": policy.priority,
+        **definition,
+    }

@@ -1,0 +1,110 @@
+"""A topology as plain text for people: tables of its objects, its plans in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.topology.durations import LONGEST_MS, format_duration
+from hopback.topology.roles import queue_roles
+from hopback.topology.wording import printable, shown
+from hopback.topology.words import plan_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
+
+__all__ = ["write_table"]
+
+
+def write_table(topology: Topology) -> str:
+    """Everything a topology holds, as text without any control character of its names."""
+    roles = queue_roles(topology)
+    parts = (
+        [printable(topology.name)],
+        _section("EXCHANGE", ("TYPE", "OPTIONS"), map(_exchange, topology.exchanges)),
+        _section(
+            "QUEUE",
+            ("TYPE", "ROLE", "ARGUMENTS"),
+            (
+                (*_queue(queue)[:2], roles[queue.name], _queue(queue)[2])
+                for queue in topology.queues
+            ),
+        ),
+        _section("FROM EXCHANGE", ("KEY", "TO"), map(_binding, topology.bindings)),
+        _section(
+            "POLICY", ("PATTERN", "APPLIES TO", "DEFINITION"), map(_policy, topology.policies)
+        ),
+        [line for plan in topology.plans for line in _plan(plan.queue, plan_in_words(plan))],
+    )
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _section(first: str, others: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows under their headings, each column as wide as it needs; nothing if there are no rows."""
+    lines = [(first, *others), *rows]
+    if len(lines) == 1:
+        return []
+    widths = [max(len(row[column]) for row in lines) for column in range(len(others) + 1)]
+    return [_line(row, widths) for row in lines]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join(cells).rstrip()
+
+
+def _exchange(exchange: Exchange) -> tuple[str, str, str]:
+    options = [
+        *_flags(exchange),
+        *(["internal"] if exchange.internal else []),
+        *_arguments(exchange.arguments),
+    ]
+    return printable(exchange.name), printable(exchange.type), " ".join(options)
+
+
+def _queue(queue: Queue) -> tuple[str, str, str]:
+    flags = [*_flags(queue), *(["exclusive"] if queue.exclusive else [])]
+    options = " ".join([*flags, *_arguments(queue.arguments)])
+    return printable(queue.name), str(queue.type), options
+
+
+def _binding(binding: Binding) -> tuple[str, str, str]:
+    key = " ".join([printable(binding.routing_key) or "-", *_arguments(binding.arguments)])
+    end = "exchange " if binding.to_exchange else ""
+    return printable(binding.source), key, end + printable(binding.destination)
+
+
+def _policy(policy: Policy) -> tuple[str, str, str, str]:
+    priority = f" (priority {policy.priority})" if policy.priority else ""
+    definition = " ".join(_arguments(policy.definition))
+    return (
+        printable(policy.name) + priority,
+        printable(policy.pattern),
+        printable(policy.apply_to),
+        definition,
+    )
+
+
+def _flags(item: Exchange | Queue) -> list[str]:
+    """Only what is out of the ordinary."""
+    transient = [] if item.durable else ["transient"]
+    return [*transient, *(["auto-delete"] if item.auto_delete else [])]
+
+
+def _arguments(table: Headers) -> list[str]:
+    return [f"{printable(key.removeprefix('x-'))}={_value(key, table[key])}" for key in table]
+
+
+def _value(key: str, value: FieldValue) -> str:
+    is_time = key.removeprefix("x-") in ("message-ttl", "expires")
+    if is_time and isinstance(value, int) and 0 <= value <= LONGEST_MS:
+        return format_duration(value)
+    if isinstance(value, str) and value and " " not in value:
+        return printable(value)
+    return shown(value)
+
+
+def _plan(queue: str, sentences: Sequence[str]) -> list[str]:
+    return [f"When the handler of {printable(queue)} fails:", *(f"  {line}" for line in sentences)]
