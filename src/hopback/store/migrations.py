@@ -1,0 +1,73 @@
+"""Migrations: numbered, applied in order, each in one transaction, safe to repeat and to race."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, insert, select, text
+
+from hopback.store import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback.clock import Clock
+
+__all__ = ["LATEST", "current_version", "migrate"]
+
+
+def _inbox_and_outbox(connection: Connection) -> None:
+    """1: the inbox, the outbox and its slots."""
+    tables = [schema.inbox, schema.outbox, schema.outbox_slots]
+    schema.metadata.create_all(connection, tables=tables)
+    connection.execute(
+        insert(schema.outbox_slots), [{"slot": slot} for slot in range(schema.SLOTS)]
+    )
+
+
+_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_inbox_and_outbox,)
+
+LATEST = len(_MIGRATIONS)
+"""The version that this release of Hopback works with."""
+
+_LOCK = 0x686F706261636B
+"""The advisory lock that makes two migrating processes wait for each other on PostgreSQL."""
+
+
+async def current_version(engine: AsyncEngine) -> int:
+    """The version of the database; 0 where nothing was ever applied."""
+    async with engine.connect() as connection:
+        return await connection.run_sync(_version)
+
+
+async def migrate(engine: AsyncEngine, clock: Clock) -> list[int]:
+    """Apply what is missing and tell which versions that were; an up-to-date database gives none."""
+    async with engine.begin() as connection:
+        return await connection.run_sync(_apply, clock.now())
+
+
+def _apply(connection: Connection, now: float) -> list[int]:
+    _lock(connection)
+    schema.versions.create(connection, checkfirst=True)
+    applied = []
+    for version in range(_version(connection) + 1, LATEST + 1):
+        _MIGRATIONS[version - 1](connection)
+        connection.execute(insert(schema.versions).values(version=version, applied_at=now))
+        applied.append(version)
+    return applied
+
+
+def _lock(connection: Connection) -> None:
+    """Whoever comes second waits; SQLite has one writer at a time anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def _version(connection: Connection) -> int:
+    if not connection.dialect.has_table(connection, schema.versions.name):
+        return 0
+    found: int | None = connection.execute(select(func.max(schema.versions.c.version))).scalar()
+    return found or 0

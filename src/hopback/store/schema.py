@@ -1,0 +1,65 @@
+"""The tables: what was processed (inbox) and what is still to be published (outbox)."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+__all__ = ["SLOTS", "inbox", "metadata", "outbox", "outbox_slots", "versions"]
+
+SLOTS = 64
+"""Outbox messages are spread over so many slots by their key; a relay leases whole slots, so that
+messages of one key are only ever published by one relay, in order."""
+
+metadata = MetaData()
+
+_BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
+
+versions = Table(
+    "hopback_versions",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("applied_at", Double, nullable=False),
+)
+
+inbox = Table(
+    "hopback_inbox",
+    metadata,
+    Column("consumer", Text, primary_key=True),
+    Column("message_id", Text, primary_key=True),
+    Column("processed_at", Double, nullable=False, index=True),
+)
+
+outbox = Table(
+    "hopback_outbox",
+    metadata,
+    Column("id", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("slot", Integer, nullable=False),
+    Column("key", Text),
+    Column("message_id", Text, nullable=False),
+    Column("exchange", Text, nullable=False),
+    Column("routing_key", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("properties", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("error", Text),
+    Index("hopback_outbox_order", "slot", "id"),
+)
+
+outbox_slots = Table(
+    "hopback_outbox_slots",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("leased_by", Text),
+    Column("leased_until", Double, nullable=False, server_default="0"),
+)
