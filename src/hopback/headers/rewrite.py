@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from hopback.fields import table_size
 from hopback.headers import names
 from hopback.headers.deaths import deaths_json, remembered_deaths, well_formed_deaths
-from hopback.headers.failure import FAILURE_BYTES, failure_in, failure_json
+from hopback.headers.failure import FAILURE_BYTES, failure_json
 from hopback.headers.history import read_history
 from hopback.headers.text import clipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from hopback.fields import FieldValue, Headers
     from hopback.headers.deaths import Death
@@ -50,7 +50,10 @@ _NAME_BYTES = 255
 _PERSISTENT = 2
 _FRAME_OVERHEAD = 14
 _EMPTY: Headers = MappingProxyType({})
-_NOTHING: frozenset[str] = frozenset()
+
+
+def _no_headers() -> Headers:
+    return _EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class Mark:
     """What we write on a message that moves on; None leaves what it already says.
 
     `counters` holds the design's own counter, as indispensable as ours; `design` the other
-    headers of the design, which are left out where there is no room.
+    headers of the design, which are left out where there is no room; `without` names those of
+    them that are no longer true.
     """
 
     queue: str
@@ -69,8 +73,9 @@ class Mark:
     failure: Failure | None = None
     redrives: int | None = None
     redrive_job: str | None = None
-    counters: Headers = field(default=_EMPTY)
-    design: Headers = field(default=_EMPTY)
+    counters: Headers = field(default_factory=_no_headers)
+    design: Headers = field(default_factory=_no_headers)
+    without: frozenset[str] = frozenset()
 
 
 def retry_properties(properties: Properties, mark: Mark) -> Properties | None:
@@ -98,20 +103,16 @@ def park_properties(properties: Properties, mark: Mark) -> Properties | None:
 
 
 def redrive_properties(
-    properties: Properties,
-    mark: Mark,
-    *,
-    keep_deaths: bool = False,
-    without: Collection[str] = _NOTHING,
+    properties: Properties, mark: Mark, *, keep_deaths: bool = False
 ) -> Properties | None:
-    """For a publish from the dead-letter queue back; `without` names counters that begin anew.
+    """For a publish from the dead-letter queue back.
 
     `x-death` stays visible only where the design says so and it has the broker's form. None if
     the count does not fit the frame.
     """
     keep = keep_deaths and well_formed_deaths(properties.headers)
     drop = _is_stale if keep else _is_harmful
-    kept = _kept(properties.headers, mark, lambda name: name in without or drop(name))
+    kept = _kept(properties.headers, mark, drop)
     known = (
         remembered_deaths(properties.headers)
         if keep
@@ -161,7 +162,7 @@ def _is_harmful(name: str) -> bool:
 
 def _kept(headers: Headers, mark: Mark, drop: Callable[[str], bool]) -> dict[str, FieldValue]:
     """What others wrote and may stay; what we are about to write anew goes."""
-    rewritten = names.OURS | mark.counters.keys() | mark.design.keys()
+    rewritten = names.OURS | mark.counters.keys() | mark.design.keys() | mark.without
     return {
         name: value for name, value in headers.items() if name not in rewritten and not drop(name)
     }
@@ -194,7 +195,7 @@ def _marked(
     for name, value in _desirable(properties, mark).items():
         budget.offer({name: value})
     budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
-    failure = mark.failure or failure_in(properties.headers.get(names.FAILURE))
+    failure = mark.failure or read_history(properties.headers, mark.queue).failure
     if failure is not None:
         budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))
     return replace(plain, headers=MappingProxyType(budget.headers))

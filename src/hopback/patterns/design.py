@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.durations import parse_duration_ms
+from hopback.topology.durations import LONGEST_MS, parse_duration_ms
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _LONGEST_NAME_BYTES = 255
-_LONGEST_TTL_MS = 315_360_000_000
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -134,8 +133,8 @@ def name_problems(path: str, name: str, *, room: int = 0) -> Iterator[Problem]:
 
 def delay_problems(path: str, delay_ms: int) -> Iterator[Problem]:
     """What keeps `delay_ms` from being a waiting time."""
-    if not 1 <= delay_ms <= _LONGEST_TTL_MS:
-        yield Problem(path, f"1 to {_LONGEST_TTL_MS} ms", f"{delay_ms} ms")
+    if not 1 <= delay_ms <= LONGEST_MS:
+        yield Problem(path, f"1 to {LONGEST_MS} ms", f"{delay_ms} ms")
 
 
 def count_problems(path: str, count: int, *, least: int) -> Iterator[Problem]:

@@ -1,1 +1,49 @@
-"""TODO: replaced by its owner."""
+"""Deciding, apart from doing: outcomes, decisions, effects. Pure, total, deterministic."""
+
+from __future__ import annotations
+
+from hopback.policy.attempts import attempt_of, failures_so_far, origin_of, original_routing_key
+from hopback.policy.backoff import Backoff, delay, schedule, show_schedule
+from hopback.policy.decide import decide
+from hopback.policy.effects import effects
+from hopback.policy.marking import Occasion
+from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
+from hopback.policy.redrive import (
+    RedriveOccasion,
+    plan_of,
+    redrive_message,
+    redrive_refusal,
+)
+from hopback.policy.rules import Rule, Verdict, classify, outcome_of, reason_of
+from hopback.policy.status import ConsumerStatus, consumer_status, outcome_for_status
+
+__all__ = [
+    "Backoff",
+    "ConsumerStatus",
+    "Done",
+    "Occasion",
+    "Outcome",
+    "Park",
+    "RedriveOccasion",
+    "Retry",
+    "Rule",
+    "Snooze",
+    "Verdict",
+    "attempt_of",
+    "classify",
+    "consumer_status",
+    "decide",
+    "delay",
+    "effects",
+    "failures_so_far",
+    "origin_of",
+    "original_routing_key",
+    "outcome_for_status",
+    "outcome_of",
+    "plan_of",
+    "reason_of",
+    "redrive_message",
+    "redrive_refusal",
+    "schedule",
+    "show_schedule",
+]

@@ -15,6 +15,7 @@ __all__ = [
     "Decision",
     "Effect",
     "Hold",
+    "Keep",
     "Park",
     "Publish",
     "Requeue",
@@ -43,11 +44,20 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """It goes to the dead-letter queue, with its reason."""
+    """It goes to the dead-letter queue, with its reason if we publish it there.
+
+    Where the broker moves it (`by` is reject) nothing can be written on it: the reason lives in
+    our logs and events only, and the dead letter tells its queue by `x-death`.
+    """
 
     by: Leave
     attempt: int
     reason: str
+
+    @property
+    def carries_reason(self) -> bool:
+        """Whether the dead letter itself will say why it was parked."""
+        return self.by == "publish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,19 @@ class Requeue:
     delay: float
 
 
-Decision: TypeAlias = Ack | Retry | Park | Requeue
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Nothing can be done that is safe: it stays unsettled, and someone has to be told why.
+
+    Its headers do not fit a frame, so it can be published nowhere, and rejecting it would send it
+    round again without a count, or delete it. The broker takes it back when the channel closes.
+    """
+
+    attempt: int
+    reason: str
+
+
+Decision: TypeAlias = Ack | Retry | Park | Requeue | Keep
 
 
 class Settlement(StrEnum):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.durations import format_duration
+from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.model import Queue, QueueType
 from hopback.topology.plan import (
     Count,
@@ -24,16 +24,19 @@ from hopback.topology.plan import (
     Route,
     Tier,
 )
+from hopback.topology.routing import RoutingTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hopback.fields import FieldValue
+    from hopback.topology.model import Topology
 
 __all__ = [
     "DELIVERY_LIMIT",
     "NO_DELIVERY_LIMIT",
     "dead_lettering",
+    "dead_letters_park",
     "harden",
     "hardened_queues",
     "one_tier",
@@ -56,8 +59,6 @@ NO_DELIVERY_LIMIT = 1_000_000_000
 From RabbitMQ 4.0 on, silence means a limit of 20; -1 lifts it there, but 3.10 takes -1 as 0 and
 deletes at the first requeue. A number that nobody reaches means the same to all of them.
 """
-
-_LONGEST_TTL_MS = 315_360_000_000
 
 
 def dead_lettering(
@@ -108,6 +109,24 @@ def hardened_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tupl
         plan.parking.queue, QueueType.QUORUM, arguments={"x-delivery-limit": NO_DELIVERY_LIMIT}
     )
     return (main, *waiting, parked)
+
+
+def dead_letters_park(topology: Topology, plan: Plan) -> bool:
+    """Whether a message that the plan's queue rejects ends in its dead-letter queue alone.
+
+    So it is in every hardened form. Where the dead-letter exchange feeds the retry loop it does
+    not, and where there is none a rejected message is deleted.
+    """
+    queue = topology.queue(plan.queue)
+    exchange = None if queue is None else queue.arguments.get("x-dead-letter-exchange")
+    if queue is None or not isinstance(exchange, str):
+        return False
+    # A key that is not fixed is the message's own: the way must be the same for any.
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    keys = ("", "any.other.key") if key is None else (str(key),)
+    table = RoutingTable(topology.exchanges, (q.name for q in topology.queues), topology.bindings)
+    known = exchange == "" or topology.exchange(exchange) is not None
+    return known and all(table.route(exchange, key) == (plan.parking.queue,) for key in keys)
 
 
 def retry_queues(plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -171,8 +190,8 @@ def _recommended_problems(
     if not tiers_ms:
         yield Problem("tiers", "at least one delay", "none")
     for index, delay_ms in enumerate(tiers_ms):
-        if not 1 <= delay_ms <= _LONGEST_TTL_MS:
-            yield Problem(f"tiers[{index}]", f"1 to {_LONGEST_TTL_MS} ms", f"{delay_ms} ms")
+        if not 1 <= delay_ms <= LONGEST_MS:
+            yield Problem(f"tiers[{index}]", f"1 to {LONGEST_MS} ms", f"{delay_ms} ms")
         elif index and delay_ms <= tiers_ms[index - 1]:
             longer = f"a delay longer than tiers[{index - 1}] ({tiers_ms[index - 1]} ms)"
             yield Problem(f"tiers[{index}]", longer, f"{delay_ms} ms")

@@ -1,0 +1,59 @@
+"""Growing waits as a pure function of the attempt, the policy and one number from 0 to 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hopback.topology.durations import format_duration
+
+__all__ = ["Backoff", "delay", "schedule", "show_schedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits in seconds that grow by `factor` from `first` up to `cap`.
+
+    `jitter` adds up to that fraction of the wait, so that many who fail together do not come back
+    together; it only ever adds, so no wait is shorter than configured.
+    """
+
+    first: float = 1.0
+    factor: float = 2.0
+    cap: float = 300.0
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require(0 < self.first < math.inf, "first", "more than 0 seconds", self.first)
+        _require(1 <= self.factor < math.inf, "factor", "at least 1", self.factor)
+        _require(self.first <= self.cap < math.inf, "cap", "at least `first`", self.cap)
+        _require(0 <= self.jitter <= 1, "jitter", "0 to 1", self.jitter)
+
+
+def delay(attempt: int, policy: Backoff, chance: float) -> float:
+    """The wait before the run after `attempt` (from 1): at most `cap` and its jitter."""
+    plain = _plain(max(attempt, 1), policy)
+    return plain + plain * policy.jitter * min(max(chance, 0.0), 1.0)
+
+
+def schedule(policy: Backoff, attempts: int) -> tuple[float, ...]:
+    """The waits after each of the first `attempts` attempts, without jitter."""
+    return tuple(_plain(attempt, policy) for attempt in range(1, attempts + 1))
+
+
+def show_schedule(policy: Backoff, attempts: int) -> str:
+    """The schedule as people read it: `1s, 2s, 4s (+ up to 10 %)`."""
+    waits = ", ".join(format_duration(round(wait * 1000)) for wait in schedule(policy, attempts))
+    return f"{waits} (+ up to {policy.jitter:.0%})" if policy.jitter else waits
+
+
+def _plain(attempt: int, policy: Backoff) -> float:
+    try:
+        return min(policy.first * policy.factor ** (attempt - 1), policy.cap)
+    except OverflowError:
+        return policy.cap
+
+
+def _require(holds: bool, name: str, expected: str, got: float) -> None:
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, got {got}")

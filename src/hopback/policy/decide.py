@@ -1,0 +1,193 @@
+"""What is done about a delivery. Everything that decides ack, retry, park or requeue is here."""
+
+# The rules of this file:
+#
+# 1. It does no I/O, reads no clock and draws no random number: time and chance are arguments.
+# 2. It is total: whatever the headers hold and the handler said, there is a decision.
+# 3. A failure below the plan's attempts goes to a retry queue; the last one is parked.
+# 4. A message goes for retry by a confirmed publish, or by nack (requeue=False) where the plan
+#    leaves that to the broker. Instead of nack it is published into the same retry queue when
+#    a. it carries a count of ours: stripped of x-death, it would be counted from 0 again;
+#    b. it needs a tier that the queue's dead-letter exchange does not lead to;
+#    c. the broker is older than 4.0, so believes an x-death that a client published, and this one
+#       is malformed (it crashes the queue) or tells of a death in this very queue that was no
+#       rejection (the way back is then dropped as a cycle).
+# 5. A snooze counts no attempt. It waits in a retry queue, or in our hands where the plan says so:
+#    a requeue costs a quorum queue one of its deliveries, a classic queue nothing.
+# 6. What cannot carry its count cannot be retried by publish: it is parked. What cannot even be
+#    published into the dead-letter queue is rejected if that leads there, else kept unsettled.
+#
+# The first matching rule holds; nothing outside this file adds an exception to them.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from hopback.headers import (
+    Mark,
+    deaths,
+    park_properties,
+    read_history,
+    retry_properties,
+    well_formed_deaths,
+)
+from hopback.policy import decision as decided
+from hopback.policy import outcome as said
+from hopback.policy.attempts import attempt_of, original_routing_key
+from hopback.policy.marking import count_mark
+from hopback.topology.plan import Leave
+from hopback.topology.routing import topic_matches
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.policy.decision import Decision
+    from hopback.policy.outcome import Outcome
+    from hopback.topology.plan import LocalWait, Plan, Route, Tier
+
+__all__ = ["decide"]
+
+_V4_0 = BrokerVersion(4, 0)
+_NO_ROOM = "its headers leave no room for the count of attempts"
+
+
+def decide(
+    delivery: Delivery,
+    outcome: Outcome,
+    plan: Plan,
+    *,
+    version: BrokerVersion,
+    chance: float = 0.0,
+    dead_letters_park: bool = False,
+) -> Decision:
+    """What is done about `delivery` after its handler said `outcome`.
+
+    `chance` from 0 to 1 spreads local waits. `dead_letters_park` says that the queue's own
+    dead-letter exchange leads to the dead-letter queue (`hopback.topology.expand` can tell), so
+    that a message too large to be published may be rejected there.
+    """
+    case = _Case(delivery, plan, version, attempt_of(delivery, plan), dead_letters_park)
+    match outcome:
+        case said.Done():
+            return decided.Ack()
+        case said.Retry(reason=reason, after=after):
+            return _retry(case, reason, after)
+        case said.Park(reason=reason):
+            return _park(case, reason)
+        case said.Snooze(delay=delay):
+            return _snooze(case, delay, chance)
+        case _:
+            assert_never(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Everything that a decision looks at."""
+
+    delivery: Delivery
+    plan: Plan
+    version: BrokerVersion
+    attempt: int
+    dead_letters_park: bool
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this run was the last that the plan allows."""
+        return self.attempt >= self.plan.attempts
+
+
+def _retry(case: _Case, reason: str, after: float | None) -> Decision:
+    tiers = case.plan.tiers
+    if case.exhausted or not tiers:
+        return _park(case, reason)
+    tier = (
+        tiers[min(case.attempt, len(tiers)) - 1]
+        if after is None
+        else _long_enough(tiers, _seconds(after))
+    )
+    return _to_tier(case, tier, reason, counted=True)
+
+
+def _snooze(case: _Case, delay: float, chance: float) -> Decision:
+    plan, seconds = case.plan, _seconds(delay)
+    if plan.snooze_exhausts and case.exhausted:
+        return _park(case, "not due yet, and no attempt is left")
+    if plan.snooze is not None:
+        return decided.Requeue(_local_wait(plan.snooze, seconds, chance))
+    if not plan.tiers:
+        return _park(case, "not due yet, and the plan has no retry queue to wait in")
+    return _to_tier(case, _long_enough(plan.tiers, seconds), "not due yet", counted=False)
+
+
+def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
+    """Into the tier's retry queue by the plan's way, or the safe one; parked if neither carries."""
+    rejecting = counted and tier is case.plan.tiers[0] and _may_reject(case, case.plan.leave)
+    by = Leave.REJECT if rejecting and not _own_count(case) else Leave.PUBLISH
+    if by is Leave.PUBLISH and not _count_fits(case, counted=counted):
+        return _park(case, f"{reason} ({_NO_ROOM})")
+    route = _route(tier, original_routing_key(case.delivery, case.plan))
+    if route is None:
+        return _park(case, f"{reason} (no way into a retry queue fits its routing key)")
+    return decided.Retry(tier, route, by, case.attempt, reason, counted)
+
+
+def _park(case: _Case, reason: str) -> Decision:
+    if _may_reject(case, case.plan.parking.by):
+        return decided.Park(Leave.REJECT, case.attempt, reason)
+    bare = Mark(case.plan.queue, case.attempt)
+    if park_properties(case.delivery.properties, bare) is not None:
+        return decided.Park(Leave.PUBLISH, case.attempt, reason)
+    if case.dead_letters_park and _is_trusted(case):
+        return decided.Park(Leave.REJECT, case.attempt, reason)
+    return decided.Keep(case.attempt, f"{reason} (its headers do not fit a frame)")
+
+
+def _may_reject(case: _Case, by: Leave) -> bool:
+    """Whether the plan lets the broker move it, and this broker can be trusted with it."""
+    return by is Leave.REJECT and _is_trusted(case)
+
+
+def _is_trusted(case: _Case) -> bool:
+    """Whether dead-lettering by the broker cannot be harmed by the `x-death` it finds."""
+    headers = case.delivery.properties.headers
+    if case.version >= _V4_0:
+        return True
+    return well_formed_deaths(headers) and not any(
+        death.queue == case.plan.queue and death.reason != "rejected" for death in deaths(headers)
+    )
+
+
+def _own_count(case: _Case) -> int:
+    return read_history(case.delivery.properties.headers, case.plan.queue).attempts
+
+
+def _count_fits(case: _Case, *, counted: bool) -> bool:
+    mark = count_mark(case.delivery, case.plan, case.attempt, counted=counted)
+    return retry_properties(case.delivery.properties, mark) is not None
+
+
+def _route(tier: Tier, routing_key: str) -> Route | None:
+    return next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
+
+
+def _long_enough(tiers: tuple[Tier, ...], seconds: float) -> Tier:
+    """The smallest tier that is long enough, else the last."""
+    enough = [tier for tier in tiers if tier.delay_ms >= seconds * 1000]
+    return min(enough, key=lambda tier: tier.delay_ms, default=tiers[-1])
+
+
+def _local_wait(wait: LocalWait, seconds: float, chance: float) -> float:
+    """The time still due, but no longer than a random part of the range allowed."""
+    spread = wait.min_ms + min(max(chance, 0.0), 1.0) * (wait.max_ms - wait.min_ms)
+    return min(seconds, spread / 1000)
+
+
+def _seconds(value: float) -> float:
+    """A time as a handler gave it: never negative, never too large, never not a number."""
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return math.inf
+    return 0.0 if math.isnan(seconds) else max(seconds, 0.0)

@@ -1,0 +1,122 @@
+"""What a decision writes on the message: counts, origin, the failure, the design's own headers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from hopback.headers import (
+    Failure,
+    Mark,
+    clipped,
+    failure_from_reason,
+    read_history,
+    timestamp,
+)
+from hopback.policy.attempts import origin_of
+from hopback.topology.plan import Fact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hopback.fields import FieldValue
+    from hopback.message import Delivery
+    from hopback.policy.decision import Park, Retry
+    from hopback.topology.plan import Plan, Stamp
+
+__all__ = ["Occasion", "count_mark", "park_mark", "retry_mark"]
+
+_TEXT_BYTES = 1024
+
+
+class Occasion(NamedTuple):
+    """What the world adds to a decision: the time, the host, the exception, the HTTP status."""
+
+    now: float
+    host: str = ""
+    failure: Failure | None = None
+    status: int | None = None
+
+
+def count_mark(delivery: Delivery, plan: Plan, attempt: int, *, counted: bool) -> Mark:
+    """The counts alone, as they stand when the message leaves for retry."""
+    known = read_history(delivery.properties.headers, plan.queue)
+    failures = attempt if counted else attempt - 1
+    return Mark(
+        queue=plan.queue,
+        attempts=failures,
+        snoozes=known.snoozes + (0 if counted else 1),
+        counters={} if plan.count_header is None else {plan.count_header: failures},
+    )
+
+
+def retry_mark(decision: Retry, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
+    """Everything written on a message that leaves for retry; a snooze keeps the last failure."""
+    counts = count_mark(delivery, plan, decision.attempt, counted=decision.counted)
+    mark = _with_origin(counts, delivery, plan)
+    if decision.counted:
+        failure = _failure(decision, delivery, plan, occasion)
+        mark = replace(mark, failure=failure)
+    return _with_stamps(mark, plan.retry_stamps, decision, delivery, occasion)
+
+
+def park_mark(decision: Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
+    """Everything written on a message that is parked."""
+    known = read_history(delivery.properties.headers, plan.queue)
+    bare = Mark(queue=plan.queue, attempts=decision.attempt, snoozes=known.snoozes)
+    failure = _failure(decision, delivery, plan, occasion)
+    mark = replace(_with_origin(bare, delivery, plan), failure=failure)
+    return _with_stamps(mark, plan.park_stamps, decision, delivery, occasion)
+
+
+def _with_origin(mark: Mark, delivery: Delivery, plan: Plan) -> Mark:
+    exchange, routing_key = origin_of(delivery, plan)
+    return replace(mark, origin_exchange=exchange, origin_routing_key=routing_key)
+
+
+def _failure(decision: Retry | Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Failure:
+    """The record of this failure, with the time of the first one in this queue."""
+    now, host, failure, _ = occasion
+    before = read_history(delivery.properties.headers, plan.queue).failure
+    return replace(
+        failure or failure_from_reason(decision.reason),
+        host=clipped(host, 255),
+        first=before.first if before is not None and before.first else now,
+        last=now,
+        attempts=decision.attempt,
+    )
+
+
+def _with_stamps(
+    mark: Mark,
+    stamps: tuple[Stamp, ...],
+    decision: Retry | Park,
+    delivery: Delivery,
+    occasion: Occasion,
+) -> Mark:
+    """The design's own headers; one that has nothing to say this time is taken away."""
+    facts = _facts(mark, decision, occasion)
+    present = delivery.properties.headers
+    due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
+    values = {stamp.header: facts[stamp.fact] for stamp in due}
+    return replace(
+        mark,
+        design={name: value for name, value in values.items() if value is not None},
+        without=frozenset(name for name, value in values.items() if value is None),
+    )
+
+
+def _facts(mark: Mark, decision: Retry | Park, occasion: Occasion) -> Mapping[Fact, FieldValue]:
+    now, _, failure, status = occasion
+    error = None if failure is None else clipped(failure.message or failure.type, _TEXT_BYTES)
+    return {
+        Fact.NOW: timestamp(now),
+        Fact.QUEUE: mark.queue,
+        Fact.ATTEMPT: decision.attempt,
+        Fact.RETRIES: decision.attempt - 1,
+        Fact.REASON: clipped(decision.reason, _TEXT_BYTES),
+        Fact.ERROR: error,
+        Fact.STATUS: status,
+        Fact.ORIGIN_EXCHANGE: mark.origin_exchange,
+        Fact.ORIGIN_ROUTING_KEY: mark.origin_routing_key,
+    }

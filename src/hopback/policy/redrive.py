@@ -1,0 +1,151 @@
+"""Re-driving as pure functions: whose dead letter it is, whether it may go back, and as what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hopback.errors import UnsafeOperation
+from hopback.headers import (
+    Mark,
+    clipped,
+    deaths,
+    last_death_queue,
+    marked_queue,
+    read_history,
+    redrive_properties,
+    timestamp,
+)
+from hopback.message import Message
+from hopback.policy.attempts import failures_so_far, origin_of
+from hopback.topology.plan import Fact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.fields import FieldValue
+    from hopback.message import Delivery, Properties
+    from hopback.topology.plan import Plan, Redrive
+
+__all__ = ["MAX_REDRIVES", "RedriveOccasion", "plan_of", "redrive_message", "redrive_refusal"]
+
+MAX_REDRIVES = 3
+"""How often a message may be re-driven when nothing else is said."""
+
+_TEXT_BYTES = 255
+
+
+class RedriveOccasion(NamedTuple):
+    """Who sends messages back, when and in which job.
+
+    `stamped` also writes the file pipeline's `x-redriven-…` headers and `x-original-routing-key`;
+    `operation` is the correlation id they carry.
+    """
+
+    now: float
+    job: str
+    user_id: str = ""
+    user_name: str = ""
+    operation: str = ""
+    stamped: bool = False
+
+
+def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
+    """The plan of the queue that a dead letter failed in, or None if nothing tells.
+
+    A dead-letter queue may be shared. What the broker parked names its queue in `x-death`; what
+    we parked carries our mark. The broker goes first: a message that it rejected here may carry
+    the mark of another queue, from a copy.
+    """
+    candidates = {plan.queue: plan for plan in plans if plan.parking.queue == delivery.queue}
+    if len(candidates) == 1:
+        return next(iter(candidates.values()))
+    headers = delivery.properties.headers
+    named = (last_death_queue(headers), marked_queue(headers), *_died_in(delivery))
+    return next((candidates[name] for name in named if name in candidates), None)
+
+
+def redrive_refusal(
+    delivery: Delivery, plan: Plan, *, max_redrives: int | None = MAX_REDRIVES
+) -> str | None:
+    """Why this dead letter must not go back, or None if it may. `max_redrives` None: no limit."""
+    redrives = read_history(delivery.properties.headers, plan.queue).redrives
+    if max_redrives is not None and redrives >= max_redrives:
+        return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
+    if _properties(delivery, plan, plan.redrive, RedriveOccasion(0.0, "")) is None:
+        return "its headers leave no room for the counts that a re-drive needs"
+    return None
+
+
+def redrive_message(
+    delivery: Delivery, plan: Plan, occasion: RedriveOccasion, *, target: Redrive | None = None
+) -> Message:
+    """The message that goes back, to the plan's own target unless another is given.
+
+    Its attempts begin anew or continue, as the target says; its history stays. UnsafeOperation if
+    its headers have no room for the counts: then `redrive_refusal` has said so before.
+    """
+    target = plan.redrive if target is None else target
+    properties = _properties(delivery, plan, target, occasion)
+    if properties is None:
+        raise UnsafeOperation(
+            f"message {delivery.tag} of {delivery.queue!r} was not re-driven:"
+            " its headers leave no room for the counts that a re-drive needs"
+        )
+    return Message(target.exchange, target.routing_key, delivery.body, properties)
+
+
+def _properties(
+    delivery: Delivery, plan: Plan, target: Redrive, occasion: RedriveOccasion
+) -> Properties | None:
+    known = read_history(delivery.properties.headers, plan.queue)
+    exchange, routing_key = origin_of(delivery, plan)
+    failures = 0 if target.reset else failures_so_far(delivery.properties.headers, plan)
+    mark = Mark(
+        queue=plan.queue,
+        attempts=failures,
+        snoozes=0 if target.reset else known.snoozes,
+        origin_exchange=exchange,
+        origin_routing_key=routing_key,
+        redrives=known.redrives + 1,
+        redrive_job=_job(occasion),
+        counters={} if target.reset else _counters(plan, failures),
+        design=_stamps(delivery, occasion, routing_key),
+        without=_counter_names(plan) if target.reset else frozenset(),
+    )
+    return redrive_properties(delivery.properties, mark, keep_deaths=target.keep_deaths)
+
+
+def _job(occasion: RedriveOccasion) -> str:
+    _, job, *_ = occasion
+    return job
+
+
+def _counters(plan: Plan, failures: int) -> dict[str, FieldValue]:
+    return {} if plan.count_header is None else {plan.count_header: failures}
+
+
+def _counter_names(plan: Plan) -> frozenset[str]:
+    """Counters of the design itself: left standing, they would end the next run at once."""
+    stamped = {stamp.header for stamp in plan.park_stamps if stamp.fact is Fact.RETRIES}
+    return frozenset(stamped if plan.count_header is None else {*stamped, plan.count_header})
+
+
+def _stamps(
+    delivery: Delivery, occasion: RedriveOccasion, routing_key: str
+) -> dict[str, FieldValue]:
+    now, _, user_id, user_name, operation, stamped = occasion
+    if not stamped:
+        return {}
+    said = {
+        "x-redriven-from-dlq": delivery.queue,
+        "x-redriven-at": timestamp(now),
+        "x-redriven-by-user-id": user_id,
+        "x-redriven-by-user-name": user_name,
+        "x-redrive-operation-correlation-id": operation,
+        "x-original-routing-key": routing_key,
+    }
+    return {name: clipped(text, _TEXT_BYTES) for name, text in said.items() if text}
+
+
+def _died_in(delivery: Delivery) -> tuple[str, ...]:
+    return tuple(death.queue for death in deaths(delivery.properties.headers))

@@ -1,0 +1,110 @@
+"""From what a handler did to an outcome: its return value, or the exception it raised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeGuard
+
+from hopback.headers import failure_from_exception
+from hopback.policy.outcome import Done, Park, Retry, Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hopback.policy.outcome import Outcome
+
+__all__ = ["MENU", "Rule", "Verdict", "classify", "outcome_of", "reason_of"]
+
+MENU = "nothing, Done(), Retry(reason, after=None), Park(reason) or Snooze(delay)"
+"""What a handler may return, as it is told to one that returned something else."""
+
+
+class Verdict(StrEnum):
+    """What a rule says of an exception."""
+
+    RETRY = "retry"
+    PARK = "park"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind of exception, narrowed by `when`, and what becomes of the message.
+
+    `after` (seconds) is the shortest wait before the next run; an exception that has an attribute
+    `after` or `retry_after` of its own knows better.
+    """
+
+    exception: type[BaseException] | tuple[type[BaseException], ...]
+    verdict: Verdict
+    when: Callable[[BaseException], bool] | None = None
+    after: float | None = None
+
+
+def classify(exception: BaseException, rules: Sequence[Rule] = ()) -> Outcome:
+    """The outcome of an exception: the first rule that fits; without one it is retried."""
+    rule = next((rule for rule in rules if _fits(rule, exception)), None)
+    reason = reason_of(exception)
+    if rule is not None and rule.verdict is Verdict.PARK:
+        return Park(reason)
+    wanted = _wanted_wait(exception)
+    return Retry(reason, wanted if wanted is not None or rule is None else rule.after)
+
+
+def reason_of(exception: BaseException) -> str:
+    """One line that says what was raised."""
+    failure = failure_from_exception(exception)
+    name = failure.type.rpartition(".")[2]
+    return f"{name}: {failure.message}" if failure.message else name
+
+
+def outcome_of(returned: object) -> Outcome:
+    """The outcome of a handler's return value; what is not on the menu parks and prints it."""
+    match returned:
+        case None:
+            return Done()
+        case Done() | Park(reason=str()):
+            return returned
+        case Retry(reason=str(), after=after) if after is None or _is_wait(after):
+            return returned
+        case Snooze(delay=delay) if _is_wait(delay):
+            return returned
+    return Park(f"the handler returned {_shown(returned)}; expected {MENU}")
+
+
+def _fits(rule: Rule, exception: BaseException) -> bool:
+    """A predicate that raises has said nothing: the next rule is asked."""
+    if not isinstance(exception, rule.exception):
+        return False
+    try:
+        return rule.when is None or bool(rule.when(exception))
+    except Exception:
+        return False
+
+
+def _wanted_wait(exception: BaseException) -> float | None:
+    """The wait in seconds that the exception itself asks for."""
+    wanted = (_attribute(exception, name) for name in ("after", "retry_after"))
+    return next((value for value in wanted if _is_wait(value)), None)
+
+
+def _attribute(exception: BaseException, name: str) -> object:
+    try:
+        value = getattr(exception, name, None)
+    except Exception:
+        return None
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _is_wait(value: object) -> TypeGuard[float]:
+    """Any number of seconds from 0 on; a comparison with what is no number is never true."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "something that cannot be shown"
+    return f"{text[:200]} ({type(value).__name__})"
