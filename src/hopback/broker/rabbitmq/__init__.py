@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hopback.broker.rabbitmq.broker import RabbitMQ
 from hopback.broker.rabbitmq.channel import RabbitChannel
-from hopback.broker.rabbitmq.connection import LineState, RabbitConnection
+from hopback.broker.rabbitmq.connection import RabbitConnection
 
-__all__ = ["LineState", "RabbitChannel", "RabbitConnection", "RabbitMQ"]
+__all__ = ["RabbitChannel", "RabbitConnection", "RabbitMQ"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,8 @@ from hopback.wire.transport import tls_context
 from hopback.wire.url import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from hopback.broker.rabbitmq.connection import LineState
     from hopback.wire.credentials import Secret
     from hopback.wire.url import Address
 
@@ -56,25 +56,17 @@ class RabbitMQ:
         """Where it is, fit to be shown: never a password."""
         return str(self._address)
 
-    async def connect(
-        self, name: str = "hopback", *, on_state: Callable[[LineState, str], None] | None = None
-    ) -> RabbitConnection:
+    async def connect(self, name: str = "hopback") -> RabbitConnection:
         """A new connection to the first host that answers; ConnectionFailed names every attempt."""
         failures: list[str] = []
         for host, port in self._address.hosts:
             try:
-                return await self._connect_to(host, port, name, on_state)
+                return await self._connect_to(host, port, name)
             except (ConnectionFailed, OSError) as error:
                 failures.append(f"{host}:{port}: {_reason(error)}")
         raise ConnectionFailed(f"no connection to {self.address}: {'; '.join(failures)}")
 
-    async def _connect_to(
-        self,
-        host: str,
-        port: int,
-        name: str,
-        on_state: Callable[[LineState, str], None] | None,
-    ) -> RabbitConnection:
+    async def _connect_to(self, host: str, port: int, name: str) -> RabbitConnection:
         address = self._address
         self._warn_of_plain_text(host)
         connection = RabbitConnection(
@@ -82,7 +74,6 @@ class RabbitMQ:
             name,
             window=self._window,
             confirm_timeout=self._confirm_timeout,
-            on_state=on_state,
         )
         try:
             async with asyncio.timeout(address.connection_timeout):
@@ -147,6 +138,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error) or type(error).__name__
-    return str(error)
+    """asyncio's own text names the address once more; the system's says what happened."""
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

@@ -13,6 +13,7 @@ from hopback.broker.rabbitmq.publishing import Publishing
 from hopback.errors import BrokerError, ChannelClosed, ProtocolError
 from hopback.wire.contents import Delivered, Got, ReturnedMessage
 from hopback.wire.events import MethodReceived, SettlementReceived
+from hopback.wire.settlement import Settlements
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -69,12 +70,15 @@ class RabbitChannel:
         self._next_consumer = 0
         self._ended: Future[BrokerError | None] = self._loop.create_future()
         self._closing = False
+        self._settlements = Settlements(number)
 
     # --- life
 
     async def open(self) -> None:
         """Open it and switch confirms on."""
-        await self._request("channel.open", orphaned=lambda _: self._send_close())
+        answer = self._request("channel.open", orphaned=lambda _: self._send_close())
+        self._settlements = self._core.channels[self.number].settlements
+        await answer
         await self._request("confirm.select", orphaned=lambda _: self._send_close())
 
     @property
@@ -101,8 +105,8 @@ class RabbitChannel:
         """The channel or its connection is gone. Everyone who waits is told why."""
         if self._ended.done():
             return
-        core = self._core.channels.pop(self.number, None)
-        self.lost = self.lost or tuple(core.settlements.unsettled if core else ())
+        self._core.channels.pop(self.number, None)
+        self.lost = tuple(self._settlements.unsettled)
         self._ended.set_result(error)
         reason = error or _closed_by_us()
         for request in self._requests:
@@ -325,24 +329,22 @@ class RabbitChannel:
         """Settle as done. Sent with the next write."""
         if self._closing or self._ended.done():
             self._check()
-        settlements = self._core.channels[self.number].settlements
         if multiple:
-            settlements.ack_through(tag)
+            self._settlements.ack_through(tag)
         else:
-            settlements.ack(tag)
+            self._settlements.ack(tag)
         self._wire.wake()
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
         """Release to the queue, or dead-letter."""
         self._check()
-        settlements = self._core.channels[self.number].settlements
-        settlements.nack(tag, requeue=requeue, multiple=multiple)
+        self._settlements.nack(tag, requeue=requeue, multiple=multiple)
         self._wire.wake()
 
     def reject(self, tag: int, *, requeue: bool) -> None:
         """As nack for one, but RabbitMQ 4.3 counts it as a failed delivery."""
         self._check()
-        self._core.channels[self.number].settlements.reject(tag, requeue=requeue)
+        self._settlements.reject(tag, requeue=requeue)
         self._wire.wake()
 
     async def recover(self) -> None:

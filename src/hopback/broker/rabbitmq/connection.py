@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.rabbitmq.channel import RabbitChannel
@@ -25,18 +24,9 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.url import Address
 
-__all__ = ["LineState", "RabbitConnection"]
+__all__ = ["RabbitConnection"]
 
 _CLOSE_TIMEOUT = 5.0
-
-
-class LineState(StrEnum):
-    """What an observer sees of a connection."""
-
-    CONNECTING = "connecting"
-    READY = "ready"
-    BLOCKED = "blocked"
-    CLOSED = "closed"
 
 
 class RabbitConnection:
@@ -49,12 +39,12 @@ class RabbitConnection:
         *,
         window: int,
         confirm_timeout: float,
-        on_state: Callable[[LineState, str], None] | None = None,
     ) -> None:
-        self.state = LineState.CONNECTING
+        self.blocked = False
+        """Whether the broker takes no publishes on this connection for now."""
         self._window = window
         self._confirm_timeout = confirm_timeout
-        self._on_state = on_state
+        self._watchers: list[Callable[[bool, str], object]] = []
         self._loop = asyncio.get_running_loop()
         self._core = Core(Role.CLIENT)
         self.wire = Wire(self._core, self)
@@ -91,7 +81,7 @@ class RabbitConnection:
             window=self._window,
             confirm_timeout=self._confirm_timeout,
         )
-        channel.publishing.blocked = self.state is LineState.BLOCKED
+        channel.publishing.blocked = self.blocked
         self._channels[channel.number] = channel
         await channel.open()
         return channel
@@ -121,6 +111,10 @@ class RabbitConnection:
         self._secrets.append(answer)
         self.wire.wake()
         await answer
+
+    def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
+        """Call `watcher(blocked, reason)` whenever the broker blocks or unblocks this connection."""
+        self._watchers.append(watcher)
 
     def _check(self) -> None:
         if self._ended.done():
@@ -169,7 +163,6 @@ class RabbitConnection:
             self.server_properties = handshake.server_properties
             self._channel_max = handshake.tuning.channel_max
             self.wire.start_pulse(handshake.tuning.heartbeat)
-            self._enter(LineState.READY, "")
             self.opened.set_result(None)
 
     def _on_method(self, event: MethodReceived) -> None:
@@ -188,15 +181,12 @@ class RabbitConnection:
                 raise ProtocolError(f"expected no {event.name} now")
 
     def _block(self, blocked: bool, reason: str) -> None:
-        self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)
+        self.blocked = blocked
+        for watcher in self._watchers:
+            watcher(blocked, reason)
         for channel in self._channels.values():
             channel.publishing.blocked = blocked
             channel.publishing.admit()
-
-    def _enter(self, state: LineState, reason: str) -> None:
-        self.state = state
-        if self._on_state is not None:
-            self._on_state(state, reason)
 
     def on_writable(self) -> None:
         """The socket has room again."""
@@ -216,7 +206,6 @@ class RabbitConnection:
         if not self.opened.done():
             self.opened.set_exception(_failure(error))
             self.opened.exception()  # nobody may be waiting any more; that is no news
-        self._enter(LineState.CLOSED, str(error or ""))
 
 
 def _failure(error: BrokerError | None) -> ConnectionFailed:

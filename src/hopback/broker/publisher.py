@@ -1,0 +1,189 @@
+"""A publisher that outlives its connections: every message confirmed, or its sender told.
+
+It has a connection of its own: when the broker blocks publishers it stops reading that line, and
+acks of consumers must not wait behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from hopback.broker.supervise import Supervised
+from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, Nacked
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.broker.supervise import Backoff, LineState, OnState
+    from hopback.message import Message
+
+__all__ = ["Publisher"]
+
+_NACKS_IN_A_ROW = 10
+"""A channel that first met a quorum queue without a leader is nacked for ever on RabbitMQ ≤ 3.12.0,
+though the queue has a new leader: only a new channel helps."""
+_SECONDS_BETWEEN_REOPENINGS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A channel in use, and how it fares."""
+
+    channel: Channel
+    in_flight: int = 0
+    nacks: int = 0
+    retired: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enter(self) -> None:
+        """A publish was handed over."""
+        self.in_flight += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """A publish has its fate."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.idle.set()
+
+
+class Publisher:
+    """Publishes on a supervised connection; an async context manager.
+
+    `publish` waits at most `timeout` seconds for a usable channel. A channel error (a missing
+    exchange) fails only what was in flight on that channel; the next publish finds a new one.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        name: str = "hopback publisher",
+        timeout: float = 30.0,
+        backoff: Backoff | None = None,
+        on_state: OnState | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._line = Supervised(broker, name, self._session, backoff=backoff, on_state=on_state)
+        self._task: asyncio.Task[None] | None = None
+        self._lane: asyncio.Future[_Lane] = asyncio.get_running_loop().create_future()
+        self._winding_down: set[asyncio.Task[None]] = set()
+        self._reopened_at = float("-inf")
+
+    @property
+    def state(self) -> LineState:
+        """The state of its connection."""
+        return self._line.state
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Begin to connect."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._line.run(), name="hopback-publisher")
+
+    async def close(self) -> None:
+        """End the connection; what is in flight is reported as interrupted. Safe to repeat."""
+        self._line.stop()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if not self._lane.done():
+            self._lane.set_exception(ConnectionFailed("nothing was sent: the publisher is closed"))
+            self._lane.exception()  # nobody may be waiting; that is no news
+
+    async def publish(self, message: Message, *, mandatory: bool = True) -> None:
+        """Publish and wait for the confirm.
+
+        Returned, Nacked, ConfirmTimeout and PublishInterrupted tell this message's fate;
+        ConnectionFailed says that nothing was sent within the time.
+        """
+        lane, fate = await self._hand_over(message, mandatory)
+        try:
+            await fate
+            lane.nacks = 0
+        except Nacked:
+            self._on_nack(lane)
+            raise
+        finally:
+            lane.leave()
+
+    async def _hand_over(
+        self, message: Message, mandatory: bool
+    ) -> tuple[_Lane, asyncio.Future[None]]:
+        """Send on a lane that has room. One that proves closed has sent nothing: take the next."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    lane = await asyncio.shield(self._lane)
+                    try:
+                        await lane.channel.room()
+                        if not lane.retired.is_set():
+                            fate = lane.channel.publish(message, mandatory=mandatory)
+                            lane.enter()
+                            return lane, fate
+                    except (ChannelClosed, ConnectionLost):
+                        self._retire(lane)
+        except TimeoutError:
+            raise ConnectionFailed(self._nothing_sent()) from None
+
+    def _nothing_sent(self) -> str:
+        why = f"{self._line.state}: {self._line.reason}" if self._line.reason else self._line.state
+        return f"nothing was sent: no usable channel within {self._timeout:g} s ({why})"
+
+    def _on_nack(self, lane: _Lane) -> None:
+        """Give up a channel that is nacked again and again; not too often, a queue may be full."""
+        lane.nacks += 1
+        now = asyncio.get_running_loop().time()
+        if lane.nacks >= _NACKS_IN_A_ROW and now - self._reopened_at >= _SECONDS_BETWEEN_REOPENINGS:
+            self._reopened_at = now
+            self._retire(lane)
+
+    def _retire(self, lane: _Lane) -> None:
+        """No new publishes on this lane."""
+        lane.retired.set()
+        if self._lane.done() and self._lane.result() is lane:
+            self._lane = asyncio.get_running_loop().create_future()
+
+    async def _session(self, connection: Connection) -> None:
+        """Keep one lane open for as long as the connection lasts."""
+        try:
+            while True:
+                lane = _Lane(await connection.open_channel())
+                self._lane.set_result(lane)
+                await self._until_retired(lane)
+                self._wind_down(lane)
+        finally:
+            if self._lane.done():
+                self._retire(self._lane.result())
+            for task in self._winding_down:
+                task.cancel()
+
+    async def _until_retired(self, lane: _Lane) -> None:
+        waits = {
+            asyncio.ensure_future(lane.channel.wait_closed()),
+            asyncio.ensure_future(lane.retired.wait()),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._retire(lane)
+
+    def _wind_down(self, lane: _Lane) -> None:
+        """Close the channel once everything on it has its fate."""
+        task = asyncio.create_task(_close_when_idle(lane))
+        self._winding_down.add(task)
+        task.add_done_callback(self._winding_down.discard)
+
+
+async def _close_when_idle(lane: _Lane) -> None:
+    if lane.in_flight:
+        await lane.idle.wait()
+    await lane.channel.close()

@@ -1,0 +1,203 @@
+"""One supervising loop per connection: connect, run a session, back off, connect again.
+
+Nothing heals itself below this loop. When a connection ends, everything on it has ended; the
+session is started anew on a new connection and rebuilds what it needs from its declarations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from hopback.errors import HopbackError, TopologyError, UnsafeOperation
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Broker, Connection
+
+__all__ = ["Backoff", "LineState", "OnState", "Session", "Supervised", "WatchesBlocking"]
+
+_LOG = logging.getLogger("hopback.broker")
+_FATAL = (TopologyError, UnsafeOperation)
+"""What a new connection cannot mend: these end the loop."""
+
+
+class LineState(StrEnum):
+    """What an observer sees of a supervised connection."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    BLOCKED = "blocked"
+    """The broker takes no publishes for now (memory or disk alarm)."""
+    CLOSED = "closed"
+
+
+OnState: TypeAlias = Callable[[LineState, str], object]
+"""Called with each new state and its reason; it must not raise."""
+Session: TypeAlias = "Callable[[Connection], Awaitable[None]]"
+"""What is done with a connection for as long as it lasts."""
+
+
+@runtime_checkable
+class WatchesBlocking(Protocol):
+    """A connection that can tell when the broker blocks it."""
+
+    def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
+        """Call `watcher(blocked, reason)` on each change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait after the n-th failure in a row: growing, bounded, jittered.
+
+    A session that lasted `stable` seconds counts as a success: the next failure is the first.
+    """
+
+    first: float = 0.25
+    factor: float = 2.0
+    most: float = 30.0
+    stable: float = 10.0
+
+    def delay(self, failures: int, chance: float) -> float:
+        """Seconds to wait; `chance` in [0, 1) spreads it over the upper half of the step."""
+        exponent = min(max(failures, 1) - 1, 64)
+        step = min(self.most, self.first * self.factor**exponent)
+        return step * (0.5 + chance / 2)
+
+
+class Supervised:
+    """Keeps a session alive on a broker until it is stopped.
+
+    `run` is the loop. It returns after `stop`, and raises only what no new connection can mend (a
+    conflict of topologies, a refusal of ours). Everything else, also an unexpected error of the
+    session, is logged and tried again after the back-off.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        session: Session,
+        *,
+        backoff: Backoff | None = None,
+        on_state: OnState | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._broker = broker
+        self._name = name
+        self._session = session
+        self._backoff = backoff or Backoff()
+        self._on_state = on_state
+        self._sleep = sleep
+        self._chance = chance
+        self._stopping = asyncio.Event()
+        self._failures = 0
+        self.state = LineState.CONNECTING
+        self.reason = ""
+        """Why the state is what it is; the last failure while connecting."""
+        self.connections = 0
+        """How many connections were made so far."""
+
+    async def run(self) -> None:
+        """Connect and run sessions until stopped."""
+        try:
+            while not self._stopping.is_set():
+                await self._unless_stopped(self._once())
+                if not self._stopping.is_set():
+                    pause = self._backoff.delay(self._failures, self._chance())
+                    await self._unless_stopped(self._pause(pause))
+        finally:
+            self._enter(LineState.CLOSED, self.reason)
+
+    def stop(self) -> None:
+        """Ask the loop to end: the session is cancelled, the connection closed in order."""
+        self._stopping.set()
+
+    async def _pause(self, seconds: float) -> None:
+        await self._sleep(seconds)
+
+    async def _once(self) -> None:
+        """One connection and its session, from beginning to end."""
+        self._enter(LineState.CONNECTING, self.reason)
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._connected()
+            self._fail("the session ended")
+        except _FATAL:
+            raise
+        except HopbackError as error:
+            self._fail(str(error))
+            _LOG.warning("%s at %s: %s", self._name, self._broker.address, error)
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
+            _LOG.exception("%s at %s: session failed", self._name, self._broker.address)
+        if asyncio.get_running_loop().time() - began >= self._backoff.stable:
+            self._failures = 1
+
+    def _fail(self, reason: str) -> None:
+        self._failures += 1
+        self.reason = reason
+
+    async def _connected(self) -> None:
+        connection = await self._broker.connect(self._name)
+        self.connections += 1
+        try:
+            self._enter(LineState.READY, "")
+            if isinstance(connection, WatchesBlocking):
+                connection.watch_blocking(self._on_blocking)
+            await self._session_on(connection)
+        finally:
+            await connection.close()
+
+    async def _session_on(self, connection: Connection) -> None:
+        """The session, ended as soon as its connection has ended."""
+        session = asyncio.ensure_future(self._session(connection))
+        ending = asyncio.ensure_future(connection.wait_closed())
+        try:
+            await asyncio.wait({session, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done() and not session.done():
+                await _cancelled(session)
+                error = ending.result()
+                if error is not None:
+                    raise error
+            else:
+                await session
+        finally:
+            await _cancelled(session)
+            await _cancelled(ending)
+
+    def _on_blocking(self, blocked: bool, reason: str) -> None:
+        self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)
+
+    def _enter(self, state: LineState, reason: str) -> None:
+        changed = state is not self.state or state is LineState.CONNECTING
+        self.state = state
+        self.reason = reason
+        if changed and self._on_state is not None:
+            self._on_state(state, reason)
+
+    async def _unless_stopped(self, work: Awaitable[None]) -> None:
+        """Do the work, but give it up when asked to stop."""
+        doing = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                await doing
+        finally:
+            await _cancelled(doing)
+            await _cancelled(stopping)
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel it if it still runs, and wait until it has ended; its failure is not news."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
