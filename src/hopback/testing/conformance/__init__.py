@@ -1,0 +1,42 @@
+"""The conformance suite: what RabbitMQ does, row by row, for any broker behind the port.
+
+The embedded broker and RabbitMQ both pass it. Run it against a broker of your own::
+
+    from hopback.broker.rabbitmq import RabbitMQ
+    from hopback.testing.conformance import exercise
+
+    for result in await exercise(RabbitMQ("amqp://localhost/test")):
+        print(result.row.id, result.outcome, result.reason)
+
+Use a virtual host that nobody else uses. Rows that set policies or restart nodes are not shown
+unless `Facilities` say how that is done.
+"""
+
+from hopback.testing.conformance.bench import (
+    Bench,
+    Facilities,
+    Lacking,
+    NodeControl,
+    PolicyControl,
+    Timings,
+)
+from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
+from hopback.testing.conformance.expect import Mismatch
+from hopback.testing.conformance.row import Row, Tag, rows
+
+__all__ = [
+    "Bench",
+    "Facilities",
+    "Lacking",
+    "Mismatch",
+    "NodeControl",
+    "Outcome",
+    "PolicyControl",
+    "Result",
+    "Row",
+    "Tag",
+    "Timings",
+    "exercise",
+    "play",
+    "rows",
+]

@@ -1,0 +1,41 @@
+"""The rows, by subject. Importing this package enters them all."""
+
+from hopback.testing.conformance.rows import (
+    arguments,
+    consuming,
+    cycles,
+    dead_letters,
+    declaring,
+    delayed_retry,
+    expiry,
+    limits,
+    looking,
+    nodes,
+    policies,
+    properties,
+    publishing,
+    quorum,
+    republished,
+    returning,
+    routing,
+)
+
+__all__ = [
+    "arguments",
+    "consuming",
+    "cycles",
+    "dead_letters",
+    "declaring",
+    "delayed_retry",
+    "expiry",
+    "limits",
+    "looking",
+    "nodes",
+    "policies",
+    "properties",
+    "publishing",
+    "quorum",
+    "republished",
+    "returning",
+    "routing",
+]

@@ -1,0 +1,81 @@
+"""Arrangements of queues that many rows need: a queue with its dead-letter queue, a loop, a death."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from hopback.topology.model import QueueType
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.message import Delivery
+    from hopback.testing.conformance.bench import Bench
+
+__all__ = [
+    "AT_LEAST_ONCE",
+    "BOTH",
+    "V3_12",
+    "V3_13",
+    "V4_0",
+    "V4_3",
+    "deaths",
+    "lap",
+    "pair",
+    "reject_loop",
+    "to",
+]
+
+V3_12, V3_13, V4_0, V4_3 = (
+    BrokerVersion(3, 12),
+    BrokerVersion(3, 13),
+    BrokerVersion(4, 0),
+    BrokerVersion(4, 3),
+)
+BOTH = (QueueType.CLASSIC, QueueType.QUORUM)
+AT_LEAST_ONCE: Headers = {
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+
+
+def to(queue: str, **further: FieldValue) -> dict[str, FieldValue]:
+    """Arguments that dead-letter straight to a queue; further ones have `_` for `-`, and no `x-`."""
+    rest = {f"x-{key.replace('_', '-')}": value for key, value in further.items()}
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, **rest}
+
+
+async def pair(
+    bench: Bench,
+    kind: QueueType = QueueType.CLASSIC,
+    target: QueueType = QueueType.CLASSIC,
+    **arguments: FieldValue,
+) -> tuple[str, str]:
+    """A queue that dead-letters to a second one; both names."""
+    dead = await bench.queue(target)
+    return await bench.queue(kind, to(dead, **arguments)), dead
+
+
+async def reject_loop(
+    bench: Bench, kind: QueueType = QueueType.CLASSIC, wait_ms: int = 50, **arguments: FieldValue
+) -> tuple[str, str]:
+    """main -rejected→ wait -expired→ main; both names."""
+    main, wait = bench.name("main"), bench.name("wait")
+    await bench.queue(kind, to(main, message_ttl=wait_ms), name=wait)
+    await bench.queue(kind, to(wait, **arguments), name=main)
+    return main, wait
+
+
+async def lap(bench: Bench, queue: str) -> Delivery:
+    """Take one message and dead-letter it; the delivery."""
+    delivery = await bench.take(queue)
+    bench.channel.nack(delivery.tag, requeue=False)
+    return delivery
+
+
+def deaths(delivery: Delivery) -> list[Mapping[str, FieldValue]]:
+    """The entries of the delivery's `x-death`, as they stand there."""
+    found = delivery.properties.headers.get("x-death", [])
+    return list(cast("list[Mapping[str, FieldValue]]", found))

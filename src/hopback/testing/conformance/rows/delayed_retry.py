@@ -1,0 +1,73 @@
+"""Delayed retry of RabbitMQ 4.3, and how older brokers ignore it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.testing.conformance.expect import equal, that
+from hopback.testing.conformance.row import row
+from hopback.testing.conformance.rows.arrangements import V4_3
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+    from hopback.testing.conformance.bench import Bench
+
+__all__: list[str] = []
+
+
+def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
+    return {
+        "x-delayed-retry-type": kind,
+        "x-delayed-retry-min": least_ms,
+        "x-delayed-retry-max": most_ms,
+    }
+
+
+async def _delay(bench: Bench, queue: str, *, by_nack: bool) -> float:
+    """How long a message stays away after it was given back."""
+    held = await bench.take(queue)
+    if by_nack:
+        bench.channel.nack(held.tag, requeue=True)
+    else:
+        bench.channel.reject(held.tag, requeue=True)
+    start = bench.facilities.now()
+    back = await bench.take(queue)
+    waited = bench.facilities.now() - start
+    bench.channel.nack(back.tag, requeue=True)
+    await bench.holds(queue, 1)
+    return waited
+
+
+@row("5.12a", "A rejected message stays away for min times its failures, at most max", since=V4_3)
+async def grows_with_failures(bench: Bench) -> None:
+    queue = await bench.quorum(_delayed("failed", 300, 700))
+    await bench.put(queue)
+    for least in (0.3, 0.6, 0.7, 0.7):
+        waited = await _delay(bench, queue, by_nack=False)
+        that(least - 0.02 <= waited < least + 0.28, f"it waits {least} s, not {waited:.3f} s")
+
+
+@row("5.12b", "Type failed does not delay nack; type returned does not delay reject", since=V4_3)
+async def delayed_by_type(bench: Bench) -> None:
+    for kind, by_nack in (("failed", True), ("returned", False)):
+        queue = await bench.quorum(_delayed(kind, 60_000, 60_000))
+        await bench.put(queue)
+        await _delay(bench, queue, by_nack=by_nack)
+
+
+@row("5.12c", "A delayed message is not counted as ready and holds up nobody", since=V4_3)
+async def delayed_out_of_sight(bench: Bench) -> None:
+    queue = await bench.quorum(_delayed("all", 800, 800))
+    await bench.put(queue, "delayed", "next")
+    bench.channel.nack((await bench.take(queue)).tag, requeue=True)
+    await bench.holds(queue, 1)
+    equal("next", await bench.bodies(queue), ["next"])
+    equal("delayed", (await bench.take_done(queue)).body, b"delayed")
+
+
+@row("5.12d", "Before 4.3 the arguments of delayed retry are accepted and do nothing", until=V4_3)
+async def ignored_before(bench: Bench) -> None:
+    queue = await bench.quorum(_delayed("all", 60_000, 60_000))
+    await bench.put(queue)
+    bench.channel.reject((await bench.take(queue)).tag, requeue=True)
+    await bench.holds(queue, 1)

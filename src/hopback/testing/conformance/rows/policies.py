@@ -1,0 +1,155 @@
+"""Policies: what they change on living queues, and who wins against an argument."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.errors import Nacked
+from hopback.testing.conformance.expect import equal
+from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.rows.arrangements import BOTH, V4_0, deaths, lap, to
+from hopback.topology.model import Policy, QueueType
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+    from hopback.testing.conformance.bench import Bench
+
+__all__: list[str] = []
+
+
+async def _apply(bench: Bench, queue: str, priority: int = 0, **definition: FieldValue) -> None:
+    """Set a policy on one queue; keys have `_` for `-`."""
+    keys = {key.replace("_", "-"): value for key, value in definition.items()}
+    await bench.set_policy(Policy(f"{queue}-{priority}", f"^{queue}$", keys, priority))
+
+
+@row(
+    "6.3a", "A policy's dead-letter exchange and key hold for messages already there", Tag.POLICIES
+)
+async def live_dead_lettering(bench: Bench) -> None:
+    for kind in BOTH:
+        queue, dead = await bench.queue(kind), await bench.classic()
+        await bench.put(queue)
+        await _apply(bench, queue, dead_letter_exchange="", dead_letter_routing_key=dead)
+        await lap(bench, queue)
+        equal("reason", deaths(await bench.take_done(dead))[0]["reason"], "rejected")
+
+
+@row("6.3b", "A policy's max-length drops at once what is too much", Tag.POLICIES)
+async def live_length(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        await bench.put(queue, "1", "2", "3")
+        await _apply(bench, queue, max_length=1)
+        if kind is QueueType.QUORUM:
+            await bench.put(queue, "4")
+        await bench.holds(queue, 1)
+        equal("left", await bench.bodies(queue), ["4" if kind is QueueType.QUORUM else "3"])
+
+
+@row("6.3c", "A policy's delivery limit holds for messages already there", Tag.POLICIES)
+async def live_limit(bench: Bench) -> None:
+    queue = await bench.quorum()
+    await bench.put(queue)
+    await _apply(bench, queue, delivery_limit=1)
+    for _ in range(2):
+        bench.channel.reject((await bench.take(queue)).tag, requeue=True)
+    await bench.holds(queue, 0)
+    await bench.stays(queue, 0, 0.2)
+
+
+@row("6.3d", "A cleared policy no longer holds", Tag.POLICIES)
+async def cleared(bench: Bench) -> None:
+    queue, dead = await bench.classic(), await bench.classic()
+    policy = Policy(
+        queue, f"^{queue}$", {"dead-letter-exchange": "", "dead-letter-routing-key": dead}
+    )
+    await bench.set_policy(policy)
+    await bench.put(queue, "1", "2")
+    await lap(bench, queue)
+    await bench.holds(dead, 1)
+    await bench.clear_policy(policy.name)
+    await lap(bench, queue)
+    await bench.stays(dead, 1, 0.3)
+
+
+@row("6.4a", "An argument's dead-letter exchange and key win against the policy's", Tag.POLICIES)
+async def argument_wins(bench: Bench) -> None:
+    for kind in BOTH:
+        mine, other = await bench.classic(), await bench.classic()
+        queue = await bench.queue(kind, to(mine))
+        await _apply(bench, queue, dead_letter_exchange="", dead_letter_routing_key=other)
+        await bench.put(queue)
+        await lap(bench, queue)
+        await bench.holds(mine, 1)
+        await bench.stays(other, 0, 0.1)
+
+
+@row("6.4b", "Of two times to live the shorter holds, argument or policy", Tag.POLICIES)
+async def shorter_time_holds(bench: Bench) -> None:
+    for kind in BOTH:
+        for argument, policy in ((100, 60_000), (60_000, 100)):
+            queue = await bench.queue(kind, {"x-message-ttl": argument})
+            await _apply(bench, queue, message_ttl=policy)
+            await bench.put(queue)
+            await bench.holds(queue, 0)
+
+
+@row("6.4c", "Of two delivery limits the lower holds, argument or policy", Tag.POLICIES)
+async def lower_limit_holds(bench: Bench) -> None:
+    for argument, policy in ((1, 50), (50, 1)):
+        queue = await bench.quorum({"x-delivery-limit": argument})
+        await _apply(bench, queue, delivery_limit=policy)
+        await bench.put(queue)
+        for _ in range(2):
+            bench.channel.reject((await bench.take(queue)).tag, requeue=True)
+        await bench.stays(queue, 0, 0.3)
+
+
+@row(
+    "6.4d",
+    "A policy limit of -1 lifts the default limit of 4.0 and later",
+    Tag.POLICIES,
+    since=V4_0,
+)
+async def limit_lifted(bench: Bench) -> None:
+    queue = await bench.quorum()
+    await _apply(bench, queue, delivery_limit=-1)
+    await bench.put(queue)
+    for _ in range(23):
+        bench.channel.reject((await bench.take(queue)).tag, requeue=True)
+    await bench.holds(queue, 1)
+
+
+@row("6.4e", "Only the policy of highest priority applies; policies do not add up", Tag.POLICIES)
+async def one_policy_only(bench: Bench) -> None:
+    queue, dead = await bench.classic(), await bench.classic()
+    await _apply(bench, queue, 1, dead_letter_exchange="", dead_letter_routing_key=dead)
+    await _apply(bench, queue, 2, max_length=100)
+    await bench.put(queue)
+    await lap(bench, queue)
+    await bench.stays(dead, 0, 0.3)
+
+
+@row(
+    "6.4f",
+    "A quorum queue's overflow follows the policy, a classic one's the argument",
+    Tag.POLICIES,
+)
+async def overflow_precedence(bench: Bench) -> None:
+    for kind, kept in ((QueueType.CLASSIC, "last"), (QueueType.QUORUM, "first")):
+        queue = await bench.queue(kind, {"x-max-length": 1, "x-overflow": "drop-head"})
+        await _apply(bench, queue, overflow="reject-publish")
+        equal(f"kept by {kind}", await _overflowed(bench, queue), kept)
+
+
+async def _overflowed(bench: Bench, queue: str) -> str:
+    """Whether the first or the last of many messages is kept by a queue of length 1."""
+    for number in range(10):
+        try:
+            await bench.put(queue, str(number))
+        except Nacked:
+            break
+        await bench.pause(0.05)
+    found = await bench.bodies(queue)
+    return "first" if "0" in found else "last"

@@ -1,0 +1,199 @@
+"""Messages: sizes, properties, headers and their types."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from hopback.errors import BrokerError, PreconditionFailed
+from hopback.fields import (
+    Float32,
+    Headers,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+from hopback.message import Message, Properties
+from hopback.testing.conformance.expect import equal, that
+from hopback.testing.conformance.row import row
+from hopback.testing.conformance.rows.arrangements import BOTH, V4_0
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+    from hopback.message import Delivery
+    from hopback.testing.conformance.bench import Bench
+
+__all__: list[str] = []
+
+_MIB = 1024 * 1024
+_FRAME_BYTES = 131_064
+_VALUES: dict[str, FieldValue] = {
+    "text": "größer",
+    "empty": "",
+    "not-utf8": LongStr(b"\xff\xfe"),
+    "bytes": b"\x00\x01",
+    "true": True,
+    "false": False,
+    "null": None,
+    "int8": Int8(-8),
+    "uint8": UInt8(200),
+    "int16": Int16(-1600),
+    "uint16": UInt16(60_000),
+    "int32": Int32(-100_000),
+    "uint32": UInt32(4_000_000_000),
+    "int64": -(2**60),
+    "float": 1.5,
+    "float32": Float32(0.25),
+    "decimal": Decimal("12.34"),
+    "timestamp": Timestamp(1_700_000_000),
+}
+
+
+def _typed(value: FieldValue) -> object:
+    """The value with the type of each part, so that equal numbers of other types differ."""
+    if isinstance(value, list | tuple):
+        return [_typed(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    return type(value).__name__, value
+
+
+async def _through(bench: Bench, queue: str, properties: Properties, body: bytes = b"") -> Delivery:
+    await bench.channel.publish(Message("", queue, body, properties))
+    return await bench.take_done(queue)
+
+
+@row("10.1", "A body of more than 16 MiB gives 406 from 4.0 on, and passes before")
+async def large_body(bench: Bench) -> None:
+    queue = await bench.classic()
+    exact = await _through(bench, queue, Properties(), b"x" * (16 * _MIB))
+    equal("16 MiB", len(exact.body), 16 * _MIB)
+    channel = await bench.open_channel()
+    fate = channel.publish(Message("", queue, b"x" * (16 * _MIB + 1)))
+    if bench.version < V4_0:
+        await fate
+        equal("kept", await bench.count(queue), 1)
+        return
+    error = await channel.wait_closed()
+    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    await bench.refused(lambda _: fate)
+    equal("kept", await bench.count(queue), 0)
+
+
+@row("10.2", "Headers that do not fit one frame cannot be published; those that do, can")
+async def headers_of_a_frame(bench: Bench) -> None:
+    queue = await bench.classic()
+    fits = Properties(headers={"h": "x" * (_FRAME_BYTES - 200)})
+    equal("fits", (await _through(bench, queue, fits)).properties.headers["h"], fits.headers["h"])
+    line = await bench.connect()
+    channel = await line.open_channel()
+    large = Message("", queue, b"", Properties(headers={"h": "x" * (_FRAME_BYTES + 1)}))
+    error: BrokerError | None = None
+    try:
+        await channel.publish(large)
+    except BrokerError as found:
+        error = found
+    that(error is not None, "the publish fails")
+    await bench.stays(queue, 0, 0.1)
+
+
+@row("10.3a", "Headers of every type come back equal in value and type")
+async def header_types(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        headers: Headers = {**_VALUES, "array": [*_VALUES.values()], "table": {"inner": _VALUES}}
+        found = (await _through(bench, queue, Properties(headers=headers))).properties.headers
+        for name, value in headers.items():
+            if not (kind == "quorum" and name in ("array", "table")):
+                equal(name, _typed(found[name]), _typed(value))
+
+
+@row("10.3b", "Headers come back sorted by name from 4.0 on, as sent before")
+async def header_order(bench: Bench) -> None:
+    queue = await bench.classic()
+    found = await _through(bench, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
+    equal("order", list(found.properties.headers), list(bench.since({"3.0": "bca", "4.0": "abc"})))
+
+
+@row("10.3c", "A 64-bit unsigned header comes back equal in value")
+async def unsigned_64(bench: Bench) -> None:
+    queue = await bench.classic()
+    found = await _through(bench, queue, Properties(headers={"u": UInt64(2**40)}))
+    equal("value", found.properties.headers["u"], 2**40)
+
+
+@row("10.4", "Every property comes back as it was sent, empty or full")
+async def every_property(bench: Bench) -> None:
+    full = Properties(
+        content_type="application/json", content_encoding="gzip", headers={"h": 1}, delivery_mode=2,
+        priority=7, correlation_id="c", reply_to="r", expiration="60000", message_id="i",
+        timestamp=1_700_000_000, type="t", user_id=bench.facilities.user, app_id="a", cluster_id="k",
+    )  # fmt: skip
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        found = (await _through(bench, queue, full)).properties
+        for name in Properties.__slots__:
+            value = getattr(found, name)
+            if name == "headers":
+                value = {key: each for key, each in value.items() if key != "x-delivery-count"}
+            equal(name, value, getattr(full, name))
+
+
+@row("10.5", "Another's user id gives 406 for the channel; one's own passes")
+async def user_id(bench: Bench) -> None:
+    queue = await bench.classic()
+    channel = await bench.open_channel()
+    fate = channel.publish(Message("", queue, b"", Properties(user_id="somebody-else")))
+    error = await channel.wait_closed()
+    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    that("user_id" in str(error), f"user_id is named in {error}")
+    await bench.refused(lambda _: fate)
+    await bench.put(queue, user_id=bench.facilities.user)
+    equal("kept", await bench.count(queue), 1)
+
+
+@row("10.6a", "Delivery mode 1 stays 1 through queues and dead-lettering")
+async def transient_stays(bench: Bench) -> None:
+    for kind in BOTH:
+        dead = await bench.classic()
+        arguments: Headers = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+        queue = await bench.queue(kind, arguments)
+        await bench.channel.publish(Message("", queue, b"", Properties(delivery_mode=1)))
+        bench.channel.nack((await bench.take(queue)).tag, requeue=False)
+        equal("mode", (await bench.take_done(dead)).properties.delivery_mode, 1)
+
+
+@row("10.6b", "An unknown delivery mode is refused with 406 before 4.0, and passes since")
+async def unknown_mode(bench: Bench) -> None:
+    queue = await bench.classic()
+    channel = await bench.open_channel()
+    fate = channel.publish(Message("", queue, b"", Properties(delivery_mode=3)))
+    if bench.version >= V4_0:
+        await fate
+        return
+    error = await channel.wait_closed()
+    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    await bench.refused(lambda _: fate)
+
+
+@row("10.7", "Priority is a byte and timestamp counts seconds; both keep their extremes")
+async def extremes(bench: Bench) -> None:
+    queue = await bench.classic()
+    for priority, timestamp in ((0, 0), (255, 2**40)):
+        sent = Properties(priority=priority, timestamp=timestamp)
+        found = (await _through(bench, queue, sent)).properties
+        equal("values", (found.priority, found.timestamp), (priority, timestamp))
+
+
+@row("10.8", "Bodies come back bit for bit, empty or many frames long")
+async def bodies(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        for body in (b"", b"\x00\xce", bytes(range(256)) * 1500):
+            equal("body", (await _through(bench, queue, Properties(), body)).body, body)

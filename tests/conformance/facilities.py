@@ -1,0 +1,68 @@
+"""What the bench may use beside AMQP when it stands before a private RabbitMQ node."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from tests.harness.management import ManagementFailed
+
+if TYPE_CHECKING:
+    from hopback.topology.model import Policy
+    from tests.harness.management import Management
+    from tests.harness.rabbitmq import RabbitNode
+
+__all__ = ["HttpPolicies", "NodeInHand"]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPolicies:
+    """Policies of one virtual host, set through the HTTP API."""
+
+    management: Management
+    vhost: str
+
+    async def set_policy(self, policy: Policy) -> None:
+        """Set it; it holds when this returns."""
+        body = {
+            "pattern": policy.pattern,
+            "definition": dict(policy.definition),
+            "priority": policy.priority,
+            "apply-to": policy.apply_to,
+        }
+        await asyncio.to_thread(self.management.call, "PUT", self._path(policy.name), body)
+
+    async def clear_policy(self, name: str) -> None:
+        """Remove it; a missing one is no error."""
+        try:
+            await asyncio.to_thread(self.management.call, "DELETE", self._path(name))
+        except ManagementFailed as error:
+            if error.status != 404:
+                raise
+
+    def _path(self, name: str) -> str:
+        return f"/policies/{quote(self.vhost, safe='')}/{quote(name, safe='')}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInHand:
+    """A private node that rows may restart and starve."""
+
+    node: RabbitNode
+
+    async def restart(self) -> None:
+        """Stop it in order and start it again."""
+        await asyncio.to_thread(self.node.restart)
+
+    async def raise_alarm(self) -> None:
+        """Leave it no memory."""
+        await self._watermark("absolute", "1")
+
+    async def clear_alarm(self) -> None:
+        """Give it memory again."""
+        await self._watermark("0.4")
+
+    async def _watermark(self, *value: str) -> None:
+        await asyncio.to_thread(self.node.ctl, "set_vm_memory_high_watermark", *value)
