@@ -23,6 +23,7 @@ _VALUES = (
 _PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
 _PORT = ("hopback.broker.port",)
 _BROKERS = ("hopback.broker", "hopback.broker.rabbitmq", "hopback.broker.simulator")
+_ABOVE = ("hopback.observe", "hopback.runtime")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
@@ -38,11 +39,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.broker": (*_PURE, *_PORT),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
     "hopback.broker.simulator": (*_PURE, *_PORT),
-    "hopback.runtime": (*_PURE, *_PORT),
-    "hopback.testing": (*_PURE, *_PORT, *_BROKERS, "hopback.runtime"),
-    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, "hopback.runtime", "hopback.testing"),
+    "hopback.observe": _VALUES,
+    "hopback.runtime": (*_PURE, *_PORT, "hopback.observe"),
+    "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
+    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
     "hopback.__main__": ("hopback.cli",),
-    "hopback": (*_PURE, *_PORT, *_BROKERS, "hopback.runtime", "hopback.testing"),
+    "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
 }
 
 LIBRARIES: dict[str, frozenset[str]] = {

@@ -25,6 +25,8 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
+
 
 def safe(text: str) -> str:
     """`text` on one line, with every control character replaced by a visible sign."""
@@ -59,11 +61,10 @@ def on_terminal() -> bool:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else."""
-    cells = [[safe(cell) for cell in row] for row in rows]
     if on_terminal():
-        _draw(columns, cells)
+        _draw(columns, [[safe_lines(cell) for cell in row] for row in rows])
     else:
-        _align([name.upper() for name in columns], cells)
+        _align([name.upper() for name in columns], [[safe(cell) for cell in row] for row in rows])
 
 
 def _draw(columns: Sequence[str], rows: list[list[str]]) -> None:
@@ -75,7 +76,7 @@ def _draw(columns: Sequence[str], rows: list[list[str]]) -> None:
 
     drawn = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     # An empty NO_COLOR counts as none, as https://no-color.org says.
     Console(no_color=bool(os.environ.get("NO_COLOR"))).print(drawn)
 

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.errors import InvalidTopology
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hopback.patterns import Design
     from hopback.topology.model import Topology
 
 __all__ = [
     "Target",
-    "VersionType",
     "broker_version_option",
     "format_option",
     "topology_target",
@@ -32,21 +33,13 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 _MOST_BYTES = 64 * 1024 * 1024
 
 
-class VersionType(click.ParamType):
-    """A broker version on the command line."""
-
-    name = "version"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> BrokerVersion:
-        """Read it, or say what a version looks like."""
-        if isinstance(value, BrokerVersion):
-            return value
-        try:
-            return BrokerVersion.parse(str(value))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+def _version(
+    ctx: click.Context, option: click.Parameter, value: str | None
+) -> BrokerVersion | None:
+    try:
+        return None if value is None else BrokerVersion.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", ctx, option) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +56,17 @@ class Target:
 
         design = DESIGNS.get(self.name)
         if design is not None:
-            return design.build(dict(self.params), hardened=self.hardened)
+            return self._built(design)
         if self.hardened or self.params:
             self._refuse_design_options()
         return _read(self._path())
+
+    def _built(self, design: Design) -> Topology:
+        try:
+            return design.build(dict(self.params), hardened=self.hardened)
+        except InvalidTopology as error:
+            listed = f"`hopback systems {self.name}` lists its parameters."
+            raise CommandFailed(str(error), do=listed, code=Exit.USAGE) from error
 
     def _path(self) -> Path:
         path = Path(self.name)
@@ -172,7 +172,7 @@ def _complete(
 
 def broker_version_option(text: str) -> Callable[[_Command], _Command]:
     """The option --broker-version, with what it means for this command."""
-    return click.option("--broker-version", "version", type=VersionType(), metavar="V", help=text)
+    return click.option("--broker-version", "version", callback=_version, metavar="V", help=text)
 
 
 def format_option(*choices: str) -> Callable[[_Command], _Command]:

@@ -17,7 +17,7 @@ def _groups() -> list[tuple[str, LazyGroup]]:
     return [("hopback", root), ("hopback topology", topology)]
 
 
-@pytest.mark.parametrize(("name", "group"), _groups(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "group"), _groups(), ids=str)
 def test_help_says_of_a_command_what_the_command_says(name: str, group: LazyGroup) -> None:
     """The line in the table, shown without loading a command, is the command's own."""
     assert group.table
@@ -42,7 +42,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_leaves_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_leaves_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """What cannot be understood is said on stderr; stdout stays empty."""
     assert run(arguments) == 2
     said = capsys.readouterr()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.cli import printing
+
+if TYPE_CHECKING:
+    import pytest
 
 _HOSTILE = "q\x1b]0;owned\x07\x9b31m\u202etxt.exe\r\nfake line"
 

@@ -1,0 +1,117 @@
+"""`hopback topology show`, `export` and `diagram`: one topology in many forms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.printing import document, json_text, safe
+from hopback.cli.targets import Target, broker_version_option, format_option, topology_target
+
+if TYPE_CHECKING:
+    from hopback.topology.model import Topology
+    from hopback.version import BrokerVersion
+
+__all__ = ["diagram", "export", "show"]
+
+_VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
+
+
+@click.command(short_help="Show exchanges, queues and plans.")
+@topology_target
+@broker_version_option(_VERSION)
+@format_option("table", "json", "toml", "definitions", "mermaid")
+def show(
+    name: str,
+    hardened: bool,
+    params: tuple[tuple[str, str], ...],
+    version: BrokerVersion | None,
+    form: str,
+) -> None:
+    """Show the exchanges, queues, bindings and plans of a SYSTEM or FILE."""
+    _print(Target(name, hardened, params).topology(), form, version)
+
+
+@click.command(short_help="Write definitions for RabbitMQ, or another form.")
+@topology_target
+@broker_version_option(_VERSION)
+@format_option("definitions", "toml", "json", "mermaid", "table")
+def export(
+    name: str,
+    hardened: bool,
+    params: tuple[tuple[str, str], ...],
+    version: BrokerVersion | None,
+    form: str,
+) -> None:
+    """Write a SYSTEM or FILE in another form, by default as definitions that RabbitMQ imports."""
+    _print(Target(name, hardened, params).topology(), form, version)
+
+
+@click.command(short_help="Draw it as Mermaid.")
+@topology_target
+@click.option(
+    "--diagram",
+    "kind",
+    type=click.Choice(("flow", "sequence", "states")),
+    default="flow",
+    show_default=True,
+    help="Where messages go, how one message travels, or the states it goes through.",
+)
+@click.option("--queue", help="For sequence and states: the queue whose message is followed.")
+@format_option("mermaid")
+def diagram(
+    name: str,
+    hardened: bool,
+    params: tuple[tuple[str, str], ...],
+    kind: str,
+    queue: str | None,
+    form: str,
+) -> None:
+    """Draw a SYSTEM or FILE as Mermaid."""
+    document(_drawn(Target(name, hardened, params).topology(), kind, queue))
+
+
+def _print(topology: Topology, form: str, version: BrokerVersion | None) -> None:
+    document(_definitions(topology, version) if form == "definitions" else _FORMS[form](topology))
+
+
+def _table(topology: Topology) -> str:
+    from hopback.topology.table import write_table
+
+    return write_table(topology)
+
+
+def _json(topology: Topology) -> str:
+    from hopback.topology.document import to_document
+
+    return json_text(to_document(topology))
+
+
+def _toml(topology: Topology) -> str:
+    from hopback.topology.toml import write_toml
+
+    return write_toml(topology)
+
+
+def _mermaid(topology: Topology) -> str:
+    return _drawn(topology, "flow", None)
+
+
+_FORMS = {"table": _table, "json": _json, "toml": _toml, "mermaid": _mermaid}
+
+
+def _definitions(topology: Topology, version: BrokerVersion | None) -> str:
+    """RabbitMQ's own form; what was left out of it is said on stderr."""
+    from hopback.topology.definitions import write_definitions
+
+    definitions, left_out = write_definitions(topology, version=version)
+    for sentence in left_out:
+        click.echo(f"Note: {safe(sentence)}", err=True)
+    return json_text(definitions)
+
+
+def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
+    from hopback.topology.diagram import write_mermaid
+
+    return write_mermaid(topology, kind, queue=queue)

@@ -1,0 +1,62 @@
+"""A timeline as a Mermaid sequence diagram."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hopback.testing.timeline import Step
+from hopback.topology.durations import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hopback.testing.timeline import Entry, Timeline
+
+__all__ = ["sequence_of"]
+
+# Mermaid ends a text at these, or takes them for its own.
+_SPECIAL = re.compile(r"[#;:<>{}%\"\\\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_ARROWS = {
+    Step.PUBLISHED: "publisher->>{queue}",
+    Step.RETURNED: "{last}->>{queue}",
+    Step.RUN: "{queue}->>handler",
+    Step.WAITS: "handler-->>{queue}",
+    Step.PARKED: "handler-->>{queue}",
+    Step.DONE: "handler->>{queue}",
+    Step.COPY: "publisher->>{queue}",
+    Step.EXTRA: "{last}->>{queue}",
+    Step.LOST: "{last}-x{queue}",
+}
+
+
+def sequence_of(timeline: Timeline) -> str:
+    """The timeline as Mermaid: publisher, handler, and every queue that the message saw."""
+    names = dict.fromkeys([timeline.queue, *(entry.queue for entry in timeline.entries)])
+    known = {name: f"q{number}" for number, name in enumerate(names)}
+    lines = ["sequenceDiagram", "    participant publisher"]
+    for name, alias in known.items():
+        lines.append(f"    participant {alias} as {_text(name)}")
+        if name == timeline.queue:
+            lines.append("    participant handler")
+    lines += (f"    {line}" for line in _messages(timeline, known))
+    return "\n".join(lines) + "\n"
+
+
+def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
+    """One arrow for each entry; what returns comes from where the message waited last."""
+    last = known[timeline.queue]
+    for entry in timeline.entries:
+        arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
+        yield f"{arrow}: {_text(_label(entry))}"
+        if entry.step is Step.WAITS:
+            last = known[entry.queue]
+
+
+def _label(entry: Entry) -> str:
+    return f"{format_duration(entry.at_ms)} {entry.step} {entry.text}".strip()
+
+
+def _text(text: str) -> str:
+    """`text` with everything that Mermaid would take for its own written as a number."""
+    return _SPECIAL.sub(lambda found: f"#{ord(found.group())};", text)
