@@ -1,0 +1,159 @@
+"""Rules about consumed queues that delete messages nobody has handled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
+from hopback.topology.hazards.rule import Rule, Sighting, errors, warnings
+from hopback.topology.hazards.scene import drops_head, number
+from hopback.topology.model import QueueType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.model import Queue
+
+__all__ = ["RULES"]
+
+_KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
+
+
+def _ending(scene: Scene) -> list[Queue]:
+    """The consumed queues without a dead-letter exchange."""
+    return [queue for queue in scene.consumed() if queue.name not in scene.legs]
+
+
+def _overflow(scene: Scene) -> Iterator[Sighting]:
+    found = [queue.name for queue in _ending(scene) if drops_head(queue)]
+    if found:
+        yield Sighting(
+            queue_place(*found),
+            "When the queue is full, the broker deletes its oldest messages, which publishers were"
+            " told are safe.",
+            f"Use `x-overflow: reject-publish`, so that publishers are told. {_KEEP_THEM}"
+            " otherwise.",
+        )
+
+
+def _expiry(scene: Scene) -> Iterator[Sighting]:
+    found = [
+        queue.name
+        for queue in _ending(scene)
+        if number(queue, "x-message-ttl") is not None and queue.type is not QueueType.STREAM
+    ]
+    if found:
+        yield Sighting(
+            queue_place(*found),
+            "Messages that are not consumed within the time to live (`x-message-ttl`) are deleted.",
+            f"{_KEEP_THEM}, or take the time to live away.",
+        )
+
+
+def _delivery_limit(scene: Scene) -> Iterator[Sighting]:
+    limits = {queue.name: scene.limit(queue) for queue in _ending(scene)}
+    for by_default, verdicts in ((True, warnings(since="4.0")), (False, warnings())):
+        found = [name for name, limit in limits.items() if limit and limit.by_default is by_default]
+        if found:
+            yield Sighting(
+                queue_place(*found),
+                "A message returned more often than the"
+                f" {'default delivery limit of 20' if by_default else 'delivery limit'} allows"
+                " (each crash of a consumer returns all it holds) is deleted: the queue has no"
+                " dead-letter exchange.",
+                f"{_KEEP_THEM}: {HARDENED}.",
+                verdicts,
+            )
+
+
+def _removed_at_once(scene: Scene) -> Iterator[Sighting]:
+    """Limits below 1: none for the broker of today, deadly for those before."""
+    for queue in scene.queues.values():
+        value = number(queue, "x-delivery-limit")
+        if queue.type is QueueType.QUORUM and value is not None and value < 1:
+            yield Sighting(
+                queue_place(queue.name),
+                f"With a delivery limit of {value} the broker removes a message at its first"
+                " return: a consumer that crashes, or a look at the queue, is enough.",
+                "Use a large limit (1000000000 is accepted everywhere), or `-1` on 4.0 and later"
+                " only.",
+                errors(before="4.0" if value < 0 else ""),
+            )
+
+
+def _queue_vanishes(scene: Scene) -> Iterator[Sighting]:
+    for queue in scene.queues.values():
+        lease_ms = number(queue, "x-expires")
+        if lease_ms is None or queue.type is QueueType.STREAM:
+            continue
+        kept = queue.name in scene.waiting | scene.resting
+        yield Sighting(
+            queue_place(queue.name),
+            f"The broker deletes this queue with everything in it after {lease_ms} ms without a"
+            f" consumer{', and such a queue never has one' if kept else ''}; messages are not"
+            " dead-lettered.",
+            "Take `x-expires` away.",
+            errors() if kept else warnings(),
+        )
+
+
+def _short_lived(scene: Scene) -> Iterator[Sighting]:
+    found = [name for name in scene.involved if _is_short_lived(scene.queues[name])]
+    used = {leg.exchange for leg in scene.legs.values()}
+    used |= {route.exchange for _, _, route in scene.routes}
+    used |= {plan.parking.exchange for plan in scene.plans.values()}
+    exchanges = [
+        each.name
+        for each in scene.topology.exchanges
+        if each.name in used and (each.auto_delete or not each.durable)
+    ]
+    if found:
+        yield Sighting(
+            queue_place(*found),
+            "Not durable, exclusive or auto-delete: the queue and its messages are gone when the"
+            " broker restarts or the last consumer leaves.",
+            "Declare it durable, neither exclusive nor auto-delete.",
+        )
+    if exchanges:
+        yield Sighting(
+            f"exchange {listed(exchanges)}",
+            "Not durable, or auto-delete: once the exchange is gone, failed messages that should"
+            " go through it are dropped or refused.",
+            "Declare it durable and not auto-delete.",
+        )
+
+
+def _is_short_lived(queue: Queue) -> bool:
+    return queue.exclusive or queue.auto_delete or not queue.durable
+
+
+def _classic(scene: Scene) -> Iterator[Sighting]:
+    found = [
+        name
+        for name in scene.involved
+        if scene.queues[name].type is QueueType.CLASSIC and not _is_short_lived(scene.queues[name])
+    ]
+    if found:
+        consumed = [name for name in found if name in scene.mains]
+        yield Sighting(
+            queue_place(*(consumed or found)),
+            f"{len(found)} classic {'queues' if len(found) > 1 else 'queue'}, retry and dead-letter"
+            " queues included. A classic queue lives on one node and dead-letters at most once: its"
+            " messages are lost with the node's disk, and on the way to the next queue when the"
+            " node dies.",
+            f"Use quorum queues: {HARDENED}. The type of a queue that exists cannot be changed in"
+            " place.",
+        )
+
+
+RULES = (
+    Rule("overflow-deletes", warnings(), _overflow),
+    Rule("expiry-deletes", warnings(), _expiry),
+    Rule("delivery-limit-deletes", warnings(since="4.0"), _delivery_limit),
+    Rule("first-return-deletes", errors(), _removed_at_once),
+    Rule("queue-expires", errors(), _queue_vanishes),
+    Rule("short-lived", warnings(), _short_lived),
+    Rule("classic-queue", warnings(), _classic),
+)
+"""How a queue loses what it holds."""

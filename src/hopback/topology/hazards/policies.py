@@ -1,0 +1,121 @@
+"""Rules about policies: one alone applies to a queue, and a broker refuses what it cannot read."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from hopback.topology.capabilities import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
+from hopback.topology.effective import matching_policies
+from hopback.topology.hazards.phrases import listed, named, policy_place, queue_place
+from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, infos, warnings
+from hopback.topology.wording import did_you_mean, shown
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hopback.fields import FieldValue
+    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.model import Exchange, Policy, Queue
+
+__all__ = ["RULES"]
+
+_ALWAYS = BrokerVersion(0)
+
+
+def _shadowed(scene: Scene) -> Iterator[Sighting]:
+    lost: defaultdict[tuple[str, str, frozenset[str]], set[str]] = defaultdict(set)
+    for queue in scene.declared.queues:
+        first, *others = matching_policies(queue, scene.declared.policies) or (None,)
+        for other in others:
+            keys = frozenset(other.definition) - frozenset(first.definition if first else ())
+            if first and keys:
+                lost[first.name, other.name, keys].add(queue.name)
+    for (winner, loser, keys), queues in lost.items():
+        yield Sighting(
+            policy_place(loser),
+            f"Both this policy and {named(winner)} match {queue_place(*queues)}; only"
+            f" {named(winner)} applies, because policies do not merge. {listed(keys)} of"
+            f" {named(loser)} has no effect there.",
+            f"Add {listed(keys)} to {named(winner)}, or make the patterns exclude each other.",
+        )
+
+
+def _unmatched(scene: Scene) -> Iterator[Sighting]:
+    targets: tuple[Queue | Exchange, ...]
+    targets = (*scene.declared.queues, *scene.declared.exchanges)
+    used = {id(each) for target in targets for each in matching_policies(target, _all(scene))}
+    for policy in _all(scene):
+        if id(policy) not in used and _readable(policy.pattern) and policy.apply_to in APPLY_TO:
+            yield Sighting(
+                policy_place(policy.name),
+                f"Its pattern {named(policy.pattern)} matches no queue or exchange declared here.",
+                "Correct the pattern, or remove the policy if nothing else needs it.",
+            )
+
+
+def _all(scene: Scene) -> tuple[Policy, ...]:
+    return scene.declared.policies
+
+
+def _readable(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def _refused(scene: Scene) -> Iterator[Sighting]:
+    for policy in _all(scene):
+        for problem, verdicts in _problems(policy):
+            yield Sighting(
+                policy_place(policy.name),
+                f"{problem}. The broker refuses the whole policy, and nothing that it should set"
+                " is set.",
+                "Correct or remove it.",
+                verdicts,
+            )
+
+
+def _problems(policy: Policy) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
+    if not _readable(policy.pattern):
+        yield f"The pattern {named(policy.pattern)} is no regular expression", errors()
+    if policy.apply_to not in APPLY_TO:
+        hint = did_you_mean(policy.apply_to, APPLY_TO)
+        yield f"It applies to {named(policy.apply_to)}, which no broker knows{hint}", errors()
+    elif APPLY_TO[policy.apply_to] > _ALWAYS:
+        older = Verdict(Severity.ERROR, before=APPLY_TO[policy.apply_to])
+        yield f"This broker does not know policies for {named(policy.apply_to)}", (older,)
+    for key, value in policy.definition.items():
+        yield from _key_problems(key, value)
+
+
+def _key_problems(key: str, value: FieldValue) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
+    span = POLICY_KEYS.get(key)
+    if span is None:
+        yield f"The key {named(key)} is unknown{did_you_mean(key, POLICY_KEYS)}", errors()
+        return
+    unknown = []
+    if span.since > _ALWAYS:
+        unknown.append(Verdict(Severity.ERROR, before=span.since))
+    if span.until is not None:
+        unknown.append(Verdict(Severity.ERROR, since=span.until))
+    if unknown:
+        yield f"This broker does not know the key {named(key)}", tuple(unknown)
+    allowed = QUEUE_ARGUMENTS.get(f"x-{key}")
+    if allowed is not None and not allowed.allows(value):
+        yield f"{named(key)} is {shown(value)}, expected {allowed}", errors()
+    elif key == "delivery-limit" and isinstance(value, int) and value < 0:
+        older = errors(before="4.0")
+        yield f"{named(key)} is {value}, which brokers before 4.0 do not take", older
+
+
+RULES = (
+    Rule("policy-shadowed", warnings(), _shadowed),
+    Rule("policy-unmatched", infos(), _unmatched),
+    Rule("policy-refused", errors(), _refused),
+)
+"""What can be wrong with policies."""

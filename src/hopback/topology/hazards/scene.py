@@ -1,0 +1,298 @@
+"""A topology made ready to be looked at: who dead-letters where, who waits, who rests.
+
+Roles come from the plans; of a queue that no plan names, the structure tells: what has a time to
+live and a dead-letter exchange is a retry queue, what receives dead letters and lets none go is a
+dead-letter queue. So a live broker, which knows no plans, can be looked at too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
+from hopback.topology.hazards.arrivals import arrivals, pass_on
+from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
+from hopback.topology.routing import PREDECLARED, RoutingTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hopback.topology.model import Exchange
+    from hopback.topology.plan import Plan, Route
+    from hopback.version import BrokerVersion
+
+__all__ = [
+    "Leg",
+    "Limit",
+    "Loop",
+    "Scene",
+    "drops_head",
+    "limited",
+    "number",
+    "seems_resting",
+    "seems_waiting",
+    "text",
+]
+
+_RESTING_NAME = re.compile(
+    r"dlq|dead.?letter|(^|\W|_)(dead|parked|parking|poison)($|\W|_)", re.IGNORECASE
+)
+_WAITING_NAME = re.compile(r"retry|retries|delay|wait|backoff", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Where the dead letters of a queue go. `key` is None where a message keeps its own."""
+
+    source: str
+    exchange: str
+    key: str | None
+    declared: bool
+    targets: tuple[str, ...] = ()
+    lost_keys: tuple[str, ...] = ()
+    safe: bool = False
+    """Whether the broker keeps the message until its next queue has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A queue whose dead letters come back to it by way of retry queues."""
+
+    main: str
+    through: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A delivery limit of a quorum queue; the default one exists from 4.0 on."""
+
+    value: int
+    by_default: bool = False
+
+
+def number(queue: Queue, argument: str) -> int | None:
+    """A whole-number argument; None where it is missing or of another type."""
+    value = queue.arguments.get(argument)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text(queue: Queue, argument: str) -> str | None:
+    """A text argument; None where it is missing or of another type."""
+    value = queue.arguments.get(argument)
+    return value if isinstance(value, str) else None
+
+
+def limited(queue: Queue) -> bool:
+    """Whether the queue can be full."""
+    return any(number(queue, name) is not None for name in ("x-max-length", "x-max-length-bytes"))
+
+
+def drops_head(queue: Queue) -> bool:
+    """Whether a full queue removes messages that it has already accepted."""
+    overflow = queue.arguments.get("x-overflow", "drop-head")
+    # A quorum queue does not know reject-publish-dlx and drops the head instead.
+    kept = ("reject-publish",) if queue.type is QueueType.QUORUM else _CLASSIC_KEEPS
+    return limited(queue) and queue.type is not QueueType.STREAM and overflow not in kept
+
+
+_CLASSIC_KEEPS = ("reject-publish", "reject-publish-dlx")
+
+
+class Scene:
+    """Everything that rules ask about a topology, worked out once and only when asked for.
+
+    `declared` is the topology as it was given; all else sees policies applied.
+    """
+
+    def __init__(self, topology: Topology, version: BrokerVersion | None = None) -> None:
+        self.declared = topology
+        self.version = version
+        self.topology = effective_topology(topology, version)
+        self.queues = {queue.name: queue for queue in self.topology.queues}
+        self.plans = {plan.queue: plan for plan in topology.plans}
+
+    @cached_property
+    def exchanges(self) -> dict[str, Exchange]:
+        """All exchanges that exist, by name, those of every virtual host among them.
+
+        What a headers exchange decides by is not known here: it may reach all that is bound.
+        """
+        every = {exchange.name: exchange for exchange in (*PREDECLARED, *self.topology.exchanges)}
+        return {name: _reaching_all(exchange) for name, exchange in every.items() if name}
+
+    @cached_property
+    def table(self) -> RoutingTable:
+        """Where a publish goes."""
+        return RoutingTable(self.exchanges.values(), self.queues, self.topology.bindings)
+
+    def route(self, exchange: str, key: str) -> tuple[str, ...]:
+        """The queues reached; none through an exchange that does not exist."""
+        return self.table.route(exchange, key) if self.exists(exchange) else ()
+
+    def exists(self, exchange: str) -> bool:
+        """Whether the exchange is declared, predeclared or the default one."""
+        return not exchange or exchange in self.exchanges
+
+    @cached_property
+    def legs(self) -> dict[str, Leg]:
+        """The way of dead letters of each queue that has a dead-letter exchange."""
+        sources = {
+            queue.name: (exchange, text(queue, "x-dead-letter-routing-key"))
+            for queue in self.queues.values()
+            if (exchange := text(queue, "x-dead-letter-exchange")) is not None
+            and queue.type is not QueueType.STREAM
+        }
+        keys = arrivals(self.topology, tuple(self.exchanges.values()), self.table)
+        for exchange, key in sources.values():
+            if key is not None:
+                for target in self.route(exchange, key):
+                    keys[target].add(key)
+        kept = {
+            name: exchange
+            for name, (exchange, key) in sources.items()
+            if key is None and self.exists(exchange)
+        }
+        pass_on(keys, kept, self.table)
+        return {
+            name: self._leg(name, exchange, key, keys[name] or {name})
+            for name, (exchange, key) in sources.items()
+        }
+
+    def _leg(self, source: str, exchange: str, key: str | None, arriving: set[str]) -> Leg:
+        if not self.exists(exchange):
+            return Leg(source, exchange, key, declared=False)
+        routed = {each: self.route(exchange, each) for each in (arriving if key is None else {key})}
+        return Leg(
+            source,
+            exchange,
+            key,
+            declared=True,
+            targets=tuple(sorted({target for targets in routed.values() for target in targets})),
+            lost_keys=tuple(sorted(each for each, targets in routed.items() if not targets)),
+            safe=_at_least_once(self.queues[source]),
+        )
+
+    def targets(self, queue: str) -> tuple[str, ...]:
+        """The queues that receive its dead letters."""
+        leg = self.legs.get(queue)
+        return leg.targets if leg else ()
+
+    @cached_property
+    def routes(self) -> tuple[tuple[Plan, int, Route], ...]:
+        """Every way into a retry queue that a plan names, with its delay."""
+        return tuple(
+            (plan, tier.delay_ms, route)
+            for plan in self.topology.plans
+            for tier in plan.tiers
+            for route in tier.routes
+        )
+
+    @cached_property
+    def _roles_by_plan(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The retry queues and the dead-letter queues that plans name."""
+        waiting = frozenset(route.queue for _, _, route in self.routes) - self.plans.keys()
+        resting = frozenset(plan.parking.queue for plan in self.plans.values())
+        return waiting, resting - self.plans.keys() - waiting
+
+    @cached_property
+    def waiting(self) -> frozenset[str]:
+        """The retry queues."""
+        by_plan, resting = self._roles_by_plan
+        known = by_plan | resting | self.plans.keys()
+        return by_plan | {name for name in self.legs.keys() - known if self._seems_waiting(name)}
+
+    def _seems_waiting(self, name: str) -> bool:
+        queue = self.queues[name]
+        if number(queue, "x-message-ttl") is None or seems_resting(name):
+            return False
+        return any(not seems_resting(target) for target in self.targets(name))
+
+    @cached_property
+    def resting(self) -> frozenset[str]:
+        """The dead-letter queues."""
+        _, by_plan = self._roles_by_plan
+        known = by_plan | self.waiting | self.plans.keys()
+        dead = {
+            target
+            for name in self.legs.keys() - self.waiting
+            for target in self.targets(name)
+            if target not in self.legs
+        }
+        seeming = {name for name in self.queues if name in dead or seems_resting(name)}
+        return by_plan | (seeming - known)
+
+    @cached_property
+    def mains(self) -> tuple[str, ...]:
+        """The queues that are consumed, as far as is known: those that neither wait nor rest."""
+        known = self.waiting | self.resting
+        return tuple(name for name in self.queues if name not in known)
+
+    @cached_property
+    def involved(self) -> tuple[str, ...]:
+        """The queues that have to do with failure: in a plan, or an end of a leg."""
+        ends = {target for name in self.legs for target in self.targets(name)} | self.legs.keys()
+        roles = ends | self.waiting | self.resting | self.plans.keys()
+        return tuple(name for name in self.queues if name in roles)
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops that the broker turns by itself: out by a dead letter, back by expiry."""
+        found = (Loop(name, self._through(name)) for name in self.mains if name in self.legs)
+        return tuple(loop for loop in found if loop.through)
+
+    def _through(self, main: str) -> frozenset[str]:
+        """The retry queues on a way from `main` back to it."""
+        ahead = self.reached(main, self.waiting) & self.waiting
+        return frozenset(name for name in ahead if main in self.reached(name, self.waiting))
+
+    def reached(self, start: str, via: Iterable[str]) -> set[str]:
+        """What dead letters of `start` reach when only the queues `via` pass them on."""
+        passing = {start, *via}
+        found, waiting = set[str](), [start]
+        while waiting:
+            name = waiting.pop()
+            fresh = set(self.targets(name)) - found if name in passing else set()
+            found |= fresh
+            waiting.extend(fresh)
+        return found
+
+    def limit(self, queue: Queue) -> Limit | None:
+        """The delivery limit; a negative one is none (and refused or worse before 4.0)."""
+        if queue.type is not QueueType.QUORUM:
+            return None
+        value = number(queue, "x-delivery-limit")
+        if value is None:
+            return Limit(DEFAULT_DELIVERY_LIMIT, by_default=True)
+        return Limit(value) if value >= 0 else None
+
+    def consumed(self) -> Iterator[Queue]:
+        """The queues of `mains` themselves."""
+        return (self.queues[name] for name in self.mains)
+
+
+def _at_least_once(queue: Queue) -> bool:
+    """Whether the queue keeps a dead letter until it has arrived: all three conditions."""
+    return (
+        queue.type is QueueType.QUORUM
+        and queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
+        and queue.arguments.get("x-overflow") == "reject-publish"
+    )
+
+
+def seems_resting(name: str) -> bool:
+    """Whether people call a dead-letter queue so."""
+    return bool(_RESTING_NAME.search(name)) and not seems_waiting(name)
+
+
+def seems_waiting(name: str) -> bool:
+    """Whether people call a retry queue so."""
+    return bool(_WAITING_NAME.search(name))
+
+
+def _reaching_all(exchange: Exchange) -> Exchange:
+    if exchange.type == ExchangeType.HEADERS:
+        return replace(exchange, type=ExchangeType.FANOUT)
+    return exchange

@@ -1,0 +1,126 @@
+"""The five documented designs: exactly what is known to be wrong with each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.patterns import DESIGNS
+from hopback.topology.check import Severity, check
+from hopback.topology.model import QueueType
+from hopback.version import BrokerVersion
+
+VERSIONS = ("3.10", "3.12.14", "3.13.3", "4.0", "4.2", "4.3", None)
+AFTER_4_0 = ("4.0", "4.2", "4.3", None)
+FAITHFUL = {
+    "file-pipeline": {"at-most-once", "classic-queue", "expiration-feeds-retry"},
+    "event-bus": {"at-most-once", "classic-queue", "expiration-feeds-retry"},
+    "freeflow": {
+        "at-most-once",
+        "classic-queue",
+        "retry-reaches-others",
+        "dead-letter-queue-shared",
+    },
+    "raffle": {"at-most-once", "classic-queue"},
+    "ratatoskr": {"at-most-once", "expiration-feeds-retry"},
+}
+SEVERITIES = {
+    "at-most-once": Severity.WARNING,
+    "classic-queue": Severity.WARNING,
+    "expiration-feeds-retry": Severity.WARNING,
+    "retry-reaches-others": Severity.WARNING,
+    "dead-letter-queue-shared": Severity.INFO,
+}
+
+
+def expected(design: str, version: str | None) -> dict[str, Severity]:
+    """The row of the table for a design and a version."""
+    found = {rule: SEVERITIES[rule] for rule in FAITHFUL[design]}
+    if design == "ratatoskr" and version in AFTER_4_0:
+        found["delivery-limit-feeds-retry"] = Severity.ERROR
+        found["looking-deletes"] = Severity.WARNING if version == "4.3" else Severity.ERROR
+    return found
+
+
+def parsed(version: str | None) -> BrokerVersion | None:
+    """The version, if one is meant."""
+    return BrokerVersion.parse(version) if version else None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("design", sorted(FAITHFUL))
+def test_a_faithful_design_has_its_known_hazards_and_no_others(
+    design: str, version: str | None
+) -> None:
+    """One finding for each, so that a person can read them."""
+    found = check(DESIGNS[design].build(), parsed(version))
+    assert {each.rule: each.severity for each in found} == expected(design, version)
+    assert len(found) == len(expected(design, version))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+def test_the_hardened_form_has_no_hazard(design: str, version: str | None) -> None:
+    """Nor has Hopback's own design."""
+    assert check(DESIGNS[design].build(hardened=True), parsed(version)) == ()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_recommended_design_has_no_hazard(version: str | None) -> None:
+    """It is hardened from the start."""
+    assert check(DESIGNS["recommended"].build(), parsed(version)) == ()
+
+
+def test_every_documented_design_is_looked_at() -> None:
+    """The table above has a row for each."""
+    assert set(FAITHFUL) == {name for name, design in DESIGNS.items() if design.documented}
+
+
+@pytest.mark.parametrize(
+    ("design", "ways"),
+    [
+        ("file-pipeline", "out into the retry queue, back from the retry queue."),
+        ("event-bus", "out into the retry queue, back from the retry queue."),
+        ("freeflow", "back from the retry queue, into the dead-letter queue."),
+        ("raffle", "back from the retry queue, into the dead-letter queue."),
+        ("ratatoskr", "out into the retry queue, back from the retry queue."),
+    ],
+)
+def test_at_most_once_names_the_ways(design: str, ways: str) -> None:
+    """Out, back, or into the dead-letter queue."""
+    (found,) = (each for each in check(DESIGNS[design].build()) if each.rule == "at-most-once")
+    assert f"at most once: {ways}" in found.explanation
+    assert "--hardened" in found.fix
+
+
+def test_freeflow_retries_reach_the_audit_queue() -> None:
+    """The queue bound by `#` is named, and so are those whose retries it receives."""
+    (found,) = (
+        each for each in check(DESIGNS["freeflow"].build()) if each.rule == "retry-reaches-others"
+    )
+    assert found.place == "exchange `freeflow.events`"
+    assert "also reach `freeflow.audit.queue`," in found.explanation
+    before = found.explanation.partition("come back")[0]
+    assert "`freeflow.users.queue`" in before
+    assert "audit" not in before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ratatoskr_on_classic_queues_trades_its_errors_for_a_warning(version: str | None) -> None:
+    """Without quorum queues there is no delivery limit, and no replica either."""
+    topology = DESIGNS["ratatoskr"].build({"queue_type": str(QueueType.CLASSIC)})
+    rules = {each.rule for each in check(topology, parsed(version))}
+    assert rules == {"at-most-once", "classic-queue", "expiration-feeds-retry"}
+
+
+def test_the_first_releases_of_3_13_are_named_where_the_broker_turns_the_loop() -> None:
+    """They drop sound retry loops; the hardened form does not depend on them."""
+    for release in ("3.13", "3.13.2"):
+        version = BrokerVersion.parse(release)
+        found = {
+            name
+            for name in FAITHFUL
+            for each in check(DESIGNS[name].build(), version)
+            if each.rule == "sound-loop-dropped"
+        }
+        assert found == {"file-pipeline", "event-bus", "ratatoskr"}
+        assert all(check(DESIGNS[name].build(hardened=True), version) == () for name in DESIGNS)
