@@ -1,1 +1,146 @@
-"""TODO: replaced by its owner."""
+"""Topologies as data: the model, failure plans, files, checks, diffs, diagrams.
+
+The names below are the package's front door. Each is loaded when it is first asked for, so that
+importing one module of the package does not load them all. The functions `check` and `diff` are
+reached through their modules, whose names they share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hopback.topology.check import Finding, Severity
+    from hopback.topology.definitions import read_definitions, write_definitions
+    from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
+    from hopback.topology.diff import Conflict, Diff, Difference, Entry, Kind
+    from hopback.topology.document import from_document, to_document
+    from hopback.topology.durations import format_duration, parse_duration_ms
+    from hopback.topology.expand import hardened_queues, recommended_plan
+    from hopback.topology.model import (
+        Binding,
+        Exchange,
+        ExchangeType,
+        Policy,
+        Queue,
+        QueueType,
+        Topology,
+    )
+    from hopback.topology.plan import (
+        Count,
+        Fact,
+        Leave,
+        LocalWait,
+        Parking,
+        Plan,
+        Redrive,
+        Return,
+        Route,
+        Stamp,
+        Tier,
+    )
+    from hopback.topology.roles import Role, queue_roles
+    from hopback.topology.table import write_table
+    from hopback.topology.toml import read_toml, write_toml
+    from hopback.topology.validate import problems
+    from hopback.topology.words import plan_in_words
+
+__all__ = [
+    "Binding",
+    "Conflict",
+    "Count",
+    "Diff",
+    "Difference",
+    "Entry",
+    "Exchange",
+    "ExchangeType",
+    "Fact",
+    "Finding",
+    "Kind",
+    "Leave",
+    "LocalWait",
+    "Parking",
+    "Plan",
+    "Policy",
+    "Queue",
+    "QueueType",
+    "Redrive",
+    "Return",
+    "Role",
+    "Route",
+    "Severity",
+    "Stamp",
+    "Tier",
+    "Topology",
+    "draw_flow",
+    "draw_sequence",
+    "draw_states",
+    "format_duration",
+    "from_document",
+    "hardened_queues",
+    "parse_duration_ms",
+    "plan_in_words",
+    "problems",
+    "queue_roles",
+    "read_definitions",
+    "read_toml",
+    "recommended_plan",
+    "to_document",
+    "write_definitions",
+    "write_table",
+    "write_toml",
+]
+
+_HOMES = {
+    "hopback.topology.check": ("Finding", "Severity"),
+    "hopback.topology.definitions": ("read_definitions", "write_definitions"),
+    "hopback.topology.diagram": ("draw_flow", "draw_sequence", "draw_states"),
+    "hopback.topology.diff": ("Conflict", "Diff", "Difference", "Entry", "Kind"),
+    "hopback.topology.document": ("from_document", "to_document"),
+    "hopback.topology.durations": ("format_duration", "parse_duration_ms"),
+    "hopback.topology.expand": ("hardened_queues", "recommended_plan"),
+    "hopback.topology.model": (
+        "Binding",
+        "Exchange",
+        "ExchangeType",
+        "Policy",
+        "Queue",
+        "QueueType",
+        "Topology",
+    ),
+    "hopback.topology.plan": (
+        "Count",
+        "Fact",
+        "Leave",
+        "LocalWait",
+        "Parking",
+        "Plan",
+        "Redrive",
+        "Return",
+        "Route",
+        "Stamp",
+        "Tier",
+    ),
+    "hopback.topology.roles": ("Role", "queue_roles"),
+    "hopback.topology.table": ("write_table",),
+    "hopback.topology.toml": ("read_toml", "write_toml"),
+    "hopback.topology.validate": ("problems",),
+    "hopback.topology.words": ("plan_in_words",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its home on first use, and keep it."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Everything that can be had, loaded or not."""
+    return sorted(set(globals()) | set(__all__))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hopback.topology.durations import format_duration
@@ -17,9 +16,10 @@ __all__ = ["plan_in_words", "waits"]
 
 def waits(plan: Plan) -> tuple[tuple[Tier, int], ...]:
     """The tiers a message that always fails goes through, and how often each in a row."""
-    laps = range(plan.attempts - 1)
-    used = [plan.tiers[min(lap, len(plan.tiers) - 1)] for lap in laps if plan.tiers]
-    return tuple((tier, len(list(run))) for tier, run in groupby(used))
+    laps = max(plan.attempts - 1, 0)
+    once = [(tier, 1) for tier in plan.tiers[:-1]][:laps]
+    rest = laps - len(once)
+    return (*once, *((tier, rest) for tier in plan.tiers[-1:] if rest))
 
 
 def plan_in_words(plan: Plan) -> tuple[str, ...]:
