@@ -98,8 +98,7 @@ def _owners(scene: Scene, leg: Leg) -> set[str]:
     """The consumed queues whose messages take this leg."""
     if leg.source not in scene.waiting:
         return {leg.source}
-    planned = {plan.queue for plan, _, route in scene.routes if route.queue == leg.source}
-    return planned or set(leg.targets)
+    return scene.users.get(leg.source) or set(leg.targets)
 
 
 def _falls_back(scene: Scene) -> Iterator[Sighting]:

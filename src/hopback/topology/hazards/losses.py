@@ -22,7 +22,7 @@ _KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
 
 def _ending(scene: Scene) -> list[Queue]:
     """The consumed queues without a dead-letter exchange."""
-    return [queue for queue in scene.consumed() if queue.name not in scene.legs]
+    return [queue for queue in scene.mains.values() if queue.name not in scene.legs]
 
 
 def _overflow(scene: Scene) -> Iterator[Sighting]:
@@ -83,11 +83,12 @@ def _removed_at_once(scene: Scene) -> Iterator[Sighting]:
 
 
 def _queue_vanishes(scene: Scene) -> Iterator[Sighting]:
+    unconsumed = scene.waiting | scene.resting
     for queue in scene.queues.values():
         lease_ms = number(queue, "x-expires")
         if lease_ms is None or queue.type is QueueType.STREAM:
             continue
-        kept = queue.name in scene.waiting | scene.resting
+        kept = queue.name in unconsumed
         yield Sighting(
             queue_place(queue.name),
             f"The broker deletes this queue with everything in it after {lease_ms} ms without a"

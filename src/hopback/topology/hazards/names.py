@@ -43,9 +43,8 @@ def _twice(names: Iterable[str]) -> list[str]:
 
 def _two_roles(scene: Scene) -> Iterator[Sighting]:
     """A retry queue must be nothing else: whatever enters it goes back after a while."""
-    waiting = {route.queue for _, _, route in scene.routes}
     parking = {plan.parking.queue for plan in scene.plans.values()}
-    for name in sorted(waiting & (parking | scene.plans.keys())):
+    for name in sorted(scene.users.keys() & (parking | scene.plans.keys())):
         other = "a consumed queue" if name in scene.plans else "a dead-letter queue"
         yield Sighting(
             queue_place(name),

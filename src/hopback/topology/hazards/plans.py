@@ -27,7 +27,7 @@ __all__ = ["RULES"]
 def _missing(scene: Scene) -> Iterator[Sighting]:
     bare = [
         queue.name
-        for queue in scene.consumed()
+        for queue in scene.mains.values()
         if queue.name not in scene.plans and queue.type is not QueueType.STREAM
     ]
     if not scene.plans:

@@ -26,11 +26,10 @@ _Strays: TypeAlias = "defaultdict[tuple[str, frozenset[str]], set[str]]"
 
 
 def _without_ttl(scene: Scene) -> Iterator[Sighting]:
-    planned = {route.queue for _, _, route in scene.routes}
     for queue in scene.queues.values():
         if number(queue, "x-message-ttl") is not None:
             continue
-        if queue.name in planned:
+        if queue.name in scene.users:
             yield _never_expires(queue, "It is a retry queue without a time to live")
         elif queue.name in scene.mains and queue.name not in scene.plans and _to_main(scene, queue):
             seeming = _never_expires(queue, "By its name this is a retry queue, without one TTL")
@@ -173,8 +172,7 @@ def _ways_out(scene: Scene, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], 
 
 def _spreading(scene: Scene) -> _Strays:
     """Retry queues that no plan and no loop explains, and that reach several queues."""
-    explained = {route.queue for _, _, route in scene.routes}
-    explained |= {name for loop in scene.loops for name in loop.through}
+    explained = set(scene.users) | {name for loop in scene.loops for name in loop.through}
     strays: _Strays = defaultdict(set)
     for name in scene.waiting - explained:
         if len(scene.targets(name)) > 1:

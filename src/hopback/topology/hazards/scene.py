@@ -18,7 +18,7 @@ from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection
 
     from hopback.topology.model import Exchange
     from hopback.topology.plan import Plan, Route
@@ -193,7 +193,7 @@ class Scene:
     @cached_property
     def _roles_by_plan(self) -> tuple[frozenset[str], frozenset[str]]:
         """The retry queues and the dead-letter queues that plans name."""
-        waiting = frozenset(route.queue for _, _, route in self.routes) - self.plans.keys()
+        waiting = frozenset(self.users) - self.plans.keys()
         resting = frozenset(plan.parking.queue for plan in self.plans.values())
         return waiting, resting - self.plans.keys() - waiting
 
@@ -225,10 +225,18 @@ class Scene:
         return by_plan | (seeming - known)
 
     @cached_property
-    def mains(self) -> tuple[str, ...]:
+    def mains(self) -> dict[str, Queue]:
         """The queues that are consumed, as far as is known: those that neither wait nor rest."""
         known = self.waiting | self.resting
-        return tuple(name for name in self.queues if name not in known)
+        return {name: queue for name, queue in self.queues.items() if name not in known}
+
+    @cached_property
+    def users(self) -> dict[str, set[str]]:
+        """For each retry queue that plans name, the queues whose messages wait there."""
+        users: dict[str, set[str]] = {}
+        for plan, _, route in self.routes:
+            users.setdefault(route.queue, set()).add(plan.queue)
+        return users
 
     @cached_property
     def involved(self) -> tuple[str, ...]:
@@ -248,15 +256,13 @@ class Scene:
         ahead = self.reached(main, self.waiting) & self.waiting
         return frozenset(name for name in ahead if main in self.reached(name, self.waiting))
 
-    def reached(self, start: str, via: Iterable[str]) -> set[str]:
+    def reached(self, start: str, via: Collection[str]) -> set[str]:
         """What dead letters of `start` reach when only the queues `via` pass them on."""
-        passing = {start, *via}
         found, waiting = set[str](), [start]
         while waiting:
-            name = waiting.pop()
-            fresh = set(self.targets(name)) - found if name in passing else set()
+            fresh = set(self.targets(waiting.pop())) - found
             found |= fresh
-            waiting.extend(fresh)
+            waiting.extend(name for name in fresh if name in via)
         return found
 
     def limit(self, queue: Queue) -> Limit | None:
@@ -267,10 +273,6 @@ class Scene:
         if value is None:
             return Limit(DEFAULT_DELIVERY_LIMIT, by_default=True)
         return Limit(value) if value >= 0 else None
-
-    def consumed(self) -> Iterator[Queue]:
-        """The queues of `mains` themselves."""
-        return (self.queues[name] for name in self.mains)
 
 
 def _at_least_once(queue: Queue) -> bool:
