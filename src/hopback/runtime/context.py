@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
+
+from hopback.headers import identity
+from hopback.policy.attempts import attempt_of, original_routing_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import Headers
     from hopback.message import Delivery, Message
     from hopback.topology.plan import Plan
 
-__all__ = ["Context"]
+__all__ = ["Context", "current_context"]
+
+current_context: ContextVar[Context] = ContextVar("hopback_current_context")
+"""The context of the delivery that is being handled; what is published meanwhile belongs to it."""
 
 
 class Context:
@@ -55,7 +62,7 @@ class Context:
     @property
     def message_id(self) -> str:
         """The message id; a message without one has a stable hash of body and properties."""
-        return identity(self.delivery)
+        return self.delivery.properties.message_id or identity(self.delivery)
 
     @property
     def correlation_id(self) -> str:
@@ -65,4 +72,29 @@ class Context:
     @property
     def routing_key(self) -> str:
         """The routing key the message was first published with, also on a retry."""
-        return original_routing_key(self.delivery)
+        return original_routing_key(self.delivery, self.plan)
+
+    async def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        message_id: str | None = None,
+        message_type: str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Publish a message that this one caused: confirmed, with its correlation id and trace."""
+        from hopback.runtime.outgoing import compose
+
+        await self._publish(
+            compose(
+                exchange,
+                routing_key,
+                payload,
+                message_id=message_id,
+                message_type=message_type,
+                headers=headers,
+                cause=self,
+            )
+        )

@@ -1,0 +1,46 @@
+"""A delivery in hand, and what its handler answered."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from hopback.policy.outcome import Done
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Channel
+    from hopback.headers import Failure
+    from hopback.message import Delivery
+    from hopback.policy.outcome import Outcome
+    from hopback.version import BrokerVersion
+
+__all__ = ["DONE", "Answer", "Session", "Taken"]
+
+
+class Answer(NamedTuple):
+    """The outcome of a run, with the exception or HTTP status behind it."""
+
+    outcome: Outcome
+    failure: Failure | None = None
+    status: int | None = None
+
+
+DONE = Answer(Done())
+"""The answer of every handler that simply worked."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One life of a consuming channel. Settlement belongs to it and never to a later one."""
+
+    channel: Channel
+    version: BrokerVersion
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Taken(NamedTuple):
+    """A delivery and the session it came by."""
+
+    delivery: Delivery
+    session: Session

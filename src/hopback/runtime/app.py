@@ -1,0 +1,202 @@
+"""The application object: queues with their failure plans, and the handlers of their messages.
+
+Declaring touches no broker. What runs an application (`hopback run`, `Service`, the test kit) asks it
+for its topology and its handlers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.runtime.handler import Handler, HandlerOptions, inspect_handler
+from hopback.runtime.outgoing import compose
+from hopback.topology.durations import parse_duration_ms
+from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
+from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from hopback.fields import Headers
+    from hopback.message import Delivery, Message
+    from hopback.policy.breaker import BreakerPolicy
+    from hopback.policy.rules import Rule
+    from hopback.topology.plan import Plan
+
+__all__ = ["App"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+RETRY = ("30s", "5m", "30m")
+"""How long failed messages wait when nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A queue of Hopback's own design, and the exchanges that feed it."""
+
+    plan: Plan
+    bindings: tuple[Binding, ...]
+
+
+class App:
+    """Queues, their failure plans and their handlers, under one name.
+
+    A design that exists already (one of the documented patterns, or a TOML file) is given as
+    `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
+    """
+
+    def __init__(self, name: str = "app", *, topology: Topology | None = None) -> None:
+        self.name = name
+        self._given = topology
+        self._queues: dict[str, _Declared] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self.handlers: dict[str, Handler] = {}
+        self._publish: Callable[[Message], Awaitable[None]] | None = None
+
+    # --- declaring -------------------------------------------------------------------------------
+
+    def queue(
+        self,
+        name: str,
+        *,
+        retry: Iterable[str | int] = RETRY,
+        attempts: int | None = None,
+        bind: Mapping[str, str | Iterable[str]] | None = None,
+    ) -> None:
+        """Declare a queue of the recommended design: waits, attempts, and what feeds it.
+
+        `retry` lists the waits after the first, second, … failure (`"30s"`, `"5m"`); the last one
+        serves all further attempts. `bind` maps topic exchanges to the routing keys wanted of them.
+        """
+        tiers_ms = [parse_duration_ms(wait) for wait in retry]
+        plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
+        bindings = []
+        for exchange, keys in (bind or {}).items():
+            self._exchanges.setdefault(exchange, Exchange(exchange, ExchangeType.TOPIC))
+            wanted = (keys,) if isinstance(keys, str) else tuple(keys)
+            bindings += [Binding(exchange, name, key) for key in wanted]
+        self._queues[name] = _Declared(plan, tuple(bindings))
+
+    def handler(
+        self,
+        queue: str,
+        *,
+        retry: Iterable[str | int] | None = None,
+        attempts: int | None = None,
+        bind: Mapping[str, str | Iterable[str]] | None = None,
+        rules: Iterable[Rule] = (),
+        concurrency: int = 10,
+        prefetch: int | None = None,
+        deadline: float | None = None,
+        key: Callable[[Delivery], str | None] | None = None,
+        breaker: BreakerPolicy | None = None,
+    ) -> Callable[[F], F]:
+        """Make a function the handler of a queue.
+
+        `retry`, `attempts` and `bind` declare the queue as `queue` does. The rest is how the
+        handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry.
+        """
+        if retry is not None or attempts is not None or bind is not None:
+            self.queue(queue, retry=RETRY if retry is None else retry, attempts=attempts, bind=bind)
+        options = HandlerOptions(
+            concurrency=concurrency,
+            prefetch=prefetch,
+            deadline=deadline,
+            key=key,
+            breaker=breaker,
+            rules=tuple(rules),
+        )
+
+        def register(call: F) -> F:
+            self.add_handler(inspect_handler(queue, call, options))
+            return call
+
+        return register
+
+    def add_handler(self, handler: Handler) -> None:
+        """Add a handler; a queue has one, so that each message has one outcome."""
+        if handler.queue in self.handlers:
+            found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")
+            raise InvalidTopology((found,), where=f"app {self.name!r}")
+        self.handlers[handler.queue] = handler
+
+    # --- what runs it asks for ---------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """Everything declared, as data. InvalidTopology names handled queues without failure plan."""
+        given = self._given or Topology(self.name)
+        own = self._queues.values()
+        whole = replace(
+            given,
+            name=self.name,
+            exchanges=_united(given.exchanges, self._exchanges.values()),
+            queues=unique_queues(
+                (*given.queues, *(q for one in own for q in hardened_queues(one.plan)))
+            ),
+            bindings=_united(given.bindings, (b for one in own for b in one.bindings)),
+            plans=_united(given.plans, (one.plan for one in own)),
+        )
+        unplanned = tuple(queue for queue in self.handlers if whole.plan(queue) is None)
+        if unplanned:
+            raise InvalidTopology(
+                tuple(
+                    Problem(f"queues.{queue}", _PLAN_EXPECTED, "no failure plan")
+                    for queue in unplanned
+                ),
+                where=f"app {self.name!r}",
+            )
+        return whole
+
+    def connected(self, publish: Callable[[Message], Awaitable[None]] | None) -> None:
+        """Called by what runs the application: how `publish` reaches the broker from now on."""
+        self._publish = publish
+
+    async def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        message_id: str | None = None,
+        message_type: str | None = None,
+        correlation_id: str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Publish and return when the broker has confirmed; PublishFailed says why it has not.
+
+        Called from a handler, the message carries on the correlation id and the trace.
+        """
+        if self._publish is None:
+            raise RuntimeError(
+                f"app {self.name!r} is not running: publish from a handler, inside `Service`, "
+                "or use a Publisher of its own"
+            )
+        await self._publish(
+            compose(
+                exchange,
+                routing_key,
+                payload,
+                message_id=message_id,
+                message_type=message_type,
+                correlation_id=correlation_id,
+                headers=headers,
+            )
+        )
+
+
+_PLAN_EXPECTED = (
+    "a failure plan: give `retry=` to its handler, or a topology that has a plan for it"
+)
+
+V = TypeVar("V")
+
+
+def _united(given: Iterable[V], own: Iterable[V]) -> tuple[V, ...]:
+    """Both, each value once, in order. By equality: arguments are mappings and have no hash."""
+    both = list(given)
+    both += [one for one in own if one not in both]
+    return tuple(both)

@@ -1,0 +1,57 @@
+"""Composing a message to publish: payload, identity, and what it inherits from its cause."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from hopback.message import Message, Properties
+from hopback.runtime.context import Context, current_context
+from hopback.runtime.payload import encode_payload
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+
+__all__ = ["TRACE_HEADERS", "compose"]
+
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
+"""W3C trace context: passed on from the message that is being handled."""
+
+
+def compose(
+    exchange: str,
+    routing_key: str,
+    payload: object,
+    *,
+    message_id: str | None = None,
+    message_type: str | None = None,
+    correlation_id: str | None = None,
+    headers: Headers | None = None,
+    cause: Context | None = None,
+) -> Message:
+    """A persistent message with an id, and the correlation and trace of its cause.
+
+    Without `cause` it is the delivery that is being handled right now, if there is one.
+    """
+    body, content_type = encode_payload(payload)
+    cause = cause if cause is not None else current_context.get(None)
+    own_id = message_id or str(uuid.uuid4())
+    return Message(
+        exchange,
+        routing_key,
+        body,
+        Properties(
+            content_type=content_type,
+            headers={**_inherited(cause), **(headers or {})},
+            delivery_mode=2,
+            correlation_id=correlation_id or (cause.correlation_id if cause else own_id),
+            message_id=own_id,
+            type=message_type,
+        ),
+    )
+
+
+def _inherited(cause: Context | None) -> Headers:
+    if cause is None:
+        return {}
+    return {name: cause.headers[name] for name in TRACE_HEADERS if name in cause.headers}

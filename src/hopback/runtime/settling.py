@@ -1,0 +1,220 @@
+"""From an answer to settlement: decide, carry out the effects in order, record what happened.
+
+Settlement is the last effect. If a step before it fails, the delivery stays in our hands and the step
+is tried again after a growing pause; a requeue in a loop would burn a quorum queue's delivery limit.
+If the channel dies meanwhile nothing is settled and the broker delivers the message again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, assert_never
+
+from hopback.broker.supervise import Backoff
+from hopback.clock import Clock, SystemClock
+from hopback.errors import BrokerError
+from hopback.observe.events import Bus
+from hopback.policy import decision as decided
+from hopback.policy.attempts import attempt_of, original_routing_key
+from hopback.policy.decide import decide
+from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.policy.effects import effects
+from hopback.policy.marking import Occasion
+from hopback.runtime.answer import DONE, Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from hopback.message import Message
+    from hopback.policy.decision import Decision, Effect
+    from hopback.runtime.answer import Taken
+    from hopback.topology.plan import Plan
+
+__all__ = ["Settling", "Surroundings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Everything that the runtime takes from the world: time, chance, the host, who listens."""
+
+    bus: Bus = field(default_factory=Bus)
+    clock: Clock = field(default_factory=SystemClock)
+    chance: Callable[[], float] = random.random
+    host: str = field(default_factory=socket.gethostname)
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
+
+
+class _Abandoned(Exception):
+    """The channel died: nothing can be settled, nothing needs to be."""
+
+
+class Settling:
+    """Concludes the deliveries of one queue."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        publish: Callable[[Message], Awaitable[None]],
+        world: Surroundings,
+        *,
+        dead_letters_park: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._publish = publish
+        self._world = world
+        self._dead_letters_park = dead_letters_park
+
+    async def conclude(self, taken: Taken, answer: Answer, duration: float) -> Decision | None:
+        """Settle a delivery by its answer; the decision, or None if the channel died before."""
+        decision = self._decided(taken, answer)
+        try:
+            await self._carried_out(self._effects(taken, answer, decision), taken, answer)
+        except _Abandoned as abandoned:
+            self._record_abandoned(taken, duration, str(abandoned))
+            return None
+        if self._world.bus.active:
+            self._record(taken, answer, decision, duration)
+        return decision
+
+    def _decided(self, taken: Taken, answer: Answer) -> Decision:
+        if answer is DONE:
+            return _ACK
+        return decide(
+            taken.delivery,
+            answer.outcome,
+            self.plan,
+            version=taken.session.version,
+            chance=self._world.chance(),
+            dead_letters_park=self._dead_letters_park,
+        )
+
+    def _effects(self, taken: Taken, answer: Answer, decision: Decision) -> Sequence[Effect]:
+        if decision is _ACK:
+            return _ACKED
+        occasion = Occasion(
+            self._world.clock.now(), self._world.host, answer.failure, answer.status
+        )
+        return effects(decision, taken.delivery, self.plan, occasion)
+
+    async def _carried_out(self, steps: Sequence[Effect], taken: Taken, answer: Answer) -> None:
+        for step in steps:
+            match step:
+                case Settle(how=how):
+                    _settle(taken, how)
+                case Publish(message=message):
+                    await self._publish_at_last(message, taken, answer)
+                case Hold(delay=delay):
+                    await _pause(taken, delay)
+                case _:
+                    assert_never(step)
+
+    async def _publish_at_last(self, message: Message, taken: Taken, answer: Answer) -> None:
+        """Publish until the broker has confirmed, or the delivery is no longer ours."""
+        failures = 0
+        while True:
+            try:
+                return await self._publish(message)
+            except BrokerError as error:
+                failures += 1
+                wait = self._world.backoff.delay(failures, self._world.chance())
+                self._record_held(taken, answer, error, wait)
+                await _pause(taken, wait)
+
+    def _record(self, taken: Taken, answer: Answer, decision: Decision, duration: float) -> None:
+        name, extra = _EVENT_OF[type(decision)], self._details(decision)
+        if isinstance(decision, decided.Retry) and not decision.counted:
+            name = "delivery.snoozed"
+        fields = self._fields(taken, duration) | extra
+        if name in _FAILURES:
+            fields |= _failure_fields(answer, getattr(decision, "reason", ""))
+        self._world.bus.emit(name, fields)
+
+    def _details(self, decision: Decision) -> dict[str, Any]:
+        """What only this kind of event has."""
+        match decision:
+            case decided.Retry(tier=tier, counted=True):
+                return {"tier": tier.name, "delay_ms": tier.delay_ms}
+            case decided.Retry(tier=tier):
+                return {"delay_ms": tier.delay_ms}
+            case decided.Requeue(delay=delay):
+                return {"delay_ms": round(delay * 1000)}
+            case decided.Park(attempt=attempt):
+                exhausted = attempt >= self.plan.attempts
+                return {"dead_letter_queue": self.plan.parking.queue, "exhausted": exhausted}
+            case decided.Keep():
+                return {"retry_in": None}
+            case decided.Ack():
+                return {}
+            case _:
+                assert_never(decision)
+
+    def _record_held(self, taken: Taken, answer: Answer, error: BrokerError, wait: float) -> None:
+        failed = _failure_fields(answer, f"{type(error).__name__}: {error}")
+        self._world.bus.emit(
+            "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
+        )
+
+    def _record_abandoned(self, taken: Taken, duration: float, reason: str) -> None:
+        self._world.bus.emit(
+            "delivery.abandoned", self._fields(taken, duration) | {"reason": reason}
+        )
+
+    def _fields(self, taken: Taken, duration: float) -> dict[str, Any]:
+        """What every event of a delivery has."""
+        delivery, properties = taken.delivery, taken.delivery.properties
+        return {
+            "queue": self.plan.queue,
+            "routing_key": original_routing_key(delivery, self.plan),
+            "message_id": properties.message_id,
+            "message_type": properties.type,
+            "correlation_id": properties.correlation_id,
+            "attempt": attempt_of(delivery, self.plan),
+            "max_attempts": self.plan.attempts,
+            "duration": duration,
+        }
+
+
+_ACK = decided.Ack()
+_ACKED: tuple[Effect, ...] = (Settle(Settlement.ACK),)
+_EVENT_OF: dict[type, str] = {
+    decided.Ack: "delivery.done",
+    decided.Retry: "delivery.retried",
+    decided.Park: "delivery.parked",
+    decided.Requeue: "delivery.snoozed",
+    decided.Keep: "delivery.held",
+}
+_FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
+
+
+def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:
+    failure = answer.failure
+    return {
+        "reason": reason,
+        "error": failure.type if failure else None,
+        "fingerprint": failure.fingerprint if failure else None,
+    }
+
+
+def _settle(taken: Taken, how: Settlement) -> None:
+    """Settle on the channel it came by; a channel that has ended settles nothing."""
+    channel, tag = taken.session.channel, taken.delivery.tag
+    try:
+        if how is Settlement.ACK:
+            channel.ack(tag)
+        else:
+            channel.nack(tag, requeue=how is Settlement.RELEASE)
+    except BrokerError as error:
+        raise _Abandoned(str(error)) from error
+
+
+async def _pause(taken: Taken, seconds: float) -> None:
+    """Wait with the delivery in hand, unless its channel ends first."""
+    try:
+        async with asyncio.timeout(seconds):
+            await taken.session.ended.wait()
+    except TimeoutError:
+        return
+    raise _Abandoned("the channel ended while the delivery was in hand")
