@@ -1,0 +1,72 @@
+"""Dramatiq: an actor that does nothing; its worker has eight threads, as by default."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.clients.measuring import Stopwatch, run_sync
+
+if TYPE_CHECKING:
+    from benchmarks.workload import Job
+
+
+def _broker(job: Job) -> Any:
+    os.environ["dramatiq_queue_prefetch"] = str(job.prefetch)  # noqa: SIM112
+    from dramatiq.brokers.rabbitmq import RabbitmqBroker
+
+    class Broker(RabbitmqBroker):
+        """Declares the queue as the benchmark has made it."""
+
+        def _build_queue_arguments(self, queue_name: str) -> dict[str, object]:
+            arguments = super()._build_queue_arguments(queue_name)
+            if job.queue_type == "quorum":
+                arguments["x-queue-type"] = "quorum"
+            return arguments
+
+    return Broker(url=job.url, confirm_delivery=True, middleware=[])
+
+
+def consume(job: Job, watch: Stopwatch) -> None:
+    broker = _broker(job)
+    import dramatiq
+
+    done, counting, finished = 0, threading.Lock(), threading.Event()
+
+    def noop(text: str) -> None:
+        nonlocal done
+        with counting:
+            done += 1
+        if done == job.count:
+            finished.set()
+
+    dramatiq.actor(noop, broker=broker, queue_name=job.queue, actor_name="noop")
+    worker = dramatiq.Worker(broker, worker_timeout=100)
+    watch.start()
+    worker.start()
+    finished.wait()
+    watch.stop()
+    worker.stop()
+    broker.close()
+
+
+def publish_one(job: Job, watch: Stopwatch) -> None:
+    broker = _broker(job)
+    import dramatiq
+
+    actor = dramatiq.actor(
+        lambda text: None, broker=broker, queue_name=job.queue, actor_name="noop"
+    )
+    text = "a" * 800
+    actor.message(text)
+    broker.declare_queue(job.queue, ensure=True)
+    watch.start()
+    for _ in range(job.count):
+        actor.send(text)
+    watch.stop()
+    broker.close()
+
+
+if __name__ == "__main__":
+    run_sync({"consume": consume, "publish-one": publish_one})

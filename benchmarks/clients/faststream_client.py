@@ -1,0 +1,95 @@
+"""FastStream: a subscriber on bytes, its logging switched off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
+
+from benchmarks.clients.measuring import Stopwatch, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from benchmarks.workload import Job
+
+
+def _broker(job: Job) -> RabbitBroker:
+    channel = Channel(prefetch_count=job.prefetch, publisher_confirms=True, on_return_raises=True)
+    return RabbitBroker(job.url, logger=None, default_channel=channel)
+
+
+async def _undecoded(message: Any) -> bytes:
+    """The body as it came; by its content type FastStream would make a dict of it."""
+    return bytes(message.body)
+
+
+async def _subscribe(
+    job: Job,
+    watch: Stopwatch,
+    broker: RabbitBroker,
+    handle: Callable[[bytes], Awaitable[object]] | None,
+) -> None:
+    done, finished = 0, asyncio.Event()
+
+    @broker.subscriber(RabbitQueue(job.queue, declare=False), decoder=_undecoded)
+    async def on_message(body: bytes) -> None:
+        nonlocal done
+        if handle is not None:
+            await handle(body)
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    await broker.connect()
+    watch.start()
+    await broker.start()
+    await finished.wait()
+    watch.stop()
+    await broker.stop()
+
+
+async def consume(job: Job, watch: Stopwatch) -> None:
+    await _subscribe(job, watch, _broker(job), None)
+
+
+async def move(job: Job, watch: Stopwatch) -> None:
+    broker = _broker(job)
+
+    async def send(body: bytes) -> None:
+        await broker.publish(body, job.target, persist=True, content_type="application/json")
+
+    await _subscribe(job, watch, broker, send)
+
+
+async def publish(job: Job, watch: Stopwatch) -> None:
+    room, body = asyncio.Semaphore(job.window), job.bytes
+    async with _broker(job) as broker:
+        await broker.start()
+
+        async def send() -> None:
+            await broker.publish(body, job.queue, persist=True, content_type="application/json")
+            room.release()
+
+        watch.start()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(job.count):
+                await room.acquire()
+                group.create_task(send())
+        watch.stop()
+
+
+async def publish_one(job: Job, watch: Stopwatch) -> None:
+    async with _broker(job) as broker:
+        await broker.start()
+        watch.start()
+        for _ in range(job.count):
+            await broker.publish(
+                job.bytes, job.queue, persist=True, content_type="application/json"
+            )
+        watch.stop()
+
+
+if __name__ == "__main__":
+    run_async({"consume": consume, "publish": publish, "publish-one": publish_one, "move": move})

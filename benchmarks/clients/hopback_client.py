@@ -1,0 +1,222 @@
+"""Hopback through its broker port: the wire with an async callback, settled one by one.
+
+Variants: "" drives the callback at once and makes a task only if it suspends; "task" makes a task
+for every message; "uvloop" is the first on another event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.workload import Job
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.message import Message, Properties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from hopback.broker.port import Channel, Connection
+    from hopback.message import Delivery
+
+_PROPERTIES = Properties(content_type="application/json", delivery_mode=2)
+
+
+async def _open(job: Job) -> tuple[Connection, Channel]:
+    connection = await RabbitMQ(job.url).connect("benchmark")
+    channel = await connection.open_channel()
+    await channel.qos(job.prefetch)
+    return connection, channel
+
+
+async def _noop(delivery: Delivery) -> None:
+    """The handler of every consume row."""
+
+
+def _at_once(work: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
+    """Run a coroutine as far as it goes without waiting; a task for the rest, if there is one."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return None
+    raise RuntimeError("the handler of this benchmark never suspends")
+
+
+async def consume(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    finished = asyncio.Event()
+    ack, count, done = channel.ack, job.count, 0
+
+    def on_delivery(delivery: Delivery) -> None:
+        nonlocal done
+        _at_once(_noop(delivery))
+        ack(delivery.tag)
+        done += 1
+        if done == count:
+            finished.set()
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal done
+        await _noop(delivery)
+        ack(delivery.tag)
+        done += 1
+        if done == count:
+            finished.set()
+
+    def on_delivery_task(delivery: Delivery) -> None:
+        task = loop.create_task(handle(delivery))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+    chosen: Callable[[Delivery], None] = on_delivery_task if job.variant == "task" else on_delivery
+    watch.start()
+    await channel.consume(job.queue, chosen)
+    await finished.wait()
+    watch.stop()
+    await connection.close()
+
+
+async def publish(job: Job, watch: Stopwatch) -> None:
+    """Keep `window` publishes in flight; each has a future of its own that is looked at."""
+    connection, channel = await _open(job)
+    message = Message("", job.queue, job.bytes, _PROPERTIES)
+    finished = asyncio.get_running_loop().create_future()
+    sent = confirmed = 0
+
+    def send() -> None:
+        nonlocal sent
+        while sent < job.count and sent - confirmed < job.window:
+            sent += 1
+            channel.publish(message).add_done_callback(on_confirmed)
+
+    def on_confirmed(fate: asyncio.Future[None]) -> None:
+        nonlocal confirmed
+        fate.result()
+        confirmed += 1
+        if confirmed == job.count:
+            finished.set_result(None)
+        send()
+
+    watch.start()
+    send()
+    await finished
+    watch.stop()
+    await connection.close()
+
+
+async def publish_one(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    message = Message("", job.queue, job.bytes, _PROPERTIES)
+    watch.start()
+    for _ in range(job.count):
+        await channel.publish(message)
+    watch.stop()
+    await connection.close()
+
+
+async def move(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    finished = asyncio.Event()
+    done = 0
+
+    def on_delivery(delivery: Delivery) -> None:
+        message = Message("", job.target, delivery.body, _PROPERTIES)
+        tag = delivery.tag
+
+        def settle(fate: asyncio.Future[None]) -> None:
+            nonlocal done
+            fate.result()
+            channel.ack(tag)
+            done += 1
+            if done == job.count:
+                finished.set()
+
+        channel.publish(message).add_done_callback(settle)
+
+    watch.start()
+    await channel.consume(job.queue, on_delivery)
+    await finished.wait()
+    watch.stop()
+    await connection.close()
+
+
+async def retry(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    finished = asyncio.Event()
+    done = 0
+
+    def on_delivery(delivery: Delivery) -> None:
+        nonlocal done
+        if delivery.routing_key == "first":
+            channel.nack(delivery.tag, requeue=False)
+            return
+        channel.ack(delivery.tag)
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    watch.start()
+    await channel.consume(job.queue, on_delivery)
+    await finished.wait()
+    watch.stop()
+    await connection.close()
+
+
+async def flow(job: Job, watch: Stopwatch) -> None:
+    """Publish and consume together, so that a million messages need no room; watch the memory."""
+    connection, channel = await _open(job)
+    message = Message("", job.queue, job.bytes, _PROPERTIES)
+    finished = asyncio.Event()
+    every = max(1, job.count // 40)
+    sent = confirmed = done = 0
+
+    def send() -> None:
+        nonlocal sent
+        room = min(job.window + confirmed, 2 * job.window + done, job.count)
+        while sent < room:
+            sent += 1
+            channel.publish(message).add_done_callback(on_confirmed)
+
+    def on_confirmed(fate: asyncio.Future[None]) -> None:
+        nonlocal confirmed
+        fate.result()
+        confirmed += 1
+        send()
+
+    def on_delivery(delivery: Delivery) -> None:
+        nonlocal done
+        channel.ack(delivery.tag)
+        done += 1
+        if done % every == 0:
+            watch.sample(done)
+        if done == job.count:
+            finished.set()
+        send()
+
+    watch.start()
+    await channel.consume(job.queue, on_delivery)
+    send()
+    await finished.wait()
+    watch.stop()
+    await connection.close()
+
+
+if __name__ == "__main__":
+    if Job.from_json(sys.argv[1]).variant == "uvloop":
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    run_async(
+        {
+            "consume": consume,
+            "publish": publish,
+            "publish-one": publish_one,
+            "move": move,
+            "retry": retry,
+            "flow": flow,
+        }
+    )

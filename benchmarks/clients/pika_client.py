@@ -1,0 +1,200 @@
+"""pika with its asyncio adapter: callbacks, confirms counted by delivery tag."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pika
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from benchmarks.clients.measuring import Stopwatch, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.workload import Job
+
+_PROPERTIES = pika.BasicProperties(content_type="application/json", delivery_mode=2)
+
+
+async def _open(job: Job) -> tuple[AsyncioConnection, Any]:
+    loop = asyncio.get_running_loop()
+    connected: asyncio.Future[AsyncioConnection] = loop.create_future()
+    opened: asyncio.Future[Any] = loop.create_future()
+    parameters = pika.URLParameters(job.url)
+    AsyncioConnection(
+        parameters,
+        on_open_callback=connected.set_result,
+        on_open_error_callback=lambda _, error: connected.set_exception(error),
+    )
+    connection = await connected
+    connection.channel(on_open_callback=opened.set_result)
+    channel = await opened
+    ready = loop.create_future()
+    channel.basic_qos(prefetch_count=job.prefetch, callback=ready.set_result)
+    await ready
+    return connection, channel
+
+
+async def _close(connection: AsyncioConnection) -> None:
+    closed = asyncio.get_running_loop().create_future()
+    connection.add_on_close_callback(lambda *_: closed.set_result(None))
+    connection.close()
+    await closed
+
+
+class Confirms:
+    """What pika leaves to its user: which publishes are confirmed."""
+
+    def __init__(self, channel: Any, on_confirmed: Callable[[int], None]) -> None:
+        self._on_confirmed = on_confirmed
+        self._waiting: dict[int, None] = {}
+        self._sent = 0
+        self._channel = channel
+
+    async def select(self) -> None:
+        ready = asyncio.get_running_loop().create_future()
+        self._channel.confirm_delivery(self._on_frame, callback=ready.set_result)
+        await ready
+
+    def send(self, body: bytes, key: str) -> int:
+        self._sent += 1
+        self._waiting[self._sent] = None
+        self._channel.basic_publish("", key, body, _PROPERTIES, mandatory=True)
+        return self._sent
+
+    def _on_frame(self, frame: Any) -> None:
+        if not isinstance(frame.method, pika.spec.Basic.Ack):
+            raise TypeError("a publish was refused")
+        tag = frame.method.delivery_tag
+        if not frame.method.multiple:
+            confirmed = [tag]
+        else:
+            confirmed = [number for number in self._waiting if number <= tag]
+        for number in confirmed:
+            del self._waiting[number]
+            self._on_confirmed(number)
+
+
+async def consume(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    done, finished = 0, asyncio.Event()
+
+    def on_message(_: Any, method: Any, properties: Any, body: bytes) -> None:
+        nonlocal done
+        channel.basic_ack(method.delivery_tag)
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    watch.start()
+    channel.basic_consume(job.queue, on_message)
+    await finished.wait()
+    watch.stop()
+    await _close(connection)
+
+
+async def _publish(job: Job, watch: Stopwatch, window: int) -> None:
+    connection, channel = await _open(job)
+    confirmed, sent, body, finished = 0, 0, job.bytes, asyncio.Event()
+
+    def send() -> None:
+        nonlocal sent
+        while sent < job.count and sent - confirmed < window:
+            sent += 1
+            confirms.send(body, job.queue)
+
+    def on_confirmed(_: int) -> None:
+        nonlocal confirmed
+        confirmed += 1
+        if confirmed == job.count:
+            finished.set()
+        send()
+
+    confirms = Confirms(channel, on_confirmed)
+    await confirms.select()
+    watch.start()
+    send()
+    await finished.wait()
+    watch.stop()
+    await _close(connection)
+
+
+async def publish(job: Job, watch: Stopwatch) -> None:
+    await _publish(job, watch, job.window)
+
+
+async def publish_one(job: Job, watch: Stopwatch) -> None:
+    await _publish(job, watch, 1)
+
+
+async def move(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    tags: dict[int, int] = {}
+    done, finished = 0, asyncio.Event()
+
+    def on_confirmed(number: int) -> None:
+        nonlocal done
+        channel.basic_ack(tags.pop(number))
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    def on_message(_: Any, method: Any, properties: Any, body: bytes) -> None:
+        tags[confirms.send(body, job.target)] = method.delivery_tag
+
+    confirms = Confirms(channel, on_confirmed)
+    await confirms.select()
+    watch.start()
+    channel.basic_consume(job.queue, on_message)
+    await finished.wait()
+    watch.stop()
+    await _close(connection)
+
+
+async def retry(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    done, finished = 0, asyncio.Event()
+
+    def on_message(_: Any, method: Any, properties: Any, body: bytes) -> None:
+        nonlocal done
+        if method.routing_key == "first":
+            channel.basic_nack(method.delivery_tag, requeue=False)
+            return
+        channel.basic_ack(method.delivery_tag)
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    watch.start()
+    channel.basic_consume(job.queue, on_message)
+    await finished.wait()
+    watch.stop()
+    await _close(connection)
+
+
+async def fill(job: Job, watch: Stopwatch) -> None:
+    """Unconfirmed publishes, for the driver, where no C compiler is at hand."""
+    connection, channel = await _open(job)
+    key = "first" if job.target else job.queue
+    watch.start()
+    for number in range(job.count):
+        channel.basic_publish(job.target, key, job.bytes, _PROPERTIES)
+        if number % job.window == 0:
+            await asyncio.sleep(0)
+    watch.stop()
+    await _close(connection)
+
+
+if __name__ == "__main__":
+    run_async(
+        {
+            "consume": consume,
+            "publish": publish,
+            "publish-one": publish_one,
+            "move": move,
+            "retry": retry,
+            "fill": fill,
+        }
+    )

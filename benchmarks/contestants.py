@@ -1,0 +1,166 @@
+"""Who is measured, in which scenarios. A new row is one more entry here and a module in clients/."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from benchmarks.environment import ROOT
+from benchmarks.workload import BODY, Measured, Scenario
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.workload import Job
+
+__all__ = ["C50", "HOPBACK", "C", "CClient", "Contestant", "PythonClient", "contestants"]
+
+_SECONDS = 120.0
+_ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
+
+HOPBACK = "Hopback"
+C = "C client"
+C50 = "C client, multiple every 50"
+
+
+class Contestant(Protocol):
+    """A client that can be given a job."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scenarios(self) -> tuple[Scenario, ...]: ...
+    @property
+    def body(self) -> str: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+
+    def run(self, job: Job) -> Measured:
+        """Do the job in a process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonClient:
+    """A module of `benchmarks.clients`, run by the peers' interpreter."""
+
+    name: str
+    module: str
+    python: Path
+    scenarios: tuple[Scenario, ...] = _ALL
+    variant: str = ""
+    body: str = BODY
+    layout: str = "plain"
+
+    def run(self, job: Job) -> Measured:
+        command = [str(self.python), "-m", f"benchmarks.clients.{self.module}", job.to_json()]
+        return _answer(
+            self.name,
+            subprocess.run(
+                command,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_SECONDS * 10 if job.scenario == Scenario.FLOW else _SECONDS,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CClient:
+    """The C program; `consume` is the way in which it settles what it consumes."""
+
+    name: str
+    program: Path
+    scenarios: tuple[Scenario, ...] = _ALL
+    consume: Scenario = Scenario.CONSUME
+    variant: str = ""
+    body: str = BODY
+    layout: str = "plain"
+
+    def run(self, job: Job) -> Measured:
+        scenario = self.consume if job.scenario == Scenario.CONSUME else job.scenario
+        command = [
+            str(self.program),
+            scenario,
+            job.host,
+            str(job.port),
+            job.vhost,
+            job.queue,
+            job.target,
+            str(job.count),
+            str(job.prefetch),
+            str(job.window),
+        ]
+        return _answer(
+            self.name,
+            subprocess.run(
+                command,
+                input=job.body,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_SECONDS,
+            ),
+        )
+
+
+def _answer(name: str, ran: subprocess.CompletedProcess[str]) -> Measured:
+    if ran.returncode != 0:
+        raise RuntimeError(f"{name} failed ({ran.returncode}):\n{ran.stderr[-2000:]}")
+    answer = json.loads(ran.stdout.strip().splitlines()[-1])
+    answer["samples"] = tuple(tuple(pair) for pair in answer.get("samples", ()))
+    return Measured(**answer)
+
+
+def _dramatiq_body() -> str:
+    """A message as Dramatiq writes it, of the same size."""
+    message: dict[str, object] = {
+        "queue_name": "bench.dramatiq",
+        "actor_name": "noop",
+        "args": [""],
+        "kwargs": {},
+        "options": {},
+        "message_id": "00000000-0000-0000-0000-000000000000",
+        "message_timestamp": 1_700_000_000_000,
+    }
+    message["args"] = ["a" * (len(BODY) - len(json.dumps(message)))]
+    return json.dumps(message)
+
+
+def contestants(python: Path, c_program: Path | None) -> tuple[Contestant, ...]:
+    """Everyone, the C client first where it could be built."""
+    few = (Scenario.CONSUME, Scenario.PUBLISH_ONE)
+    c: tuple[Contestant, ...] = (
+        ()
+        if c_program is None
+        else (
+            CClient(C, c_program),
+            CClient(C50, c_program, (Scenario.CONSUME,), Scenario.CONSUME_50),
+        )
+    )
+    return (
+        *c,
+        PythonClient(HOPBACK, "hopback_client", python),
+        PythonClient(
+            f"{HOPBACK}, a task per message", "hopback_client", python, (Scenario.CONSUME,), "task"
+        ),
+        PythonClient(f"{HOPBACK} on uvloop", "hopback_client", python, _ALL, "uvloop"),
+        PythonClient("pika (asyncio)", "pika_client", python),
+        PythonClient("aiormq", "aiormq_client", python),
+        PythonClient("aio-pika", "aio_pika_client", python),
+        PythonClient(
+            "FastStream",
+            "faststream_client",
+            python,
+            tuple(one for one in _ALL if one is not Scenario.RETRY),
+        ),
+        PythonClient("kombu", "kombu_client", python, few),
+        PythonClient(
+            "Dramatiq", "dramatiq_client", python, few, body=_dramatiq_body(), layout="dramatiq"
+        ),
+    )

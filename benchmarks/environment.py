@@ -1,0 +1,112 @@
+"""Where the clients run: an environment of their own, the C client if it can be built, the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["ROOT", "WORK", "Machine", "build_c_client", "describe", "peers_python"]
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / ".work" / "bench"
+_REQUIREMENTS = ROOT / "benchmarks" / "requirements.txt"
+_PEERS = ("aio-pika", "aiormq", "dramatiq", "faststream", "kombu", "pika", "uvloop")
+
+
+def peers_python() -> Path:
+    """The interpreter of the peers' environment, made on first use and again when the pins change."""
+    folder = WORK / "venv"
+    python = folder / "bin" / "python"
+    stamp = folder / ".ready"
+    wanted = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print("making the peers' environment …", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*install, "-r", str(_REQUIREMENTS), "-e", str(ROOT)], check=True)
+        stamp.write_text(wanted)
+    return python
+
+
+def build_c_client() -> Path | None:
+    """The C client, or None where there is no compiler or no librabbitmq."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return None
+    WORK.mkdir(parents=True, exist_ok=True)
+    program = WORK / "c_client"
+    source = ROOT / "benchmarks" / "c_client.c"
+    command = [compiler, "-O2", "-o", str(program), str(source), "-lrabbitmq"]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    return program if built.returncode == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the figures were measured on."""
+
+    cores: int
+    memory_gib: float
+    processor: str
+    system: str
+    python: str
+    versions: dict[str, str]
+
+
+def describe(python: Path, broker: str) -> Machine:
+    """The machine and every version that matters."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = {
+        "RabbitMQ": broker,
+        "hopback": metadata.version("hopback"),
+        **_peer_versions(python),
+    }
+    if (c := _c_version()) is not None:
+        versions["librabbitmq (C)"] = c
+    return Machine(
+        os.cpu_count() or 1,
+        round(memory, 1),
+        _processor(),
+        f"{platform.system()} {platform.machine()}",
+        platform.python_version(),
+        versions,
+    )
+
+
+def _peer_versions(python: Path) -> dict[str, str]:
+    code = (
+        "from importlib import metadata\n"
+        f"print(*[metadata.version(name) for name in {_PEERS!r}], sep='\\n')"
+    )
+    ran = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    return dict(zip(_PEERS, ran.stdout.split(), strict=True))
+
+
+def _c_version() -> str | None:
+    try:
+        ran = subprocess.run(
+            ["pkg-config", "--modversion", "librabbitmq"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "as installed"
+    return ran.stdout.strip() or None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, "unknown")

@@ -1,0 +1,96 @@
+"""What is to be reached, as data. An application-level row adds its goals here."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import statistics_of_runs as stats
+from benchmarks.contestants import HOPBACK, C
+from benchmarks.rounds import Case
+from benchmarks.workload import Scenario
+
+if TYPE_CHECKING:
+    from benchmarks.rounds import Results
+
+__all__ = ["GOALS", "Goal", "Verdict", "judge", "reason_for"]
+
+_REASONS = Path(__file__).with_name("reasons.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """At least `times` another's rate, or at most `cpu_us` of CPU per message."""
+
+    subject: str
+    scenario: Scenario
+    against: str = ""
+    times: float = 0.0
+    cpu_us: float = 0.0
+    queue_types: tuple[str, ...] = ("classic", "quorum")
+
+    @property
+    def text(self) -> str:
+        if self.against:
+            return f"≥ {self.times:g} × {self.against}"
+        return f"≤ {self.cpu_us:g} µs of CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A goal and what was found; `reached` is None where it could not be measured."""
+
+    goal: Goal
+    queue_type: str
+    found: str
+    reached: bool | None
+
+
+GOALS: tuple[Goal, ...] = (
+    Goal(HOPBACK, Scenario.CONSUME, C, 1.0),
+    Goal(HOPBACK, Scenario.CONSUME, cpu_us=20),
+    Goal(HOPBACK, Scenario.CONSUME, "aio-pika", 4.0),
+    Goal(HOPBACK, Scenario.PUBLISH, C, 0.9),
+    Goal(HOPBACK, Scenario.PUBLISH, cpu_us=15),
+    Goal(HOPBACK, Scenario.PUBLISH, "aio-pika", 3.0),
+    Goal(HOPBACK, Scenario.MOVE, C, 1.0),
+    Goal(HOPBACK, Scenario.MOVE, "aio-pika", 4.0),
+    Goal(HOPBACK, Scenario.RETRY, C, 0.7),
+    Goal(HOPBACK, Scenario.RETRY, "aiormq", 1.3),
+)
+
+
+def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, ...]:
+    """Every goal on every kind of queue that was measured."""
+    measured = {case.queue_type for case in results.runs}
+    return tuple(
+        _verdict(results, goal, queue_type)
+        for goal in goals
+        for queue_type in goal.queue_types
+        if queue_type in measured
+    )
+
+
+def _verdict(results: Results, goal: Goal, queue_type: str) -> Verdict:
+    case = Case(queue_type, goal.scenario, goal.subject)
+    if goal.against:
+        found = stats.ratio(results, case, Case(queue_type, goal.scenario, goal.against))
+        text, reached = (
+            (f"{found.median:.2f} ×", found.median >= goal.times) if found else ("–", None)
+        )
+    else:
+        found = stats.cpu_us(results, case)
+        text, reached = (
+            (f"{found.median:.1f} µs", found.median <= goal.cpu_us) if found else ("–", None)
+        )
+    return Verdict(goal, queue_type, text, reached)
+
+
+def reason_for(verdict: Verdict) -> str:
+    """Why a goal is missed, as `reasons.toml` says; it is written by whoever has read the profile."""
+    reasons = tomllib.loads(_REASONS.read_text()) if _REASONS.exists() else {}
+    kind = verdict.goal.against or "cpu"
+    table = reasons.get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
+    return str(table.get(kind, "not explained yet: add it to benchmarks/reasons.toml"))

@@ -1,0 +1,151 @@
+"""The broker's side of a run: queues made, filled, counted and cleared."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pika
+
+from benchmarks.workload import RETRY_TTL_MS, Job, Scenario
+
+if TYPE_CHECKING:
+    from benchmarks.contestants import Contestant
+
+__all__ = ["CountsDiffer", "Stage"]
+
+_FILLED = (Scenario.CONSUME, Scenario.MOVE, Scenario.RETRY)
+_SETTLE_SECONDS = 15.0
+
+
+class CountsDiffer(RuntimeError):
+    """After a run a queue does not hold what it must: messages were lost or doubled."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """One virtual host on one private node; every run finds it freshly made."""
+
+    host: str
+    port: int
+    vhost: str
+    filler: Contestant
+
+    def job(self, contestant: Contestant, scenario: Scenario, queue_type: str, count: int) -> Job:
+        """Make the queues of a run, fill them, and say what the client is to do."""
+        queue = "bench.dramatiq" if contestant.layout == "dramatiq" else "bench.main"
+        job = Job(
+            scenario,
+            self.host,
+            self.port,
+            self.vhost,
+            queue,
+            "bench.target",
+            count,
+            body=contestant.body,
+            queue_type=queue_type,
+            variant=contestant.variant,
+        )
+        with self._channel() as channel:
+            self._make(channel, job, contestant.layout)
+        if scenario in _FILLED:
+            self._fill(job)
+        return job
+
+    def verify(self, job: Job, contestant: Contestant) -> None:
+        """Nothing lost and nothing doubled; CountsDiffer names what was found."""
+        expected = _expected(job)
+        with self._channel() as channel:
+            found = _await_counts(channel, expected)
+        if found != expected:
+            raise CountsDiffer(
+                f"{contestant.name}, {job.scenario}, {job.queue_type}: expected {expected} "
+                f"messages, found {found}"
+            )
+
+    def _fill(self, job: Job) -> None:
+        exchange = "bench.in" if job.scenario == Scenario.RETRY else ""
+        filling = Job(
+            Scenario.FILL,
+            job.host,
+            job.port,
+            job.vhost,
+            job.queue,
+            exchange,
+            job.count,
+            body=job.body,
+        )
+        self.filler.run(filling)
+        with self._channel() as channel:
+            found = _await_counts(channel, {job.queue: job.count})
+        if found != {job.queue: job.count}:
+            raise CountsDiffer(f"filling {job.queue}: expected {job.count}, found {found}")
+
+    def _make(self, channel: Any, job: Job, layout: str) -> None:
+        typed = {"x-queue-type": "quorum"} if job.queue_type == "quorum" else {}
+        arguments = dict(typed)
+        for name in (job.queue, job.target, "bench.retry", f"{job.queue}.DQ", f"{job.queue}.XQ"):
+            channel.queue_delete(name)
+        if job.scenario == Scenario.RETRY:
+            arguments |= _leads_to("bench.retry")
+            channel.queue_declare(
+                "bench.retry",
+                durable=True,
+                arguments={**typed, **_leads_to(job.queue), "x-message-ttl": RETRY_TTL_MS},
+            )
+        if layout == "dramatiq":
+            arguments |= _leads_to(f"{job.queue}.XQ")
+        channel.queue_declare(job.queue, durable=True, arguments=arguments)
+        channel.queue_declare(job.target, durable=True, arguments=typed)
+        channel.exchange_declare("bench.in", "direct", durable=True)
+        channel.queue_bind(job.queue, "bench.in", "first")
+
+    def _channel(self) -> _OpenChannel:
+        return _OpenChannel(self.host, self.port, self.vhost)
+
+
+class _OpenChannel:
+    """A channel for a few calls."""
+
+    def __init__(self, host: str, port: int, vhost: str) -> None:
+        self._line = pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost))
+
+    def __enter__(self) -> Any:
+        return self._line.channel()
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+
+
+def _leads_to(queue: str) -> dict[str, object]:
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
+
+
+def _expected(job: Job) -> dict[str, int]:
+    """What each queue holds when a run has ended."""
+    match job.scenario:
+        case Scenario.PUBLISH | Scenario.PUBLISH_ONE:
+            return {job.queue: job.count}
+        case Scenario.MOVE:
+            return {job.queue: 0, job.target: job.count}
+        case _:
+            return {job.queue: 0}
+
+
+def _await_counts(channel: Any, expected: dict[str, int]) -> dict[str, int]:
+    """The ready counts, as soon as they are right, or as they are when patience ends.
+
+    A client that has just left may have acks under way; a count that is right twice stays right.
+    """
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    right = 0
+    while True:
+        found = {
+            name: channel.queue_declare(name, passive=True).method.message_count
+            for name in expected
+        }
+        right = right + 1 if found == expected else 0
+        if right == 2 or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)

@@ -1,0 +1,45 @@
+"""Median and spread, and ratios taken within the same round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.rounds import Case, Results
+
+__all__ = ["Spread", "cpu_us", "rates", "ratio"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The middle and the ends of several values."""
+
+    median: float
+    low: float
+    high: float
+    values: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None for no values at all."""
+        return cls(median(values), min(values), max(values), len(values)) if values else None
+
+
+def rates(results: Results, case: Case) -> Spread | None:
+    """Messages per second."""
+    return Spread.of([run.rate for run in results.runs.get(case, ()) if run])
+
+
+def cpu_us(results: Results, case: Case) -> Spread | None:
+    """Client CPU per message, in microseconds."""
+    return Spread.of([run.cpu_us for run in results.runs.get(case, ()) if run])
+
+
+def ratio(results: Results, case: Case, against: Case) -> Spread | None:
+    """How many times faster, round by round: what disturbs a round disturbs both."""
+    pairs = zip(results.runs.get(case, ()), results.runs.get(against, ()), strict=False)
+    return Spread.of([one.rate / other.rate for one, other in pairs if one and other])

@@ -1,0 +1,99 @@
+"""What is measured: scenarios, the job that a client process is given, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+__all__ = ["BODY", "BODY_BYTES", "RETRY_TTL_MS", "Job", "Measured", "Scenario"]
+
+BODY_BYTES = 1024
+RETRY_TTL_MS = 100
+_FRAME = '{"id": 1, "text": ""}'
+BODY = _FRAME[:-2] + "a" * (BODY_BYTES - len(_FRAME)) + _FRAME[-2:]
+"""A JSON document of exactly 1 KiB, so that rows with and without decoding use the same bytes."""
+
+
+class Scenario(StrEnum):
+    """One row of work."""
+
+    CONSUME = "consume"
+    CONSUME_50 = "consume-50"
+    PUBLISH = "publish"
+    PUBLISH_ONE = "publish-one"
+    MOVE = "move"
+    RETRY = "retry"
+    FILL = "fill"
+    FLOW = "flow"
+
+    @property
+    def title(self) -> str:
+        return _TITLES[self]
+
+
+_TITLES = {
+    Scenario.CONSUME: "consume + ack",
+    Scenario.CONSUME_50: "consume + ack, `multiple` every 50",
+    Scenario.PUBLISH: "publish + confirm, pipelined (window 500)",
+    Scenario.PUBLISH_ONE: "publish + confirm, one by one",
+    Scenario.MOVE: "move: consume → confirmed publish → ack",
+    Scenario.RETRY: f"retry cycle: nack, {RETRY_TTL_MS} ms in a retry queue, back, ack",
+    Scenario.FILL: "fill",
+    Scenario.FLOW: "publish and consume together",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a client process needs to know."""
+
+    scenario: str
+    host: str
+    port: int
+    vhost: str
+    queue: str
+    target: str
+    count: int
+    prefetch: int = 200
+    window: int = 500
+    body: str = BODY
+    queue_type: str = "classic"
+    variant: str = ""
+    profile: bool = False
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{self.host}:{self.port}/{self.vhost}"
+
+    @property
+    def bytes(self) -> bytes:
+        return self.body.encode()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run of one client took."""
+
+    count: int
+    seconds: float
+    cpu_seconds: float
+    peak_kib: int = 0
+    samples: tuple[tuple[int, int], ...] = ()
+    """Messages so far and resident KiB then; only where memory is watched."""
+    profile: str = ""
+
+    @property
+    def rate(self) -> float:
+        return self.count / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        return self.cpu_seconds / self.count * 1e6
