@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hopback.errors import BrokerError, TopologyError
 from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
-from hopback.runtime.answer import Session, Taken
+from hopback.runtime.answer import DONE, Session, Taken
 from hopback.runtime.pool import Pool
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Consumer:
         self._settling = settling
         self._world = world
         self._pool: Pool[Taken] = Pool(options.concurrency, self._process, name=f"hopback {queue}")
+        self._time = asyncio.get_running_loop().time
         self._session: Session | None = None
         self._lost: asyncio.Future[str] | None = None
         self._tag: str | None = None
@@ -92,12 +93,12 @@ class Consumer:
         failures = 0
         while not self._closing:
             await self._intake.wait()
-            began = asyncio.get_running_loop().time()
+            began = self._time()
             reason = await self._serve_once(connection)
             if not self._taking:
                 continue
             self._world.bus.emit("consumer.lost", {"queue": self.queue, "reason": reason})
-            lasted = asyncio.get_running_loop().time() - began
+            lasted = self._time() - began
             failures = 1 if lasted >= self._world.backoff.stable else failures + 1
             await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
 
@@ -160,10 +161,10 @@ class Consumer:
         """One delivery: handled, then concluded."""
         if taken.session.ended.is_set():
             return
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self._time()
         answer = await self._run(taken.delivery)
-        await self._settling.conclude(taken, answer, loop.time() - began)
+        if answer is not DONE or not self._settling.acknowledge(taken):
+            await self._settling.conclude(taken, answer, self._time() - began)
         self.handled += 1
         if self._options.breaker is not None:
             self._observe(answer)
@@ -175,7 +176,7 @@ class Consumer:
         policy = self._options.breaker
         if policy is None:
             return
-        now = asyncio.get_running_loop().time()
+        now = self._time()
         failed = not isinstance(answer.outcome, Done | Snooze)
         before, self._breaker = (
             self._breaker,
@@ -194,7 +195,7 @@ class Consumer:
     def _probe(self) -> None:
         """The cool-down is over: let a few through and see."""
         policy = self._options.breaker
-        self._breaker = at(self._breaker, asyncio.get_running_loop().time())
+        self._breaker = at(self._breaker, self._time())
         if policy is not None:
             self._pool.limit(policy.probes)
 

@@ -47,11 +47,22 @@ def decoder_for(wanted: Any) -> Decoder:
 
 
 def _json_decoder(wanted: Any) -> Decoder:
-    """JSON fitted to the type; a plain dict or list needs no second look."""
+    """JSON fitted to the type."""
     if wanted is Any or wanted is object:
-        return _guarded(json.loads)
+        return _guarded(_json)
     fit = fitter(wanted)
-    return _guarded(lambda body: fit(json.loads(body), ""))
+    return _guarded(lambda body: fit(_json(body), ""))
+
+
+_decode_text = json.JSONDecoder().decode
+
+
+def _json(body: bytes) -> Any:
+    """JSON is UTF-8 nearly always; whatever else the standard library can guess comes second."""
+    try:
+        return _decode_text(str(body, "utf-8"))
+    except ValueError:
+        return json.loads(body)
 
 
 def _is_model(wanted: Any, library: str, base: str) -> bool:

@@ -37,6 +37,8 @@ class Pool(Generic[T]):
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._limit = size
+        self._called = False
+        """A worker was called and has not come yet: it will pass the call on if there is more."""
 
     @property
     def running(self) -> tuple[T, ...]:
@@ -55,7 +57,8 @@ class Pool(Generic[T]):
 
     def submit(self, item: T, key: str | None = None) -> None:
         """Hand over an item; it is run as soon as a worker and its lane are free."""
-        if self._lanes.offer(key, item):
+        self._quiet.clear()
+        if self._lanes.offer(key, item) and not self._called:
             self._wake()
 
     def task_of(self, item: T) -> asyncio.Task[None] | None:
@@ -82,14 +85,14 @@ class Pool(Generic[T]):
         return left
 
     def _wake(self) -> None:
-        """Let as many workers go to work as there are items and free slots."""
-        self._quiet.clear()
-        if not self._may_start():
-            self._settle_quiet()
+        """Call one worker if there is work for it; it calls the next if there is more."""
+        if self._called or not self._may_start():
             return
         if self._idle:
+            self._called = True
             self._idle.pop().set_result(None)
         elif len(self._tasks) < self._size:
+            self._called = True
             self._hire()
 
     def _may_start(self) -> bool:
@@ -105,6 +108,7 @@ class Pool(Generic[T]):
         clean = copy_context()
         me = asyncio.current_task()
         assert me is not None  # noqa: S101 - we are inside a task by construction
+        self._called = False
         while True:
             while self._may_start():
                 await self._handle_next(me)
@@ -117,7 +121,7 @@ class Pool(Generic[T]):
         key, item = self._lanes.take()
         self._running[me] = item
         # More may be ready than this worker can take: pass the call on.
-        if self._may_start():
+        if not self._called:
             self._wake()
         try:
             await self._run(item)
@@ -137,12 +141,14 @@ class Pool(Generic[T]):
             if call in self._idle:
                 self._idle.remove(call)
             raise
+        finally:
+            if call.done():
+                self._called = False
 
     def _replace(self, me: asyncio.Task[None]) -> None:
         """Leave a tainted context to end with its task."""
         self._tasks.discard(me)
-        if self._may_start():
-            self._wake()
+        self._wake()
 
     def _settle_quiet(self) -> None:
         if not self._running and not len(self._lanes):

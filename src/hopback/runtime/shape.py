@@ -55,10 +55,12 @@ def fitter(wanted: Any) -> Fit:
         return lambda value, path: value
     if dataclasses.is_dataclass(wanted):
         return _fit_dataclass(wanted)
+    if wanted in _PLAIN:
+        return _fit_plain(wanted)
     special = _PARSED.get(wanted) if isinstance(wanted, type) else None
     if special is not None:
         return _fit_text(wanted, special)
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
+    if isinstance(wanted, type) and not get_origin(wanted) and issubclass(wanted, Enum):
         return _fit_call(wanted, f"one of {[member.value for member in wanted]}")
     return _fit_generic(wanted, get_origin(wanted) or wanted, get_args(wanted))
 
@@ -75,8 +77,6 @@ def _fit_generic(wanted: Any, origin: Any, args: tuple[Any, ...]) -> Fit:
         return _fit_tuple(args)
     if origin is dict:
         return _fit_dict(fitter(args[1] if args else Any))
-    if wanted in _PLAIN:
-        return _fit_plain(wanted)
     raise TypeError(
         f"cannot decode a payload into {wanted!r}: expected a plain type, a dataclass or a container "
         "of these; install msgspec or pydantic for their models"
@@ -227,6 +227,8 @@ def _name(wanted: Any) -> str:
 
 
 _PLAIN: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
     str: "text",
     int: "an integer",
     float: "a number",
