@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Confirms", "InFlight"]
 
-T = TypeVar("T")
+_Ticket = TypeVar("_Ticket")
 
 
-class InFlight(Generic[T]):
+class InFlight(Generic[_Ticket]):
     """One publish that the broker has not answered; `ticket` is whatever its sender waits on."""
 
     __slots__ = (
@@ -38,7 +38,7 @@ class InFlight(Generic[T]):
 
     def __init__(
         self,
-        ticket: T,
+        ticket: _Ticket,
         exchange: str,
         routing_key: str,
         properties: bytes,
@@ -57,25 +57,25 @@ class InFlight(Generic[T]):
         self.expired = False
 
 
-class Confirms(Generic[T]):
+class Confirms(Generic[_Ticket]):
     """All publishes in flight on one channel, in order."""
 
     __slots__ = ("_last", "in_flight", "live")
 
     def __init__(self) -> None:
-        self.in_flight: dict[int, InFlight[T]] = {}
+        self.in_flight: dict[int, InFlight[_Ticket]] = {}
         self.live = 0
         """How many still have someone waiting; the rest timed out and only absorb late answers."""
         self._last = 0
 
-    def add(self, publish: InFlight[T]) -> int:
+    def add(self, publish: InFlight[_Ticket]) -> int:
         """Note a publish that is being sent now; its tag."""
         self._last = tag = self._last + 1
         self.in_flight[tag] = publish
         self.live += 1
         return tag
 
-    def settle(self, tag: int, *, multiple: bool) -> list[InFlight[T]]:
+    def settle(self, tag: int, *, multiple: bool) -> list[InFlight[_Ticket]]:
         """The publishes that a confirm (positive or not) answers; they are in flight no more."""
         if multiple:
             tags = list(self._through(tag))
@@ -94,13 +94,13 @@ class Confirms(Generic[T]):
                 return
             yield known
 
-    def expire(self, now: float) -> list[InFlight[T]]:
+    def expire(self, now: float) -> list[InFlight[_Ticket]]:
         """The publishes whose time is up.
 
         They stay in flight without their sender: a late confirm or return is still theirs, and
         must not be taken for that of a later, equal message.
         """
-        overdue: list[InFlight[T]] = []
+        overdue: list[InFlight[_Ticket]] = []
         for publish in self.in_flight.values():
             if publish.deadline > now:
                 break
@@ -115,14 +115,14 @@ class Confirms(Generic[T]):
         """How many timed out and were never answered."""
         return len(self.in_flight) - self.live
 
-    def end(self) -> list[InFlight[T]]:
+    def end(self) -> list[InFlight[_Ticket]]:
         """The channel is gone: every publish that still waits."""
         left = [publish for publish in self.in_flight.values() if not publish.expired]
         self.in_flight.clear()
         self.live = 0
         return left
 
-    def take_back(self, returned: ReturnedMessage) -> InFlight[T] | None:
+    def take_back(self, returned: ReturnedMessage) -> InFlight[_Ticket] | None:
         """Note a return at the publish it belongs to; None if no publish in flight fits.
 
         First choice is equality in everything. RabbitMQ may drop a header on the way in (BCC), so
@@ -144,7 +144,9 @@ class Confirms(Generic[T]):
         return found
 
 
-def _most_alike(alike: list[InFlight[T]], returned: ReturnedMessage) -> InFlight[T] | None:
+def _most_alike(
+    alike: list[InFlight[_Ticket]], returned: ReturnedMessage
+) -> InFlight[_Ticket] | None:
     same_body = [publish for publish in alike if publish.body == returned.body]
     for publish in same_body:
         if publish.properties == returned.raw_properties:

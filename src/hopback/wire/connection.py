@@ -81,7 +81,8 @@ class Connection:
         self.frame_max = self.limits.frame_max
         self.channel_max = self.limits.channel_max
         self._accept_max = max(self.limits.receive_max, self.frame_max) - 8
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._needed = 0
         self._partial = 0
         self._out: list[bytes] = []
         self._contents = frozenset(
@@ -104,10 +105,15 @@ class Connection:
         if self.state is ConnectionState.CLOSED:
             return events
         if self._buffer:
-            data = self._buffer + data
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return events
+            data = bytes(self._buffer)
+            self._buffer.clear()
         try:
             position = self._read(data, events)
-            self._buffer = data[position:] if position < len(data) else b""
+            if position < len(data):
+                self._buffer += data[position:]
         except ProtocolError as error:
             events.append(self._violation(error))
         except (IndexError, struct.error):
@@ -116,7 +122,7 @@ class Connection:
 
     def _violation(self, error: ProtocolError) -> Violation:
         code = error.code if isinstance(error, _Broken) else _SYNTAX_ERROR
-        self._buffer = b""
+        self._buffer.clear()
         if self.state is ConnectionState.AWAIT_HEADER:
             self._out.append(PROTOCOL_HEADER)
         elif (self.state, self.role, "connection.close") in CONNECTION:
@@ -130,13 +136,17 @@ class Connection:
         position, end = 0, len(data)
         if self.state is ConnectionState.AWAIT_HEADER:
             position = self._read_protocol_header(data, events)
+            if not position:
+                return 0
         channels, accept_max = self.channels, self._accept_max
+        self._needed = 0
         while end - position >= 7:
             kind, number, size = _envelope(data, position)
             if size > accept_max or not 1 <= kind <= 8:
                 raise self._bad_envelope(data, position, kind, size)
             following = position + 8 + size
             if following > end:
+                self._needed = following - position
                 break
             if data[following - 1] != END:
                 raise _Broken(

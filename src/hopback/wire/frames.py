@@ -21,7 +21,10 @@ __all__ = [
     "frame",
 ]
 
-METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+METHOD = 1
+HEADER = 2
+BODY = 3
+HEARTBEAT = 8
 END = 0xCE
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"

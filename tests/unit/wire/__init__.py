@@ -1,0 +1,1 @@
+"""The wire without I/O."""

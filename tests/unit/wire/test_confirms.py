@@ -1,0 +1,169 @@
+"""Each publish gets its own fate, whatever the order and grouping of the answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.message import Properties
+from hopback.wire.confirms import Confirms, InFlight
+from hopback.wire.contents import ReturnedMessage, read_content
+from hopback.wire.properties import encode_properties
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+
+_PLAIN = encode_properties(Properties())
+
+
+def _send(
+    confirms: Confirms[str],
+    name: str,
+    *,
+    key: str = "q",
+    body: bytes = b"",
+    properties: bytes = _PLAIN,
+    mandatory: bool = True,
+    deadline: float = 10.0,
+) -> None:
+    confirms.add(InFlight(name, "", key, properties, body, mandatory, deadline))
+
+
+def _returned(key: str = "q", body: bytes = b"", properties: bytes = _PLAIN) -> ReturnedMessage:
+    method = b"\x01\x38\x08NO_ROUTE\x00" + bytes((len(key),)) + key.encode()
+    found = read_content((60 << 16) | 50, 1, method, properties, body)
+    assert isinstance(found, ReturnedMessage)
+    return found
+
+
+def _with(message_id: str, headers: Headers | None = None) -> bytes:
+    return encode_properties(Properties(message_id=message_id, headers=headers or {}))
+
+
+def _names(publishes: list[InFlight[str]]) -> list[str]:
+    return [publish.ticket for publish in publishes]
+
+
+def _three() -> Confirms[str]:
+    confirms: Confirms[str] = Confirms()
+    for name in ("one", "two", "three"):
+        _send(confirms, name, body=name.encode())
+    return confirms
+
+
+def test_confirms_may_come_in_any_order() -> None:
+    """Each answer finds the publish of its tag, and no other."""
+    confirms = _three()
+    answered = [_names(confirms.settle(tag, multiple=False)) for tag in (2, 3, 1)]
+    assert answered == [["two"], ["three"], ["one"]]
+    assert confirms.live == 0
+
+
+def test_a_multiple_confirm_answers_all_that_are_left_below() -> None:
+    """Those answered before are not answered again."""
+    confirms = _three()
+    confirms.settle(1, multiple=False)
+    assert _names(confirms.settle(2, multiple=True)) == ["two"]
+    assert confirms.settle(2, multiple=True) == []
+    assert _names(confirms.settle(0, multiple=True)) == ["three"]
+
+
+def test_an_unknown_tag_answers_nobody() -> None:
+    """A confirm for something never sent, or answered already, changes nothing."""
+    confirms = _three()
+    assert confirms.settle(9, multiple=False) == []
+    assert confirms.live == 3
+
+
+def test_a_return_is_matched_by_what_was_sent() -> None:
+    """Of several in flight, the one with the returned body gets it."""
+    confirms = _three()
+    found = confirms.take_back(_returned(body=b"two"))
+    assert found is not None
+    assert found.ticket == "two"
+    assert [publish.returned is None for publish in confirms.in_flight.values()] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_equal_message_ids_do_not_swap_fates() -> None:
+    """Two copies of one id, one routable: the return goes to the key that had no queue."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "stored", key="here", properties=_with("same"))
+    _send(confirms, "lost", key="gone", properties=_with("same"))
+    found = confirms.take_back(_returned(key="gone", properties=_with("same")))
+    assert found is not None
+    assert found.ticket == "lost"
+
+
+def test_equal_publishes_are_returned_in_the_order_they_were_sent() -> None:
+    """Nothing tells them apart, so the earliest not yet returned is taken."""
+    confirms: Confirms[str] = Confirms()
+    for name in ("first", "second"):
+        _send(confirms, name)
+    taken = [confirms.take_back(_returned()) for _ in range(2)]
+    assert [found.ticket for found in taken if found] == ["first", "second"]
+    assert confirms.take_back(_returned()) is None
+
+
+def test_headers_sorted_by_the_broker_still_match() -> None:
+    """The publish whose headers are equal but for their order is found, not merely the first."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "other", properties=_with("x", {"b": 1, "a": 3}))
+    _send(confirms, "mine", properties=_with("x", {"b": 1, "a": 2}))
+    found = confirms.take_back(_returned(properties=_with("x", {"a": 2, "b": 1})))
+    assert found is not None
+    assert found.ticket == "mine"
+
+
+def test_a_header_dropped_on_the_way_in_does_not_lose_the_return() -> None:
+    """RabbitMQ strips BCC: then the earliest with equal exchange, key and body is taken."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "other", body=b"x")
+    _send(confirms, "mine", body=b"y", properties=_with("m", {"BCC": ["z"]}))
+    found = confirms.take_back(_returned(body=b"y", properties=_with("m")))
+    assert found is not None
+    assert found.ticket == "mine"
+
+
+def test_a_return_that_fits_nothing_is_not_given_to_anybody() -> None:
+    """Another key, or a publish that was not mandatory, cannot have been returned."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "optional", mandatory=False)
+    _send(confirms, "elsewhere", key="other")
+    assert confirms.take_back(_returned()) is None
+
+
+def test_time_runs_out_for_the_oldest_only() -> None:
+    """Whoever was sent later has more time; nobody is told twice."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "old", deadline=1.0)
+    _send(confirms, "new", deadline=2.0)
+    assert _names(confirms.expire(1.0)) == ["old"]
+    assert confirms.expire(1.5) == []
+    assert (confirms.live, confirms.abandoned) == (1, 1)
+
+
+def test_a_late_return_does_not_hit_a_later_equal_publish() -> None:
+    """A publish that timed out still absorbs its own answers."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "old", deadline=1.0)
+    confirms.expire(1.0)
+    _send(confirms, "new", deadline=9.0)
+    found = confirms.take_back(_returned())
+    assert found is not None
+    assert found.ticket == "old"
+    confirms.settle(1, multiple=False)
+    (left,) = confirms.settle(2, multiple=False)
+    assert (left.ticket, left.returned, confirms.live) == ("new", None, 0)
+
+
+def test_the_end_of_the_channel_leaves_nobody_waiting() -> None:
+    """Everyone who still waits is named once; those who timed out were told before."""
+    confirms: Confirms[str] = Confirms()
+    _send(confirms, "old", deadline=1.0)
+    _send(confirms, "new", deadline=2.0)
+    confirms.expire(1.0)
+    assert _names(confirms.end()) == ["new"]
+    assert confirms.end() == []

@@ -1,0 +1,189 @@
+"""Field tables: exact both ways, and bounded."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.errors import ProtocolError
+from hopback.fields import (
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+    table_size,
+)
+from hopback.wire.tables import MAX_DEPTH, decode_entries, decode_table, encode_table
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+_BYTES_OF = [
+    (True, b"t\x01"),
+    (False, b"t\x00"),
+    (Int8(-2), b"b\xfe"),
+    (UInt8(254), b"B\xfe"),
+    (Int16(-2), b"s\xff\xfe"),
+    (UInt16(65534), b"u\xff\xfe"),
+    (Int32(-2), b"I\xff\xff\xff\xfe"),
+    (UInt32(2**32 - 2), b"i\xff\xff\xff\xfe"),
+    (-2, b"l\xff\xff\xff\xff\xff\xff\xff\xfe"),
+    (UInt64(2**64 - 2), b"L\xff\xff\xff\xff\xff\xff\xff\xfe"),
+    (Float32(0.5), b"f\x3f\x00\x00\x00"),
+    (0.5, b"d\x3f\xe0\x00\x00\x00\x00\x00\x00"),
+    (Decimal("-1.25"), b"D\x02\xff\xff\xff\x83"),
+    ("é", b"S\x00\x00\x00\x02\xc3\xa9"),
+    (LongStr(b"\xff"), b"S\x00\x00\x00\x01\xff"),
+    (b"\x00\x01", b"x\x00\x00\x00\x02\x00\x01"),
+    ([True, None], b"A\x00\x00\x00\x03t\x01V"),
+    ({"a": None}, b"F\x00\x00\x00\x03\x01aV"),
+    (Timestamp(2**64 - 1), b"T\xff\xff\xff\xff\xff\xff\xff\xff"),
+    (None, b"V"),
+]
+
+
+@pytest.mark.parametrize(("value", "raw"), _BYTES_OF, ids=repr)
+def test_each_type_has_its_own_bytes_and_comes_back_as_itself(
+    value: FieldValue, raw: bytes
+) -> None:
+    """Every AMQP type is written with its own octet and read back equal in value and type."""
+    entry = b"\x01k" + raw
+    assert encode_table({"k": value}) == len(entry).to_bytes(4, "big") + entry
+    found, end = decode_table(encode_table({"k": value}))
+    assert found == {"k": value}
+    assert type(found["k"]) is type(value)
+    assert end == table_size({"k": value})
+
+
+class _Word(StrEnum):
+    HELLO = "hello"
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (_Word.HELLO, "hello"),
+        (MappingProxyType({"a": (1, 2)}), {"a": [1, 2]}),
+        (Decimal("1E2"), Decimal(100)),
+    ],
+)
+def test_values_of_kindred_types_are_written_as_what_they_are(
+    given: FieldValue, same: FieldValue
+) -> None:
+    """An enum that is text, a frozen mapping, a tuple and a round decimal need no conversion."""
+    assert encode_table({"k": given}) == encode_table({"k": same})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2**63,
+        Int8(128),
+        UInt8(-1),
+        Float32(1e300),
+        Decimal("NaN"),
+        Decimal(2**31),
+        Decimal("1E-256"),
+        Decimal("1E99999"),
+        "\ud800",
+        object(),
+        [object()],
+        Timestamp(-1),
+    ],
+)
+def test_what_has_no_amqp_form_is_refused(value: Any) -> None:
+    """A value that would be cut or changed is an error before anything is sent."""
+    with pytest.raises(ProtocolError):
+        encode_table({"k": value})
+
+
+def test_a_refusal_names_the_key() -> None:
+    """Whoever set the header finds it by the error's text."""
+    with pytest.raises(ProtocolError, match="'x-big'"):
+        encode_table({"x-big": 2**63})
+
+
+@pytest.mark.parametrize("key", ["é" * 128, "\ud800"])
+def test_a_key_must_be_short_valid_text(key: str) -> None:
+    """255 bytes is the end for a key, counted in UTF-8."""
+    with pytest.raises(ProtocolError, match="key"):
+        encode_table({key: 1})
+
+
+def test_the_longest_key_passes() -> None:
+    """255 bytes are allowed."""
+    assert decode_table(encode_table({"k" * 255: 1}))[0] == {"k" * 255: 1}
+
+
+def _nested(depth: int, kind: type) -> FieldValue:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if kind is list else {"k": value}
+    return value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_nesting_has_an_end_in_both_directions(kind: type) -> None:
+    """Tables and arrays may be 32 deep, and no deeper, written or read."""
+    deepest = {"k": _nested(MAX_DEPTH, kind)}
+    assert decode_table(encode_table(deepest))[0] == deepest
+    with pytest.raises(ProtocolError, match="deep"):
+        encode_table({"k": _nested(MAX_DEPTH + 1, kind)})
+    inner = encode_table(deepest)[4:]
+    octet = b"F" if kind is dict else b"A"
+    wrapped = inner if kind is dict else inner[2:]
+    deeper = b"\x01k" + octet + len(wrapped).to_bytes(4, "big") + wrapped
+    assert decode_entries(deeper) == ({}, deeper)
+
+
+def test_a_hundred_thousand_levels_do_not_exhaust_the_stack() -> None:
+    """Hostile nesting is refused at its 33rd level."""
+    raw = b""
+    for _ in range(1000):
+        raw = b"A" + len(raw).to_bytes(4, "big") + raw
+    assert decode_entries(b"\x01k" + raw).opaque == b"\x01k" + raw
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"\x01kz\x00",
+        b"\x01kS\x00\x00\x00\x09short",
+        b"\x01kI\x00",
+        b"\x01k",
+        b"\x09k",
+        b"\x01\xffV",
+        b"\x01kF\x00\x00\x00\x06\x01aV\x01aV",
+        b"\x01kA\xff\xff\xff\xff",
+    ],
+)
+def test_what_cannot_be_read_stays_bytes(rest: bytes) -> None:
+    """Entries before the broken one are read; the broken one and all after it are kept as bytes."""
+    good = encode_table({"good": 1})[4:]
+    assert decode_entries(good + rest) == ({"good": 1}, rest)
+
+
+def test_a_key_that_comes_twice_loses_nothing() -> None:
+    """The first value counts; the second travels on beside it as bytes."""
+    once, twice, after = b"\x01at\x01", b"\x01at\x00", b"\x01bV"
+    assert decode_entries(once + twice + after) == ({"a": True, "b": None}, twice)
+
+
+def test_a_strict_table_is_read_whole_or_not_at_all() -> None:
+    """In a method's arguments nothing unreadable is borne."""
+    with pytest.raises(ProtocolError):
+        decode_table(b"\x00\x00\x00\x03\x01kz")
+    with pytest.raises(ProtocolError):
+        decode_table(b"\x00\x00\x00\x09\x01kV")
+    with pytest.raises(ProtocolError):
+        decode_table(b"\x00\x00")

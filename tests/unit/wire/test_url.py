@@ -1,0 +1,149 @@
+"""URLs, options and secrets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.errors import ConnectionFailed
+from hopback.wire.url import Address, TlsOptions, parse_url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _login(url: str) -> bytes:
+    return parse_url(url).credentials.response()
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "virtual_host"),
+    [
+        ("amqp://", (("localhost", 5672),), "/"),
+        ("amqp://h", (("h", 5672),), "/"),
+        ("amqps://h", (("h", 5671),), "/"),
+        ("amqp://h:99/", (("h", 99),), "/"),
+        ("amqp://h/%2f", (("h", 5672),), "/"),
+        ("amqp://h/a%2Fb", (("h", 5672),), "a/b"),
+        ("amqp://h/caf%C3%A9", (("h", 5672),), "café"),
+        ("amqp://[::1]:5673/v", (("::1", 5673),), "v"),
+        ("amqp://u:p@a,b:2,[::1]/v", (("a", 5672), ("b", 2), ("::1", 5672)), "v"),
+    ],
+)
+def test_hosts_and_virtual_host(
+    url: str, hosts: tuple[tuple[str, int], ...], virtual_host: str
+) -> None:
+    """Defaults, ports, IPv6, several hosts, percent-encoding."""
+    found = parse_url(url)
+    assert (found.hosts, found.virtual_host) == (hosts, virtual_host)
+
+
+@pytest.mark.parametrize(
+    ("url", "login"),
+    [
+        ("amqp://h", b"\0guest\0guest"),
+        ("amqp://ann:p%40ss%2Fw%3Ard@h", b"\0ann\0p@ss/w:rd"),
+        ("amqp://ann:@h", b"\0ann\0"),
+        ("amqp://a%3Ab:c@h", b"\0a:b\0c"),
+        ("amqp://ann:p@ss@h", b"\0ann\0p@ss"),
+    ],
+)
+def test_user_and_password(url: str, login: bytes) -> None:
+    """Percent-encoded or not, an empty password, a sign in it: all as the URL says."""
+    assert _login(url) == login
+
+
+def test_options_are_read() -> None:
+    """Everything that URLs of other clients say."""
+    found = parse_url(
+        "amqps://h?heartbeat=5&connection_timeout=3&channel_max=9&frame_max=8192&verify=verify_none"
+        "&cacertfile=/ca&certfile=/c&keyfile=/k&server_name_indication=broker.local"
+    )
+    assert (found.heartbeat, found.connection_timeout) == (5, 3)
+    assert (found.channel_max, found.frame_max) == (9, 8192)
+    assert found.tls == TlsOptions("/ca", "/c", "/k", verify=False, server_name="broker.local")
+
+
+def test_tls_verifies_unless_told_otherwise() -> None:
+    """amqps means a verified peer, amqp means none at all."""
+    assert parse_url("amqps://h").tls == TlsOptions(verify=True)
+    assert parse_url("amqp://h").tls is None
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://h", "scheme"),
+        ("h:5672", "scheme"),
+        ("amqp://h:0", "port"),
+        ("amqp://h:99999", "port"),
+        ("amqp://h:port", "host"),
+        ("amqp://h/a/b", "%2F"),
+        ("amqp://h?heartbeat=-1", "heartbeat"),
+        ("amqp://h?heartbeat=x", "heartbeat"),
+        ("amqp://h?frame_max=100", "frame_max"),
+        ("amqp://h?colour=red", "colour"),
+        ("amqp://h?auth_mechanism=magic", "auth_mechanism"),
+        ("amqp://h?cacertfile=/x", "amqps"),
+        ("amqps://h?verify=maybe", "verify"),
+        ("amqp://h/v#x", "%23"),
+    ],
+)
+def test_a_wrong_url_says_what_is_wrong(url: str, says: str) -> None:
+    """The error names the part, and never a password."""
+    with pytest.raises(ValueError, match=says):
+        parse_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp://u:hunter2@h:x",
+        "amqp://u:hunter2@h?x=1",
+        "ftp://u:hunter2@h",
+        "amqp://u:hunter2@h/a/b",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
+    """Whatever is wrong with the URL, its password stays out of the text."""
+    with pytest.raises(ValueError, match="broker URL") as caught:
+        parse_url(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_address_shown_has_no_password() -> None:
+    """Neither str nor repr, of the address or of its credentials."""
+    found = parse_url("amqp://ann:hunter2@a,[::1]:9/v?password_env=PW")
+    assert str(found) == "amqp://a:5672,[::1]:9/v"
+    for shown in (repr(found), str(found), repr(found.credentials), f"{found.credentials}"):
+        assert "hunter2" not in shown
+    assert isinstance(found, Address)
+
+
+def test_the_password_may_be_in_a_file(tmp_path: Path) -> None:
+    """Read for each connection, so that a rotated secret is picked up."""
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    credentials = parse_url(f"amqp://ann@h?password_file={secret}").credentials
+    assert credentials.response() == b"\0ann\0first"
+    secret.write_text("second")
+    assert credentials.response() == b"\0ann\0second"
+    secret.unlink()
+    with pytest.raises(ConnectionFailed, match="No such file"):
+        credentials.response()
+
+
+def test_the_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is not set is an error that names it."""
+    credentials = parse_url("amqp://ann@h?password_env=HB_TEST_PW").credentials
+    monkeypatch.setenv("HB_TEST_PW", "secret")
+    assert credentials.response() == b"\0ann\0secret"
+    monkeypatch.delenv("HB_TEST_PW")
+    with pytest.raises(ConnectionFailed, match="HB_TEST_PW"):
+        credentials.response()
+
+
+def test_external_needs_no_password() -> None:
+    """The response is the user's name, or nothing."""
+    assert _login("amqps://h?auth_mechanism=external") == b""
