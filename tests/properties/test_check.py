@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(topologies, versions)
 def test_check_never_raises_and_says_the_same_twice(
     topology: Topology, version: BrokerVersion | None
@@ -33,7 +33,7 @@ def test_check_never_raises_and_says_the_same_twice(
         assert each.fix.endswith(".")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(topologies, versions)
 def test_the_order_of_declaration_does_not_matter(
     topology: Topology, version: BrokerVersion | None
@@ -48,7 +48,7 @@ def test_the_order_of_declaration_does_not_matter(
     assert check(straight, version) == check(turned, version)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(topologies, versions)
 def test_without_a_version_nothing_is_left_out(
     topology: Topology, version: BrokerVersion | None

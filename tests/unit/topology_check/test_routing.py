@@ -10,7 +10,7 @@ import pytest
 from hopback.fields import Float32, Int8, Timestamp
 from hopback.topology import routing
 from hopback.topology.model import Binding, Exchange, ExchangeType
-from hopback.topology.routing import PREDECLARED, RoutingTable, headers_match
+from hopback.topology.routing import PREDECLARED, RoutingTable, headers_match, topic_matches
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
@@ -117,6 +117,12 @@ def test_a_delayed_exchange_routes_as_the_type_it_names() -> None:
     delayed = exchange("x", "x-delayed-message", x_delayed_type="direct")
     table = RoutingTable([delayed], ["p", "q"], [Binding("x", "p", "1"), Binding("x", "q", "2")])
     assert table.route("x", "2") == ("q",)
+
+
+def test_a_pattern_alone_can_be_asked() -> None:
+    """`#` takes no word as well, `*` exactly one."""
+    assert topic_matches("a.#", "a")
+    assert not topic_matches("a.*", "a")
 
 
 def test_every_virtual_host_has_its_six_exchanges() -> None:

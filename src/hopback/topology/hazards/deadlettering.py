@@ -128,7 +128,7 @@ def _into_stream(scene: Scene) -> Iterator[Sighting]:
                 f"Its dead letters go to the stream {listed(streams)} at most once; these brokers"
                 " silently lose every one of them.",
                 "Dead-letter into a quorum queue, use at-least-once dead-lettering, or run"
-                " RabbitMQ 3.13.3 or later.",
+                " RabbitMQ 3.12 or later (3.13.3 to have `x-death` in the stream).",
             )
 
 

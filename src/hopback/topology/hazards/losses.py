@@ -68,10 +68,12 @@ def _delivery_limit(scene: Scene) -> Iterator[Sighting]:
 
 
 def _removed_at_once(scene: Scene) -> Iterator[Sighting]:
-    """Limits below 1: none for the broker of today, deadly for those before."""
-    for queue in scene.queues.values():
-        value = number(queue, "x-delivery-limit")
-        if queue.type is QueueType.QUORUM and value is not None and value < 1:
+    """Limits below 1: a negative one means none to the brokers of today, and 0 to older ones."""
+    for queue in scene.declared.queues:
+        value = number(scene.queues[queue.name], "x-delivery-limit")
+        # By policy a negative limit is refused where it would do harm.
+        harmful = value == 0 or (value is not None and value == number(queue, "x-delivery-limit"))
+        if queue.type is QueueType.QUORUM and value is not None and value < 1 and harmful:
             yield Sighting(
                 queue_place(queue.name),
                 f"With a delivery limit of {value} the broker removes a message at its first"

@@ -117,9 +117,8 @@ def _unreachable(scene: Scene) -> Iterator[Sighting]:
         for binding in scene.topology.bindings
         if not binding.to_exchange and scene.exists(binding.source)
     }
-    fed = {target for name in scene.legs for target in scene.targets(name)}
-    roles = bound | fed | scene.waiting | scene.resting
-    alone = [name for name in scene.mains if name not in roles]
+    reached = bound | _fed(scene)
+    alone = [name for name in scene.mains if name not in reached]
     unplanned = [name for name in alone if name not in scene.plans] if scene.plans else []
     by_name = [name for name in alone if name not in unplanned] if scene.topology.exchanges else []
     if unplanned:
@@ -136,6 +135,15 @@ def _unreachable(scene: Scene) -> Iterator[Sighting]:
             "Bind it to an exchange if others than you should be able to publish to it.",
             infos(),
         )
+
+
+def _fed(scene: Scene) -> set[str]:
+    """The queues that receive other queues' dead letters, their own retries left out."""
+    own = {(main, name) for name, mains in scene.users.items() for main in mains}
+    own |= {(loop.main, name) for loop in scene.loops for name in loop.through}
+    return {
+        target for name in scene.legs for target in scene.targets(name) if (target, name) not in own
+    }
 
 
 def _dangling(scene: Scene) -> Iterator[Sighting]:

@@ -218,6 +218,7 @@ class Scene:
         dead = {
             target
             for name in self.legs.keys() - self.waiting
+            if not seems_waiting(name)
             for target in self.targets(name)
             if target not in self.legs
         }
