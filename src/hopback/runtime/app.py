@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.runtime.handler import Handler, HandlerOptions, inspect_handler
+from hopback.runtime.batch import BatchHandler, BatchOptions, blames_rows
+from hopback.runtime.handler import (
+    Handler,
+    HandlerOptions,
+    inspect_batch_handler,
+    inspect_handler,
+)
 from hopback.runtime.outgoing import compose
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
@@ -53,7 +59,7 @@ class App:
         self._given = topology
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}
-        self.handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, Handler | BatchHandler] = {}
         self._publish: Callable[[Message], Awaitable[None]] | None = None
 
     # --- declaring -------------------------------------------------------------------------------
@@ -116,7 +122,36 @@ class App:
 
         return register
 
-    def add_handler(self, handler: Handler) -> None:
+    def batch(
+        self,
+        queue: str,
+        *,
+        size: int = 1000,
+        wait: str | int = "1s",
+        batchers: int = 2,
+        isolates: Callable[[Exception], bool] = blames_rows,
+        rules: Iterable[Rule] = (),
+        retry: Iterable[str | int] | None = None,
+        attempts: int | None = None,
+        bind: Mapping[str, str | Iterable[str]] | None = None,
+    ) -> Callable[[F], F]:
+        """Make an async function of a list of payloads the batch handler of a queue.
+
+        It returns nothing (all done) or an outcome for each. A batch goes at `size` messages or
+        after `wait`; `batchers` run at once; see `BatchOptions` for `isolates`.
+        """
+        if retry is not None or attempts is not None or bind is not None:
+            self.queue(queue, retry=RETRY if retry is None else retry, attempts=attempts, bind=bind)
+        seconds = parse_duration_ms(wait) / 1000
+        options = BatchOptions(size, seconds, batchers, isolates, tuple(rules))
+
+        def register(call: F) -> F:
+            self.add_handler(inspect_batch_handler(queue, call, options))
+            return call
+
+        return register
+
+    def add_handler(self, handler: Handler | BatchHandler) -> None:
         """Add a handler; a queue has one, so that each message has one outcome."""
         if handler.queue in self.handlers:
             found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")

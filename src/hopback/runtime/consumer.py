@@ -13,21 +13,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import BrokerError, TopologyError
-from hopback.policy.breaker import Breaker, BreakerState, after_run, at
+from hopback.policy.breaker import Breaker, BreakerPolicy, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
-from hopback.runtime.answer import DONE, Session, Taken
-from hopback.runtime.pool import Pool
+from hopback.runtime.answer import Session, Taken
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from hopback.broker.port import Connection
     from hopback.message import Delivery
     from hopback.runtime.answer import Answer
-    from hopback.runtime.handler import HandlerOptions
-    from hopback.runtime.settling import Settling, Surroundings
+    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.work import Work
 
-__all__ = ["Consumer", "Leftover"]
+__all__ = ["Consumer", "Leftover", "Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a consumer takes and does at once, and when it pauses."""
+
+    prefetch: int
+    concurrency: int
+    breaker: BreakerPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +53,14 @@ class Consumer:
     def __init__(
         self,
         queue: str,
-        options: HandlerOptions,
-        run: Callable[[Delivery], Awaitable[Answer]],
-        settling: Settling,
+        limits: Limits,
+        make_work: Callable[[Callable[[Answer], object]], Work],
         world: Surroundings,
     ) -> None:
         self.queue = queue
-        self._options = options
-        self._run = run
-        self._settling = settling
+        self._limits = limits
         self._world = world
-        self._pool: Pool[Taken] = Pool(options.concurrency, self._process, name=f"hopback {queue}")
+        self._work = make_work(self._observe)
         self._time = asyncio.get_running_loop().time
         self._session: Session | None = None
         self._lost: asyncio.Future[str] | None = None
@@ -65,8 +70,11 @@ class Consumer:
         self._closing = False
         self._breaker = Breaker()
         self._probing: asyncio.TimerHandle | None = None
-        self.handled = 0
+
+    @property
+    def handled(self) -> int:
         """How many deliveries were concluded so far."""
+        return self._work.concluded
 
     @property
     def consuming(self) -> bool:
@@ -75,8 +83,8 @@ class Consumer:
 
     @property
     def in_flight(self) -> int:
-        """How many handlers run now."""
-        return len(self._pool.running)
+        """How many deliveries are being handled now."""
+        return self._work.in_flight
 
     @property
     def breaker(self) -> BreakerState:
@@ -115,14 +123,14 @@ class Consumer:
         finally:
             self._tag = None
             session.ended.set()
-            self._pool.withdraw()
+            self._work.withdraw()
             with suppress(BrokerError):
                 await session.channel.close()
 
     async def _consume(self, session: Session) -> str:
         channel = session.channel
         self._lost = asyncio.get_running_loop().create_future()
-        await channel.qos(self._options.window)
+        await channel.qos(self._limits.prefetch)
         self._tag = await channel.consume(
             self.queue, partial(self._on_delivery, session), on_cancel=self._on_cancel
         )
@@ -130,8 +138,8 @@ class Consumer:
             "consumer.started",
             {
                 "queue": self.queue,
-                "prefetch": self._options.window,
-                "concurrency": self._options.concurrency,
+                "prefetch": self._limits.prefetch,
+                "concurrency": self._limits.concurrency,
             },
         )
         ending = asyncio.ensure_future(channel.wait_closed())
@@ -154,26 +162,13 @@ class Consumer:
         self.restore("the broker cancelled the consumer")
 
     def _on_delivery(self, session: Session, delivery: Delivery) -> None:
-        key = self._options.key
-        self._pool.submit(Taken(delivery, session), None if key is None else key(delivery))
-
-    async def _process(self, taken: Taken) -> None:
-        """One delivery: handled, then concluded."""
-        if taken.session.ended.is_set():
-            return
-        began = self._time()
-        answer = await self._run(taken.delivery)
-        if answer is not DONE or not self._settling.acknowledge(taken):
-            await self._settling.conclude(taken, answer, self._time() - began)
-        self.handled += 1
-        if self._options.breaker is not None:
-            self._observe(answer)
+        self._work.submit(Taken(delivery, session))
 
     # --- pausing ---------------------------------------------------------------------------------
 
     def _observe(self, answer: Answer) -> None:
         """Tell the breaker; pause or go on as it says."""
-        policy = self._options.breaker
+        policy = self._limits.breaker
         if policy is None:
             return
         now = self._time()
@@ -185,19 +180,19 @@ class Consumer:
         if self._breaker.state is before.state:
             return
         if self._breaker.state is BreakerState.OPEN:
-            self._pool.limit(0)
+            self._work.limit(0)
             self._probing = asyncio.get_running_loop().call_at(self._breaker.until, self._probe)
             self._tell("consumer.paused", "everything fails", until=self._breaker.until - now)
         else:
-            self._pool.limit(self._options.concurrency)
+            self._work.limit(self._limits.concurrency)
             self._tell("consumer.resumed", "a probe worked")
 
     def _probe(self) -> None:
         """The cool-down is over: let a few through and see."""
-        policy = self._options.breaker
+        policy = self._limits.breaker
         self._breaker = at(self._breaker, self._time())
         if policy is not None:
-            self._pool.limit(policy.probes)
+            self._work.limit(policy.probes)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:
         self._world.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
@@ -208,8 +203,8 @@ class Consumer:
             return
         self._intake.clear()
         await self._stop_taking()
-        self._pool.withdraw()
-        await self._pool.join()
+        self._work.withdraw()
+        await self._work.finish()
         self.restore(reason)
         self._tell("consumer.paused", reason, until=None)
 
@@ -226,7 +221,7 @@ class Consumer:
         self._closing = True
         self._intake.set()
         await self._stop_taking()
-        return len(self._pool.withdraw())
+        return self._work.wind_down()
 
     async def _stop_taking(self) -> None:
         tag, self._tag = self._tag, None
@@ -236,7 +231,7 @@ class Consumer:
 
     async def finish(self) -> None:
         """Return when no handler runs any more."""
-        await self._pool.join()
+        await self._work.finish()
 
     async def close(self) -> int:
         """Cancel what still runs, end the session; how many handlers were interrupted."""
@@ -244,6 +239,6 @@ class Consumer:
             self._probing.cancel()
         if self._session is not None:
             self._session.ended.set()
-        left = await self._pool.stop()
+        left = await self._work.stop()
         self.restore("closed")
-        return len(left)
+        return left

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.runtime.batch import BatchHandler, BatchOptions
 from hopback.runtime.context import Context
 from hopback.runtime.payload import Decoder, decoder_for
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.rules import Rule
 
-__all__ = ["Handler", "HandlerOptions", "inspect_handler"]
+__all__ = ["Handler", "HandlerOptions", "inspect_batch_handler", "inspect_handler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,29 @@ def inspect_handler(queue: str, call: Callable[..., Any], options: HandlerOption
         )
     decode = _decoder(payload[0], hints, where) if payload else None
     return Handler(queue, call, decode, takes_context, inspect.iscoroutinefunction(call), options)
+
+
+def inspect_batch_handler(
+    queue: str, call: Callable[..., Any], options: BatchOptions
+) -> BatchHandler:
+    """Read the signature of a batch handler: an async function of one list of payloads."""
+    where = f"batch handler of queue {queue!r}"
+    parameters = list(inspect.signature(call).parameters.values())
+    if len(parameters) != 1 or not inspect.iscoroutinefunction(call):
+        found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
+        raise InvalidTopology(
+            (Problem("signature", "async def (payloads: list[T])", found),), where=where
+        )
+    wanted = _hints(call, where).get(parameters[0].name, list)
+    item = (*get_args(wanted), Any)[0] if get_origin(wanted) in (list, Sequence) else Any
+    try:
+        decode = decoder_for(item)
+    except TypeError as error:
+        problem = Problem(
+            parameters[0].name, "a list of a type that a payload can be decoded into", str(error)
+        )
+        raise InvalidTopology((problem,), where=where) from error
+    return BatchHandler(queue, call, decode, options)
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

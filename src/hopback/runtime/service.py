@@ -1,10 +1,9 @@
 """Runs an application: connects, declares, consumes, and stops in numbered steps.
 
 1. Stop intake: the broker is told to send no more.
-2. Finish: handlers that run may end, up to the grace time.
-3. Flush: batches that are open are handled.
-4. Release: what is left unsettled goes back to its queue with its channel.
-5. Close: the connections end.
+2. Finish: handlers that run may end and open batches are handled, up to the grace time.
+3. Release: what is left unsettled goes back to its queue with its channel.
+4. Close: the connections end.
 
 Asking twice skips the waiting. The report says what was left; nothing unsettled goes unreported.
 """
@@ -13,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.declare import Ownership, prepare
 from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import LineState, Supervised
 from hopback.errors import BrokerError, InvalidTopology, Problem, UnsafeOperation
-from hopback.runtime.consumer import Consumer, Leftover
+from hopback.runtime.batch import Batches, BatchHandler
+from hopback.runtime.consumer import Consumer, Leftover, Limits
 from hopback.runtime.running import FunctionRunner
 from hopback.runtime.settling import Settling, Surroundings
+from hopback.runtime.work import OneByOne
 from hopback.topology.check import Severity, check
 from hopback.topology.expand import dead_letters_park
 from hopback.topology.model import Queue
@@ -121,17 +123,24 @@ class Service:
         return tuple(queue for queue in self.app.handlers if wanted is None or queue in wanted)
 
     def _consumer(self, queue: str) -> Consumer:
-        handler = self.app.handlers[queue]
-        plan = self._plan(queue)
-        runner = FunctionRunner(handler, plan, self.publish, self.world.bus)
-        self._runners.append(runner)
+        handler, plan = self.app.handlers[queue], self._plan(queue)
         settling = Settling(
             plan,
             self.publish,
             self.world,
             dead_letters_park=dead_letters_park(self.topology, plan),
         )
-        return Consumer(queue, handler.options, runner, settling, self.world)
+        if isinstance(handler, BatchHandler):
+            limits = Limits(handler.options.window, handler.options.batchers)
+            return Consumer(
+                queue, limits, partial(Batches, handler, settling, self.world.bus), self.world
+            )
+        runner = FunctionRunner(handler, plan, self.publish, self.world.bus)
+        self._runners.append(runner)
+        options = handler.options
+        limits = Limits(options.window, options.concurrency, options.breaker)
+        work = partial(OneByOne, queue, options, runner, settling)
+        return Consumer(queue, limits, work, self.world)
 
     def _plan(self, queue: str) -> Plan:
         plan = self.topology.plan(queue)
@@ -229,11 +238,11 @@ class Service:
         """The numbered steps."""
         self._step(1, "stop intake")
         not_started = [await consumer.stop_intake() for consumer in self.consumers]
-        self._step(2, "finish what runs")
+        self._step(2, "finish what runs, and flush open batches")
         await self._finish()
-        self._step(4, "release the rest")
+        self._step(3, "release the rest")
         interrupted = [await consumer.close() for consumer in self.consumers]
-        self._step(5, "close")
+        self._step(4, "close")
         await self._close(line)
         left = tuple(
             Leftover(consumer.queue, waiting, cut)

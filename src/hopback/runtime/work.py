@@ -1,0 +1,110 @@
+"""What a consumer does with its deliveries: one by one, or in batches. Both fill this protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from hopback.runtime.answer import DONE
+from hopback.runtime.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.message import Delivery
+    from hopback.runtime.answer import Answer, Taken
+    from hopback.runtime.handler import HandlerOptions
+    from hopback.runtime.settling import Settling
+
+__all__ = ["OneByOne", "Work"]
+
+
+class Work(Protocol):
+    """Takes deliveries and concludes each of them exactly once."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries are being handled now."""
+
+    @property
+    def concluded(self) -> int:
+        """How many deliveries were concluded so far."""
+
+    def submit(self, taken: Taken) -> None:
+        """Take a delivery."""
+
+    def limit(self, size: int) -> None:
+        """Handle at most so many at once from now on; 0 pauses."""
+
+    def wind_down(self) -> int:
+        """The end is near: forget what need not be started any more and tell how much it was."""
+
+    def withdraw(self) -> int:
+        """Forget what has not been started and tell how much: its channel gives it back."""
+
+    async def finish(self) -> None:
+        """Return when nothing is being handled; an open batch is handled now."""
+
+    async def stop(self) -> int:
+        """Interrupt what is being handled and tell how much it was."""
+
+
+class OneByOne:
+    """Each delivery by itself, so many at once as the options say, in order per key if asked."""
+
+    def __init__(
+        self,
+        queue: str,
+        options: HandlerOptions,
+        run: Callable[[Delivery], Awaitable[Answer]],
+        settling: Settling,
+        observe: Callable[[Answer], object],
+    ) -> None:
+        self._key = options.key
+        self._run = run
+        self._settling = settling
+        self._observe = observe if options.breaker is not None else None
+        self._pool: Pool[Taken] = Pool(options.concurrency, self._process, name=f"hopback {queue}")
+        self._time = asyncio.get_running_loop().time
+        self.concluded = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many handlers run now."""
+        return len(self._pool.running)
+
+    def submit(self, taken: Taken) -> None:
+        """Hand it to the next free worker, behind others of its key."""
+        self._pool.submit(taken, None if self._key is None else self._key(taken.delivery))
+
+    def limit(self, size: int) -> None:
+        """Run at most so many handlers at once."""
+        self._pool.limit(size)
+
+    def wind_down(self) -> int:
+        """Start no other handler."""
+        return self.withdraw()
+
+    def withdraw(self) -> int:
+        """Forget what waits for a worker."""
+        return len(self._pool.withdraw())
+
+    async def finish(self) -> None:
+        """Wait for the workers."""
+        await self._pool.join()
+
+    async def stop(self) -> int:
+        """Cancel the workers."""
+        return len(await self._pool.stop())
+
+    async def _process(self, taken: Taken) -> None:
+        """One delivery: handled, then concluded."""
+        if taken.session.ended.is_set():
+            return
+        began = self._time()
+        answer = await self._run(taken.delivery)
+        if answer is not DONE or not self._settling.acknowledge(taken):
+            await self._settling.conclude(taken, answer, self._time() - began)
+        self.concluded += 1
+        if self._observe is not None:
+            self._observe(answer)
