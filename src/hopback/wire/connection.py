@@ -54,6 +54,12 @@ _CHANNEL_CLOSING: Final = {
     Role.CLIENT: ChannelState.CLIENT_CLOSING,
     Role.SERVER: ChannelState.SERVER_CLOSING,
 }
+_CONTENTS_FOR: Final = {
+    role: frozenset(
+        found.id for found in BY_ID.values() if found.content and role.other in found.senders
+    )
+    for role in Role
+}
 _FRAME_ERROR, _SYNTAX_ERROR, _COMMAND_INVALID = 501, 502, 503
 _CHANNEL_ERROR, _UNEXPECTED_FRAME, _RESOURCE_ERROR = 504, 505, 506
 
@@ -85,9 +91,7 @@ class Connection:
         self._needed = 0
         self._partial = 0
         self._out: list[bytes] = []
-        self._contents = frozenset(
-            found.id for found in BY_ID.values() if found.content and role.other in found.senders
-        )
+        self._contents = _CONTENTS_FOR[role]
         if role is Role.CLIENT:
             self._out.append(PROTOCOL_HEADER)
             self.state = ConnectionState.AWAIT_START
