@@ -1,0 +1,130 @@
+"""What the broker refuses, in RabbitMQ's own words.
+
+A refusal closes the channel, or the connection where AMQP says so. The texts were taken down from
+a RabbitMQ, so that a program which reads them reads the same here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from hopback.fields import (
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+__all__ = [
+    "Refusal",
+    "access_refused",
+    "command_invalid",
+    "frame_error",
+    "no_such",
+    "not_allowed",
+    "not_implemented",
+    "precondition_failed",
+    "resource_locked",
+    "type_name",
+    "where",
+]
+
+_TYPE_NAMES: dict[type, str] = {
+    bool: "bool",
+    Int8: "byte",
+    UInt8: "unsignedbyte",
+    Int16: "short",
+    UInt16: "unsignedshort",
+    Int32: "signedint",
+    UInt32: "unsignedint",
+    int: "long",
+    UInt64: "unsignedlong",
+    Float32: "float",
+    float: "double",
+    Decimal: "decimal",
+    str: "longstr",
+    LongStr: "longstr",
+    bytes: "binary",
+    Timestamp: "timestamp",
+    type(None): "void",
+}
+
+
+class Refusal(Exception):
+    """The broker closes the channel, or the whole connection, with this code and text."""
+
+    def __init__(self, code: int, text: str, *, connection: bool = False) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+        self.connection = connection
+
+
+def access_refused(detail: str) -> Refusal:
+    """403."""
+    return Refusal(403, f"ACCESS_REFUSED - {detail}")
+
+
+def no_such(kind: str, name: str) -> Refusal:
+    """404 for a queue or an exchange."""
+    return Refusal(404, f"NOT_FOUND - no {where(kind, name)}")
+
+
+def resource_locked(queue: str) -> Refusal:
+    """405: the queue belongs to another connection, or was declared with other exclusiveness."""
+    return Refusal(
+        405,
+        f"RESOURCE_LOCKED - cannot obtain exclusive access to locked {where('queue', queue)}."
+        " It could be originally declared on another connection or the exclusive property value"
+        " does not match that of the original declaration.",
+    )
+
+
+def precondition_failed(detail: str) -> Refusal:
+    """406."""
+    return Refusal(406, f"PRECONDITION_FAILED - {detail}")
+
+
+def frame_error(size: int, limit: int) -> Refusal:
+    """501: the properties and headers of a message do not fit one frame."""
+    text = f"FRAME_ERROR - type 2, all octets = <<>>: {{frame_too_large,{size},{limit}}}"
+    return Refusal(501, text, connection=True)
+
+
+def command_invalid(detail: str) -> Refusal:
+    """503."""
+    return Refusal(503, f"COMMAND_INVALID - {detail}", connection=True)
+
+
+def not_allowed(detail: str) -> Refusal:
+    """530."""
+    return Refusal(530, f"NOT_ALLOWED - {detail}", connection=True)
+
+
+def not_implemented(detail: str) -> Refusal:
+    """540."""
+    return Refusal(540, f"NOT_IMPLEMENTED - {detail}", connection=True)
+
+
+def where(kind: str, name: str) -> str:
+    """A queue or exchange as the broker names it."""
+    return f"{kind} '{name}' in vhost '/'"
+
+
+def type_name(value: FieldValue) -> str:
+    """The broker's word for the AMQP type of `value`."""
+    known = _TYPE_NAMES.get(type(value))
+    if known is not None:
+        return known
+    return "table" if isinstance(value, Mapping) else "array"

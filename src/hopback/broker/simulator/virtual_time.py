@@ -1,0 +1,167 @@
+"""An event loop whose time jumps: when nothing can run, it is at once the next deadline.
+
+`asyncio.sleep`, timeouts and the embedded broker's own deadlines all follow it, so half an hour of
+waiting takes no time and every run is the same. Sockets and threads still work: time stands still
+while a thread is busy for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from concurrent.futures import Executor
+
+    from _typeshed import FileDescriptorLike
+
+__all__ = ["LoopClock", "NothingCanHappen", "VirtualTimeLoop", "run_virtual"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_START = 1_700_000_000.0
+_PATIENCE = 400 * 24 * 3600.0
+
+
+class NothingCanHappen(RuntimeError):
+    """Every task waits for something that no deadline will bring; the text names the tasks."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, for tests and simulations.
+
+    `loop.time()` is in seconds since 1970, beginning at `start`. When it has run `patience`
+    seconds ahead, the program is taken to wait for something that never comes.
+    """
+
+    def __init__(self, start: float = _START, *, patience: float = _PATIENCE) -> None:
+        self._virtual_now = start
+        self._until = start + patience
+        self._threads = 0
+        super().__init__(_JumpingSelector(self))
+        # The loop runs what is due before now + resolution; the usual nanosecond is lost when it
+        # is added to seconds since 1970.
+        self._clock_resolution = 1e-6
+
+    def time(self) -> float:
+        """Seconds since 1970, in virtual time."""
+        return self._virtual_now
+
+    def now(self) -> float:
+        """The same: the loop is also a clock."""
+        return self._virtual_now
+
+    def jump(self, seconds: float) -> None:
+        """Let `seconds` pass at once."""
+        self._virtual_now += seconds
+        if self._virtual_now > self._until:
+            raise NothingCanHappen(
+                f"virtual time ran out at {self._virtual_now:.0f}; {self._waiting()}"
+            )
+
+    @property
+    def threads_at_work(self) -> int:
+        """How many threads work for this loop; time stands still meanwhile."""
+        return self._threads
+
+    def stuck(self) -> NothingCanHappen:
+        """What to raise when no task can run and no deadline is set."""
+        return NothingCanHappen(f"nothing can happen any more; {self._waiting()}")
+
+    def _waiting(self) -> str:
+        places = sorted(_place(task) for task in asyncio.all_tasks(self))
+        return f"expected a task that can go on, found waiting: {', '.join(places) or 'none'}"
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """As usual; virtual time stands still until it is done."""
+        future = super().run_in_executor(executor, func, *args)
+        self._threads += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _future: asyncio.Future[Any]) -> None:
+        self._threads -= 1
+
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
+        """As usual; virtual time stands still until it is done."""
+        self._threads += 1
+        try:
+            await super().shutdown_default_executor(*args, **options)
+        finally:
+            self._threads -= 1
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """Looks at the sockets and, if there is nothing, lets time pass instead of waiting."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+        self._real = selectors.DefaultSelector()
+
+    def register(
+        self, fileobj: FileDescriptorLike, events: int, data: Any = None
+    ) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(
+        self, fileobj: FileDescriptorLike, events: int, data: Any = None
+    ) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def close(self) -> None:
+        self._real.close()
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._loop.threads_at_work and timeout != 0:
+            return self._real.select(None)
+        found = self._real.select(0)
+        if found or timeout == 0:
+            return found
+        if timeout is not None:
+            self._loop.jump(timeout)
+            return []
+        if len(self._real.get_map()) > 1:
+            return self._real.select(None)  # more than the loop's own pipe: a socket may speak
+        raise self._loop.stuck()
+
+
+class LoopClock:
+    """The time of the running loop if that is virtual, else the machine's."""
+
+    __slots__ = ("_fallback",)
+
+    def __init__(self, fallback: Callable[[], float]) -> None:
+        self._fallback = fallback
+
+    def now(self) -> float:
+        """Seconds since 1970, UTC."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self._fallback()
+        return loop.time() if isinstance(loop, VirtualTimeLoop) else self._fallback()
+
+
+def run_virtual(main: Coroutine[Any, Any, T], *, start: float = _START) -> T:
+    """Run a coroutine in virtual time and return what it returns, as `asyncio.run` does."""
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
+        return runner.run(main)
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """Where a task waits."""
+    frames = task.get_stack(limit=1)
+    if not frames:
+        return task.get_name()
+    return f"{task.get_name()} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}"
