@@ -15,7 +15,7 @@ from hopback.topology.durations import format_duration
 from hopback.topology.validate import problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
     from hopback.topology.plan import Plan, Stamp, Tier
@@ -38,12 +38,11 @@ def to_document(topology: Topology, *, terse: bool = False) -> dict[str, object]
     found = problems(topology)
     if found:
         raise InvalidTopology(found, where=f"topology {topology.name!r}")
-    planned = {plan.queue for plan in topology.plans}
     return _fields(
         terse,
         ("name", topology.name, None),
         ("exchanges", {item.name: _exchange(item, terse) for item in topology.exchanges}, {}),
-        ("queues", {item.name: _queue(item, planned, terse) for item in topology.queues}, {}),
+        ("queues", {item.name: _queue(item, topology, terse) for item in topology.queues}, {}),
         ("bindings", [_binding(item, terse) for item in topology.bindings], []),
         ("plans", {plan.queue: _plan(plan, terse) for plan in topology.plans}, {}),
         ("policies", {item.name: _policy(item, terse) for item in topology.policies}, {}),
@@ -71,10 +70,13 @@ def _exchange(exchange: Exchange, terse: bool) -> dict[str, object]:
     )
 
 
-def _queue(queue: Queue, planned: Iterable[str], terse: bool) -> dict[str, object]:
+def _queue(queue: Queue, topology: Topology, terse: bool) -> dict[str, object]:
+    unconsumed = queue.name in topology.unconsumed
+    silent = unconsumed or topology.plan(queue.name) is not None
     return _fields(
         terse,
-        ("pattern", "none", "none" if queue.name in planned else None),
+        ("pattern", "none", "none" if silent else None),
+        ("consumers", False if unconsumed else None, None),
         ("type", str(queue.type), None),
         ("durable", queue.durable, True),
         ("exclusive", queue.exclusive, False),

@@ -53,6 +53,7 @@ class _Reader:
         self.bindings: list[Binding] = []
         self.binding_paths: list[str] = []
         self.plans: list[Plan] = []
+        self.unconsumed: set[str] = set()
 
     def topology(self) -> Topology:
         """Everything read, in the order of the file."""
@@ -76,6 +77,7 @@ class _Reader:
             tuple(self.plans),
             policies,
             MappingProxyType(foreign),
+            frozenset(self.unconsumed),
         )
 
     def exchange(self, name: str, place: Place) -> Exchange:
@@ -97,7 +99,9 @@ class _Reader:
     def queue(self, name: str, place: Place, *, planned: bool) -> None:
         """One queue and all that its pattern makes of it."""
         table = place.table()
-        if _pattern(table, planned) is Pattern.RECOMMENDED:
+        consumed = table.read("consumers", Place.flag, True)
+        self.unconsumed |= set() if consumed else {name}
+        if _pattern(table, silent=planned or not consumed) is Pattern.RECOMMENDED:
             queues, plan = read_recommended(name, table)
             self.queues += queues
             self.plans += [plan] if plan else []
@@ -134,10 +138,11 @@ def _destination(table: Table) -> tuple[str, bool]:
     return table.need("queue", Place.text, "", "the name of a queue, or `to_exchange`"), False
 
 
-def _pattern(table: Table, planned: bool) -> Pattern:
+def _pattern(table: Table, silent: bool) -> Pattern:
+    """The pattern that is asked for; `silent` if none is meant where nothing is said."""
     place = table.get("pattern")
     if place is None:
-        return Pattern.NONE if planned else Pattern.RECOMMENDED
+        return Pattern.NONE if silent else Pattern.RECOMMENDED
     if place.value in tuple(Pattern):
         return place.option(Pattern)
     place.option(Pattern)
@@ -148,7 +153,7 @@ def _plain(name: str, table: Table) -> Queue:
     for key in ("retry", "attempts", "delivery_limit"):
         place = table.get(key)
         if place is not None:
-            place.wrong('`pattern = "recommended"`, and no plan of its own, beside it')
+            place.wrong('`pattern = "recommended"` beside it')
     return Queue(
         name,
         type=table.read("type", lambda inner: inner.option(QueueType), QueueType.CLASSIC),

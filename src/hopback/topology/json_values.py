@@ -62,6 +62,8 @@ def _writable(value: FieldValue) -> bool:
     match value:
         case Timestamp() | Decimal() | bytes():
             return False
+        case int():
+            return -(2**63) <= value < 2**63
         case float():
             return math.isfinite(value)
         case Mapping():

@@ -52,7 +52,7 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
     if place is None:
         table.place.wrong(
             'what happens when its handler fails: `retry = [{ delay = "30s" }]`, or'
-            ' `pattern = "none"` for a queue without a failure plan',
+            " `consumers = false` if nothing of ours consumes it",
             "neither",
         )
         return None

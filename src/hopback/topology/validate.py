@@ -44,6 +44,7 @@ def problems(
         *_repeated(topology),
         *_reserved(topology),
         *_dangling(topology, paths),
+        *_unconsumed(topology),
         *(problem for plan in topology.plans for problem in plan_problems(plan, topology)),
     )
 
@@ -216,6 +217,15 @@ def _reserved(topology: Topology) -> Iterator[Problem]:
         for item in objects:
             if item.name.startswith(_RESERVED):
                 yield Problem(path_to(section, item.name), expected, shown(item.name))
+
+
+def _unconsumed(topology: Topology) -> Iterator[Problem]:
+    for name in sorted(topology.unconsumed):
+        path = f"{path_to('queues', name)}.consumers"
+        if topology.queue(name) is None:
+            yield Problem(path, "a declared queue", "none of this name")
+        elif topology.plan(name) is not None:
+            yield Problem(path, "no failure plan for a queue without consumers", "one")
 
 
 def _dangling(topology: Topology, paths: Sequence[str]) -> Iterator[Problem]:
