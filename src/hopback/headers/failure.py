@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hopback.headers.text import clean, clipped, count_in, seconds_in, timestamp
+from hopback.headers.text import clipped, count_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
 
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
-    room = min(room, FAILURE_BYTES)
+    room, failure = min(room, FAILURE_BYTES), _bounded(failure)
     bare = replace(failure, stack="", message="", frame="", host="")
     unstacked = replace(failure, stack="")
     for smaller in (
@@ -131,10 +131,22 @@ def _field(found: dict[str, object], name: str, limit: int = _NAME_BYTES) -> str
     return clipped(value, limit) if isinstance(value, str) else ""
 
 
+def _bounded(failure: Failure) -> Failure:
+    """The record with every text but the stack as short as reading it again would make it."""
+    return replace(
+        failure,
+        type=clipped(failure.type, _NAME_BYTES),
+        message=clipped(failure.message, _MESSAGE_BYTES),
+        fingerprint=clipped(failure.fingerprint, _NAME_BYTES),
+        frame=clipped(failure.frame, _NAME_BYTES),
+        host=clipped(failure.host, _NAME_BYTES),
+    )
+
+
 def _encoded(failure: Failure) -> str:
     fields = {name: getattr(failure, name) for name in Failure.__slots__}
     fields |= {"first": timestamp(failure.first), "last": timestamp(failure.last)}
-    return clean(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def _shrinking(text: str, limit: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
-__all__ = ["LARGEST_COUNT", "clean", "clipped", "count_in", "seconds_in", "text_in", "timestamp"]
+__all__ = ["LARGEST_COUNT", "clipped", "count_in", "seconds_in", "text_in", "timestamp"]
 
 LARGEST_COUNT = 2**31 - 1
 """The largest number that a count in a header is taken for."""
@@ -16,13 +16,11 @@ LARGEST_COUNT = 2**31 - 1
 _ELLIPSIS = "…"
 
 
-def clean(text: str) -> str:
-    """The text with everything that UTF-8 cannot carry written as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def clipped(text: str, limit: int) -> str:
-    """The beginning of the cleaned text, at most `limit` bytes of UTF-8; an ellipsis marks a cut."""
+    """The beginning of the text, at most `limit` bytes of UTF-8; an ellipsis marks a cut.
+
+    What UTF-8 cannot carry is written as escapes.
+    """
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode("utf-8")

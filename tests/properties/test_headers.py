@@ -1,0 +1,198 @@
+"""Headers: read from any shape, written within bounds, and others' never touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopback.fields import table_size
+from hopback.headers import (
+    ADDED_BYTES,
+    FRAME_BYTES,
+    Failure,
+    Mark,
+    deaths,
+    failure_from_reason,
+    failure_in,
+    failure_json,
+    frame_size,
+    identity,
+    last_death_queue,
+    park_properties,
+    read_history,
+    redrive_properties,
+    remembered_deaths,
+    retry_properties,
+    well_formed_deaths,
+)
+from hopback.message import Properties, Received
+from hopback.policy import Occasion, Retry, decide, effects
+from hopback.policy.decision import Publish
+from tests.properties.hostile import VERSIONS, deliveries, hostile_headers, plans, user_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.plan import Plan
+    from hopback.version import BrokerVersion
+
+_texts = st.text(max_size=300)
+_failures = st.builds(
+    Failure,
+    _texts,
+    _texts | st.text(min_size=2000, max_size=2500),
+    st.just("abc"),
+    _texts,
+    st.integers(0, 20_000).map(lambda size: "s" * size),
+    _texts,
+    st.floats(0, 2e9),
+    st.floats(0, 2e9),
+    st.integers(0, 100),
+)
+_marks = st.builds(
+    Mark,
+    queue=st.sampled_from(("q.audit", "raffle_queue")),
+    attempts=st.integers(0, 100),
+    snoozes=st.integers(0, 3),
+    origin_exchange=st.none() | st.just("domain.events"),
+    origin_routing_key=st.none() | st.text(max_size=50),
+    failure=st.none() | _failures,
+    redrives=st.none() | st.integers(0, 3),
+    redrive_job=st.none() | st.text(max_size=300),
+    counters=st.sampled_from(({}, {"x-retries": 2})),
+    design=st.sampled_from(({}, {"x-parked-reason": "r" * 1000, "hopback-queue": "forged"})),
+)
+_WRITERS: tuple[Callable[[Properties, Mark], Properties | None], ...] = (
+    retry_properties,
+    park_properties,
+    redrive_properties,
+    lambda properties, mark: redrive_properties(properties, mark, keep_deaths=True),
+)
+_writers = st.sampled_from(_WRITERS)
+
+
+def _typed(value: FieldValue) -> object:
+    """A value as text that tells apart types, also inside, and treats NaN as equal to itself."""
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_typed(inner) for inner in value]
+    return type(value), repr(value)
+
+
+@given(hostile_headers())
+@settings(max_examples=100)
+def test_reading_never_raises(headers: Headers) -> None:
+    """Whatever is in the headers, there is an answer, and its counts are sensible."""
+    found = deaths(headers)
+    assert all(death.count >= 1 for death in found)
+    assert len(remembered_deaths(headers)) <= 10
+    last = last_death_queue(headers)
+    assert last is None or isinstance(last, str)
+    history = read_history(headers, "q.audit")
+    assert min(history.attempts, history.snoozes, history.redrives) >= 0
+    if well_formed_deaths(headers):
+        value = headers.get("x-death", ())
+        assert isinstance(value, list | tuple)
+        assert len(found) == len(value)
+
+
+@given(hostile_headers(), _marks, _writers)
+@settings(max_examples=100)
+def test_what_the_producer_wrote_survives_in_value_type_and_order(
+    headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
+) -> None:
+    """Headers that are neither ours nor the broker's are the same after any hop, in their order."""
+    written = write(Properties(headers=headers, opaque_headers=b"\x01"), mark)
+    assert written is not None
+    before = [(name, _typed(value)) for name, value in headers.items() if name.startswith("u-")]
+    after = [
+        (name, _typed(value)) for name, value in written.headers.items() if name.startswith("u-")
+    ]
+    assert after == before
+    assert written.opaque_headers == b"\x01"
+
+
+@given(hostile_headers(), _marks, _writers)
+@settings(max_examples=100)
+def test_rewriting_is_idempotent(
+    headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
+) -> None:
+    """Writing the same again changes nothing."""
+    once = write(Properties(headers=headers), mark)
+    assert once is not None
+    twice = write(once, mark)
+    assert twice is not None
+    assert list(map(repr, twice.headers.items())) == list(map(repr, once.headers.items()))
+
+
+@given(
+    user_headers,
+    st.integers(0, 131_000),
+    hostile_headers(),
+    _marks,
+    st.sampled_from((retry_properties, park_properties, redrive_properties)),
+)
+@settings(max_examples=100)
+def test_what_we_add_is_bounded_and_the_frame_always_holds(
+    users: dict[str, FieldValue],
+    ballast: int,
+    hostile: Headers,
+    mark: Mark,
+    write: Callable[[Properties, Mark], Properties | None],
+) -> None:
+    """However full the message is, nothing is written that does not fit; our part stays small."""
+    headers = {**hostile, **users, "u-ballast": "b" * ballast}
+    written = write(Properties(headers=headers), mark)
+    if written is not None:
+        assert frame_size(written) <= FRAME_BYTES
+        ours = {k: v for k, v in written.headers.items() if k not in headers}
+        rewritten = {
+            k: v for k, v in written.headers.items() if k in headers and v is not headers[k]
+        }
+        assert table_size(ours) + table_size(rewritten) - 8 <= ADDED_BYTES
+        assert written.headers["u-ballast"] == headers["u-ballast"]
+    else:
+        assert write is not park_properties or ballast > 120_000
+        assert ballast > 100_000
+
+
+@given(_failures, st.integers(0, 9000))
+def test_a_failure_record_shrinks_to_the_room_there_is(failure: Failure, room: int) -> None:
+    """The record never exceeds its room; its type and fingerprint outlive stack and message."""
+    text = failure_json(failure, room)
+    if text is None:
+        assert room < 1500
+        return
+    assert len(text.encode()) <= min(room, 8192)
+    read = failure_in(text)
+    assert read is not None
+    assert read.fingerprint == failure.fingerprint
+    assert failure_json(read, room) == text
+
+
+@given(st.text())
+def test_a_reason_with_other_numbers_is_the_same_failure(reason: str) -> None:
+    """Ids and counts inside a reason do not tell failures apart."""
+    one, other = (failure_from_reason(f"order {n} of {reason}") for n in (17, 99881))
+    assert one.fingerprint == other.fingerprint
+
+
+@given(st.data(), plans, st.sampled_from(VERSIONS))
+def test_identity_outlives_every_hop(
+    data: st.DataObject, plan: Plan, version: BrokerVersion
+) -> None:
+    """A message without id is recognised after it was published for retry or parked."""
+    delivery = data.draw(deliveries(plan))
+    bare = Received(
+        plan.queue, delivery.exchange, delivery.routing_key, delivery.body,
+        Properties(headers=delivery.properties.headers, content_type="text/plain"),
+    )  # fmt: skip
+    decision = decide(bare, Retry("no"), plan, version=version)
+    for step in effects(decision, bare, plan, Occasion(1_700_000_000.0)):
+        if isinstance(step, Publish):
+            moved = Received(plan.queue, "", "", step.message.body, step.message.properties)
+            assert identity(moved) == identity(bare)
