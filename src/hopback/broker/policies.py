@@ -1,4 +1,4 @@
-"""Which policy holds for a queue, and the policies that lift a delivery limit. Pure.
+"""The policies that lift a delivery limit. Pure.
 
 Only one policy applies to a queue: the matching one of highest priority. Lifting a limit therefore
 takes a policy for exactly that queue, above the one in force, with all keys of that one kept. Its
@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.topology.effective import applied_policy, effective_arguments
 from hopback.topology.model import Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -24,7 +25,6 @@ __all__ = [
     "LiftedLimit",
     "exactly",
     "has_default_limit",
-    "in_force",
     "is_ours",
     "lifted_limits",
     "lifting",
@@ -34,12 +34,6 @@ DEFAULT_LIMIT_SINCE = BrokerVersion(4, 0)
 """From here on a quorum queue that names no limit has one of 20, and -1 means none."""
 DLQ_LIMIT_PREFIX = "hopback-dlq-limit."
 MAIN_LIMIT_PREFIX = "hopback-main-limit."
-
-_APPLIES = {
-    QueueType.CLASSIC: ("all", "queues", "classic_queues"),
-    QueueType.QUORUM: ("all", "queues", "quorum_queues"),
-    QueueType.STREAM: ("all", "queues", "streams"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +49,6 @@ def exactly(name: str) -> str:
     return f"^{re.escape(name)}$"
 
 
-def in_force(policies: Iterable[Policy], queue: Queue) -> Policy | None:
-    """The policy that the broker applies to this queue."""
-    matching = [policy for policy in policies if _matches(policy, queue)]
-    return max(matching, key=lambda policy: policy.priority, default=None)
-
-
 def is_ours(policy: Policy) -> bool:
     """Whether Hopback made it, to lift a limit."""
     return policy.name.startswith((DLQ_LIMIT_PREFIX, MAIN_LIMIT_PREFIX))
@@ -70,15 +58,13 @@ def has_default_limit(queue: Queue, policies: Iterable[Policy], version: BrokerV
     """Whether only the broker's own default limits the deliveries of this queue."""
     if queue.type is not QueueType.QUORUM or version < DEFAULT_LIMIT_SINCE:
         return False
-    policy = in_force(policies, queue)
-    by_policy = policy is not None and "delivery-limit" in policy.definition
-    return not by_policy and "x-delivery-limit" not in queue.arguments
+    return "x-delivery-limit" not in effective_arguments(queue, policies, version)
 
 
 def lifting(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
     """The policy that lifts the queue's limit and keeps everything else the policy in force says."""
     others = [policy for policy in policies if not is_ours(policy)]
-    former = in_force(others, queue)
+    former = applied_policy(queue, others)
     kept = dict(former.definition) if former else {}
     return Policy(
         name=prefix + queue.name,
@@ -98,13 +84,3 @@ def lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
 
 def _queue_of(name: str) -> str:
     return name.removeprefix(DLQ_LIMIT_PREFIX).removeprefix(MAIN_LIMIT_PREFIX)
-
-
-def _matches(policy: Policy, queue: Queue) -> bool:
-    """Whether the policy is meant for such a queue; a pattern Python cannot read matches nothing."""
-    if policy.apply_to not in _APPLIES[queue.type]:
-        return False
-    try:
-        return re.search(policy.pattern, queue.name) is not None
-    except re.error:
-        return False

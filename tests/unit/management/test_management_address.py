@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from hopback.broker.management import ManagementAddress
+from hopback.broker.management import ManagementAddress, virtual_host
+from hopback.errors import ConnectionFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -68,3 +74,23 @@ def test_wrong_addresses(broker: str | None, management: str | None) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         ManagementAddress.derive(broker, management)
     assert "hidden" not in str(caught.value)
+
+
+def test_a_password_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password in a file or a variable serves the management API too."""
+    (tmp_path / "secret").write_text("from the file\n")
+    monkeypatch.setenv("MQ_PASSWORD", "from the variable")
+    by_file = ManagementAddress.derive(f"amqp://ann@mq/v?password_file={tmp_path / 'secret'}")
+    by_name = ManagementAddress.derive("amqp://ann@mq/v?password_env=MQ_PASSWORD")
+    assert (by_file.password, by_name.password) == ("from the file", "from the variable")
+    with pytest.raises(ConnectionFailed, match="expected the password"):
+        ManagementAddress.derive("amqp://ann@mq/v?password_env=MQ_NOT_SET")
+
+
+@pytest.mark.parametrize(
+    ("broker", "expected"),
+    [("amqp://mq", "/"), ("amqp://mq/", "/"), ("amqp://mq/shop", "shop"), ("amqp://mq/%2F", "/")],
+)
+def test_virtual_host(broker: str, expected: str) -> None:
+    """The virtual host is the path, `/` where there is none."""
+    assert virtual_host(broker) == expected

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-__all__ = ["ManagementAddress"]
+from hopback.errors import ConnectionFailed
+
+__all__ = ["ManagementAddress", "virtual_host"]
 
 _PLAIN_PORT = 15672
 _TLS_PORT = 15671
@@ -39,6 +43,12 @@ class ManagementAddress:
         sources = tuple(part for part in (http, amqp) if part is not None)
         user, password = _credentials(sources)
         return cls(_base(chosen), user, password, *_certificates(sources))
+
+
+def virtual_host(broker: str) -> str:
+    """The virtual host that an AMQP address names; `/` where it names none."""
+    path = _split(broker, "broker", ("amqp", "amqps")).path.removeprefix("/")
+    return unquote(path) or "/"
 
 
 def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
@@ -76,8 +86,21 @@ def _credentials(sources: tuple[SplitResult, ...]) -> tuple[str, str]:
     """User and password of the first source that names a user."""
     for parts in sources:
         if parts.username is not None:
-            return unquote(parts.username), unquote(parts.password or "")
+            return unquote(parts.username), _password(parts)
     return "guest", "guest"
+
+
+def _password(parts: SplitResult) -> str:
+    """The password, from the address or from where the address says it is."""
+    options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    try:
+        if "password_file" in options:
+            return Path(options["password_file"]).read_text(encoding="utf-8").rstrip("\r\n")
+        if "password_env" in options:
+            return os.environ[options["password_env"]]
+    except (OSError, KeyError, UnicodeDecodeError) as exc:
+        raise ConnectionFailed("expected the password where the broker address says it is") from exc
+    return unquote(parts.password or "")
 
 
 def _certificates(sources: tuple[SplitResult, ...]) -> tuple[str | None, str | None, str | None]:

@@ -1,4 +1,4 @@
-"""Which policy holds, and how a limit is lifted without losing the rest of it."""
+"""How a limit is lifted without losing the rest of the policy in force."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hopback.broker.policies import (
     DLQ_LIMIT_PREFIX,
     exactly,
     has_default_limit,
-    in_force,
     lifted_limits,
     lifting,
 )
+from hopback.topology.effective import applied_policy
 from hopback.topology.model import Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -20,41 +20,12 @@ V4 = BrokerVersion(4, 0)
 DLQ = Queue("shop.dlq", QueueType.QUORUM)
 
 
-def test_the_highest_priority_wins() -> None:
-    """Only one policy applies, and they do not merge."""
-    low = Policy("low", "^shop", {"max-length": 5}, 1)
-    high = Policy("high", "dlq$", {"expires": 9}, 2)
-    assert in_force([low, high, Policy("other", "^x", {}, 9)], DLQ) == high
-
-
-@pytest.mark.parametrize(
-    ("apply_to", "holds"),
-    [
-        ("all", True),
-        ("queues", True),
-        ("quorum_queues", True),
-        ("classic_queues", False),
-        ("streams", False),
-        ("exchanges", False),
-    ],
-)
-def test_apply_to(apply_to: str, holds: bool) -> None:
-    """A policy meant for something else does not hold for a quorum queue."""
-    found = in_force([Policy("p", ".*", {}, 0, apply_to)], DLQ)
-    assert (found is not None) is holds
-
-
-def test_an_unreadable_pattern_matches_nothing() -> None:
-    """A pattern of another regex dialect does not stop the plan."""
-    assert in_force([Policy("p", "(?<![", {})], DLQ) is None
-
-
 def test_exactly_matches_only_its_queue() -> None:
     """Dots are dots, and nothing may stand before or behind."""
     policy = Policy("p", exactly("shop.dlq"), {})
     for other in ("shopxdlq", "shop.dlq.2", "a.shop.dlq"):
-        assert in_force([policy], Queue(other)) is None
-    assert in_force([policy], DLQ) == policy
+        assert applied_policy(Queue(other), [policy]) is None
+    assert applied_policy(DLQ, [policy]) == policy
 
 
 @pytest.mark.parametrize(
@@ -85,8 +56,8 @@ def test_lifting_keeps_what_the_policy_in_force_says() -> None:
         "delivery-limit": -1,
     }
     assert (new.priority, new.pattern, new.apply_to) == (8, exactly("shop.dlq"), "queues")
-    assert in_force([former, new], DLQ) == new
-    assert in_force([former, new], Queue("shop.other", QueueType.QUORUM)) == former
+    assert applied_policy(DLQ, [former, new]) == new
+    assert applied_policy(Queue("shop.other", QueueType.QUORUM), [former, new]) == former
 
 
 def test_lifting_again_changes_nothing() -> None:

@@ -1,0 +1,249 @@
+"""Carrying out a plan: create what is missing, replace only what was named and holds nothing.
+
+Every step is safe to repeat; an interruption anywhere is mended by planning and applying again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.broker.apply_plan import ApplyPlan, AtRisk, Offer, Step, plan, plan_from_diff
+from hopback.broker.policies import lifted_limits
+from hopback.broker.probe import probe, refused_argument
+from hopback.errors import PreconditionFailed, TopologyConflict, UnsafeOperation
+from hopback.topology.diff import Kind
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from hopback.broker.management import Management
+    from hopback.broker.policies import LiftedLimit
+    from hopback.broker.port import Channel, Connection
+    from hopback.topology.diff import Conflict
+    from hopback.topology.model import Topology
+
+__all__ = [
+    "Applied",
+    "ApplyPlan",
+    "AtRisk",
+    "Offer",
+    "Step",
+    "apply",
+    "live_plan",
+    "plan",
+    "restore_limits",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was done, in order, and the conflicts that were left alone."""
+
+    done: tuple[str, ...]
+    left: tuple[Conflict, ...]
+
+
+async def live_plan(
+    desired: Topology, connection: Connection, management: Management | None, vhost: str
+) -> ApplyPlan:
+    """Read the broker and compare; over AMQP alone where there is no management API."""
+    if management is None:
+        found = await probe(desired, connection)
+        return plan_from_diff(desired, found.diff(), connection.version, tuple(found.at_risk))
+    live = await management.live_topology(vhost)
+    risks = {reading.queue.name: reading for reading in await management.queues(vhost)}
+    at_risk = {
+        name: AtRisk(
+            name,
+            reading.counts.messages,
+            reading.counts.held_back,
+            reading.counts.consumers,
+            f"management, at most {reading.counts.lag_s:g} s old",
+        )
+        for name, reading in risks.items()
+    }
+    return plan(desired, live, connection.version, at_risk=at_risk)
+
+
+async def apply(
+    planned: ApplyPlan,
+    connection: Connection,
+    management: Management | None = None,
+    *,
+    vhost: str = "/",
+    replace: Collection[str] = (),
+    skip_conflicts: bool = False,
+    take_offers: bool = False,
+    on_done: Callable[[str], object] = lambda _: None,
+) -> Applied:
+    """Carry the plan out.
+
+    Conflicts refuse the whole (TopologyConflict) unless each is named in `replace` or they are to
+    be skipped. A queue is replaced only if it is classic, empty and unused; otherwise
+    UnsafeOperation names what is at risk, before anything was changed.
+    """
+    left = tuple(one for one in planned.conflicts if one.name not in replace)
+    if left and not skip_conflicts:
+        raise TopologyConflict(_conflicts_text(left))
+    replaced = [one for one in planned.conflicts if one.name in replace]
+    _refuse_unsafe(planned, replaced)
+    offered = _offered(planned) if take_offers else ()
+    channel = await connection.open_channel()
+    work = _Work(channel, management, vhost, on_done)
+    try:
+        await _carry_out((*offered, *planned.steps), planned, replaced, work)
+    finally:
+        await channel.close()
+    return Applied(tuple(work.done), left)
+
+
+async def _carry_out(
+    steps: Collection[Step], planned: ApplyPlan, replaced: Collection[Conflict], work: _Work
+) -> None:
+    """Ways out first; then the replacements; bindings into a replaced queue after it is there."""
+    names = {conflict.name for conflict in replaced if conflict.kind is Kind.QUEUE}
+    late = [step for step in steps if _leads_into(step, names)]
+    for step in steps:
+        if step not in late:
+            await work.create(step)
+    for conflict in replaced:
+        await work.replace(conflict, planned.bindings_of.get(conflict.name, ()))
+    for step in late:
+        await work.create(step)
+
+
+def _leads_into(step: Step, queues: Collection[str]) -> bool:
+    item = step.item
+    return isinstance(item, Binding) and not item.to_exchange and item.destination in queues
+
+
+async def restore_limits(
+    management: Management, vhost: str, queues: Collection[str] | None = None
+) -> tuple[LiftedLimit, ...]:
+    """Take back the policies by which Hopback lifted delivery limits, all or those of `queues`.
+
+    The policy that was in force before is in force again from then on. Returns what was taken.
+    """
+    found = lifted_limits(await management.policies(vhost))
+    taken = tuple(limit for limit in found if queues is None or limit.queue in queues)
+    for limit in taken:
+        await management.delete_policy(vhost, limit.policy.name)
+    return taken
+
+
+def _offered(planned: ApplyPlan) -> tuple[Step, ...]:
+    return tuple(
+        Step(Kind.POLICY, offer.policy.name, offer.policy, offer.why) for offer in planned.offers
+    )
+
+
+def _conflicts_text(left: Collection[Conflict]) -> str:
+    listed = "\n".join(f"  {line}" for one in left for line in str(one).splitlines())
+    count = "1 object is" if len(left) == 1 else f"{len(left)} objects are"
+    return f"nothing was changed: {count} on the broker other than desired:\n{listed}"
+
+
+def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
+    """Say everything that forbids a replacement before the first change."""
+    risks = {risk.queue: risk for risk in planned.at_risk}
+    refused = [
+        reason
+        for conflict in replaced
+        if (reason := _danger(conflict, risks.get(conflict.name))) is not None
+    ]
+    if refused:
+        listed = "\n".join(f"  {reason}" for reason in refused)
+        raise UnsafeOperation(f"nothing was changed; these must not be replaced:\n{listed}")
+
+
+def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
+    """Why replacing this object could lose messages; None if it cannot."""
+    match conflict.actual:
+        case Policy():
+            return None
+        case Exchange():
+            return (
+                f"exchange {conflict.name}: while it is missing, publishes fail and dead letters "
+                "sent to it are dropped; create one under another name and move the bindings"
+            )
+        case Queue(type=QueueType.CLASSIC):
+            held = risk is None or risk.messages is None or risk.messages or risk.held_back
+            return str(risk or f"queue {conflict.name}: unknown contents") if held else None
+        case Queue():
+            return (
+                f"queue {conflict.name}: RabbitMQ cannot delete a {conflict.actual.type} queue only "
+                "if it is empty, so a message that arrives meanwhile would be lost; migrate: new "
+                "queue, bindings switched, messages moved"
+            )
+
+
+class _Work:
+    """Carries out steps one by one and keeps account."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        management: Management | None,
+        vhost: str,
+        on_done: Callable[[str], object],
+    ) -> None:
+        self.done: list[str] = []
+        self._channel = channel
+        self._management = management
+        self._vhost = vhost
+        self._on_done = on_done
+
+    async def create(self, step: Step) -> None:
+        """Create what is missing; TopologyConflict if someone made something else meanwhile."""
+        try:
+            await self._create(step.item)
+        except PreconditionFailed as refusal:
+            found = refused_argument(refusal.text)
+            raise TopologyConflict(f"{step.kind} {step.name}: {found}") from refusal
+        self._tell(f"created {step}" if step.kind is not Kind.POLICY else f"set {step}")
+
+    async def _create(self, item: Exchange | Queue | Binding | Policy) -> None:
+        match item:
+            case Exchange():
+                await self._channel.declare_exchange(item)
+            case Queue():
+                await self._channel.declare_queue(item)
+            case Binding():
+                await self._channel.bind(item)
+            case Policy():
+                await self._set(item)
+
+    async def _set(self, policy: Policy) -> None:
+        if self._management is None:
+            raise UnsafeOperation(
+                f"policy {policy.name} cannot be set without the management API (--management URL)"
+            )
+        await self._management.put_policy(self._vhost, policy)
+
+    async def replace(self, conflict: Conflict, bindings: Collection[Binding]) -> None:
+        """Put the desired object in the place of the other."""
+        match conflict.desired:
+            case Policy() as policy:
+                await self._set(policy)
+            case Queue() as queue:
+                await self._replace_queue(queue, bindings)
+        self._tell(f"replaced {conflict.kind} {conflict.name}")
+
+    async def _replace_queue(self, queue: Queue, bindings: Collection[Binding]) -> None:
+        """Delete only if empty and unused, in one act of the broker, and make it again."""
+        try:
+            await self._channel.delete_queue(queue.name, if_unused=True, if_empty=True)
+        except PreconditionFailed as refusal:
+            raise UnsafeOperation(
+                f"queue {queue.name} was not replaced, because it is not empty or has consumers: "
+                f"{refusal.text}"
+            ) from refusal
+        await self._channel.declare_queue(queue)
+        for binding in bindings:
+            await self._channel.bind(binding)
+
+    def _tell(self, text: str) -> None:
+        self.done.append(text)
+        self._on_done(text)

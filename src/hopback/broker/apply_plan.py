@@ -1,0 +1,240 @@
+"""What `apply` would do, as a value: steps in a safe order, and what stands in the way. Pure.
+
+The order makes every interruption harmless: policies first, then exchanges, then the queues where
+messages wait and rest, then the queues with consumers, and last the bindings that let messages in.
+Whatever is missing after an interruption is simply created by the next run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hopback.broker.policies import (
+    DEFAULT_LIMIT_SINCE,
+    DLQ_LIMIT_PREFIX,
+    MAIN_LIMIT_PREFIX,
+    has_default_limit,
+    lifting,
+)
+from hopback.topology.diff import Diff, Kind, diff
+from hopback.topology.model import Binding, Policy, Topology
+from hopback.topology.plan import Leave
+from hopback.topology.roles import Role, queue_roles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hopback.topology.diff import Conflict, Entry
+    from hopback.topology.model import Exchange, Queue
+    from hopback.version import BrokerVersion
+
+__all__ = ["ApplyPlan", "AtRisk", "Offer", "Step", "plan", "plan_from_diff"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to create, or one policy to set; `why` only where it is not plainly missing."""
+
+    kind: Kind
+    name: str
+    item: Exchange | Queue | Binding | Policy
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" + (f" ({self.why})" if self.why else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A policy that would help and is set only when asked for, because it has a price."""
+
+    queue: str
+    policy: Policy
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtRisk:
+    """A queue that would have to be replaced, and what would be lost with it as it is now."""
+
+    queue: str
+    messages: int | None
+    held_back: int | None
+    consumers: int | None
+    source: str
+
+    def __str__(self) -> str:
+        held = f" and {self.held_back} held back by dead-lettering" if self.held_back else ""
+        known = "an unknown number of" if self.messages is None else str(self.messages)
+        users = f", {self.consumers} consumers" if self.consumers else ""
+        return f"queue {self.queue}: {known} messages{held} at risk{users} (by {self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPlan:
+    """Everything that lies between the desired topology and the broker.
+
+    `steps` are carried out by `apply`, `offers` only on request, `conflicts` never by themselves.
+    `bindings_of` keeps the live bindings of each conflicting queue, to be made again after it.
+    """
+
+    version: BrokerVersion
+    diff: Diff
+    steps: tuple[Step, ...] = ()
+    offers: tuple[Offer, ...] = ()
+    at_risk: tuple[AtRisk, ...] = ()
+    notes: tuple[str, ...] = ()
+    bindings_of: Mapping[str, tuple[Binding, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+    @property
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """What is there other than desired."""
+        return self.diff.conflict
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to do and nothing in the way."""
+        return not self.steps and not self.conflicts
+
+
+def plan(
+    desired: Topology,
+    live: Topology,
+    version: BrokerVersion,
+    *,
+    at_risk: Mapping[str, AtRisk] | None = None,
+) -> ApplyPlan:
+    """Compare what is desired with what is there; `at_risk` tells how full the live queues are."""
+    found = diff(desired, live)
+    limits = tuple(_limit_steps(desired, live, version))
+    replaced = [conflict.name for conflict in found.conflict if conflict.kind is Kind.QUEUE]
+    return ApplyPlan(
+        version,
+        found,
+        steps=_ordered(desired, (*map(_step, found.create), *limits)),
+        offers=tuple(_offers(desired, live, version)),
+        at_risk=tuple((at_risk or {}).get(name, _unknown(name)) for name in replaced),
+        bindings_of=MappingProxyType({name: _bindings(live, name) for name in replaced}),
+    )
+
+
+def plan_from_diff(
+    desired: Topology, found: Diff, version: BrokerVersion, at_risk: tuple[AtRisk, ...]
+) -> ApplyPlan:
+    """The plan where only AMQP was there to ask: policies cannot be read or set."""
+    creatable = tuple(entry for entry in found.create if entry.kind is not Kind.POLICY)
+    return ApplyPlan(
+        version,
+        found,
+        steps=_ordered(desired, tuple(map(_step, creatable))),
+        at_risk=at_risk,
+        notes=tuple(_blind_notes(desired, version)),
+    )
+
+
+def _step(entry: Entry) -> Step:
+    return Step(entry.kind, entry.name, entry.item)
+
+
+def _unknown(queue: str) -> AtRisk:
+    return AtRisk(queue, None, None, None, "nobody asked")
+
+
+def _bindings(live: Topology, queue: str) -> tuple[Binding, ...]:
+    return tuple(
+        binding
+        for binding in live.bindings
+        if binding.destination == queue and not binding.to_exchange
+    )
+
+
+def _ordered(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Steps in the order that makes an interruption harmless."""
+    roles = queue_roles(desired)
+    return tuple(sorted(steps, key=lambda step: _rank(step, roles)))
+
+
+_QUEUE_RANK = {Role.DEAD_LETTER: 0, Role.RETRY: 1, Role.PLAIN: 2, Role.MAIN: 3}
+
+
+def _rank(step: Step, roles: Mapping[str, Role]) -> tuple[int, int]:
+    match step.kind:
+        case Kind.POLICY:
+            return 0, 0
+        case Kind.EXCHANGE:
+            return 1, 0
+        case Kind.QUEUE:
+            return 2, _QUEUE_RANK[roles.get(step.name, Role.PLAIN)]
+        case Kind.BINDING:
+            return 3, _binding_rank(step.item, roles)
+
+
+def _binding_rank(item: object, roles: Mapping[str, Role]) -> int:
+    """Ways out before ways in."""
+    if not isinstance(item, Binding) or item.to_exchange:
+        return 2
+    return _QUEUE_RANK[roles.get(item.destination, Role.PLAIN)]
+
+
+def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Step]:
+    """A policy for each dead-letter queue that looking would empty, new or brought up to date."""
+    if version < DEFAULT_LIMIT_SINCE:
+        return
+    policies = _policies(desired, live)
+    for queue in _queues(desired, live, Role.DEAD_LETTER):
+        wanted = lifting(DLQ_LIMIT_PREFIX, queue, policies)
+        there = next((policy for policy in live.policies if policy.name == wanted.name), None)
+        if there is None and has_default_limit(queue, policies, version):
+            why = f"RabbitMQ {version} deletes what was looked at 21 times; this lifts the limit"
+            yield Step(Kind.POLICY, wanted.name, wanted, why)
+        elif there is not None and there != wanted:
+            yield Step(Kind.POLICY, wanted.name, wanted, "the policy below it has changed")
+
+
+def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Offer]:
+    """A policy for each queue whose default limit feeds its own retry loop."""
+    policies = _policies(desired, live)
+    for queue in _queues(desired, live, Role.MAIN):
+        failure = desired.plan(queue.name)
+        loops = failure is not None and failure.leave is Leave.REJECT
+        if loops and has_default_limit(queue, policies, version):
+            yield Offer(
+                queue.name,
+                lifting(MAIN_LIMIT_PREFIX, queue, policies),
+                "a message whose consumer crashed 21 times would enter the retry loop and be "
+                "dropped as a cycle; without a limit it comes back until it is handled",
+            )
+
+
+def _queues(desired: Topology, live: Topology, role: Role) -> Iterator[Queue]:
+    """The desired queues of that role, as the broker has them where it has them."""
+    roles = queue_roles(desired)
+    for queue in desired.queues:
+        if roles[queue.name] is role:
+            yield live.queue(queue.name) or queue
+
+
+def _policies(desired: Topology, live: Topology) -> tuple[Policy, ...]:
+    """The policies as they will be: the live ones, and the desired ones that are missing."""
+    names = {policy.name for policy in live.policies}
+    return (*live.policies, *(one for one in desired.policies if one.name not in names))
+
+
+def _blind_notes(desired: Topology, version: BrokerVersion) -> Iterator[str]:
+    """What cannot be known or done over AMQP alone."""
+    yield (
+        "Without the management API only exchanges and queues are compared; every binding is "
+        "asserted anew, which does no harm to one that exists."
+    )
+    if desired.policies:
+        yield f"{len(desired.policies)} policies cannot be set without the management API."
+    for queue in _queues(desired, Topology("unknown"), Role.DEAD_LETTER):
+        if has_default_limit(queue, desired.policies, version):
+            yield (
+                f"Dead-letter queue {queue.name} has RabbitMQ {version}'s default delivery limit: "
+                "looking at it 21 times deletes it. Run again with --management to lift it."
+            )

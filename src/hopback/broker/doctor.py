@@ -1,0 +1,137 @@
+"""A look at a live broker: what it is, what troubles it, and the hazards of what stands on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.broker.policies import lifted_limits
+from hopback.broker.version_notices import Notice, flag_notices, version_notices
+from hopback.errors import ManagementError, ManagementRefused
+from hopback.topology.check import Finding, Severity, check
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from typing import TypeVar
+
+    from hopback.broker.management import Alarm, FeatureFlag, Management, Overview, QueueReading
+    from hopback.broker.policies import LiftedLimit
+    from hopback.topology.model import Topology
+    from hopback.version import BrokerVersion
+
+    _Answer = TypeVar("_Answer")
+
+__all__ = ["Examination", "HeldBack", "Trouble", "examine"]
+
+_DOWN = frozenset({"crashed", "down", "minority", "stopped", "terminated"})
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Messages that at-least-once dead-lettering cannot deliver: invisible to any consumer."""
+
+    queue: str
+    messages: int
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A queue that does not work as it should."""
+
+    queue: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found. Without the management API only version and notices are known."""
+
+    address: str
+    vhost: str
+    version: BrokerVersion
+    notices: tuple[Notice, ...]
+    overview: Overview | None = None
+    alarms: tuple[Alarm, ...] = ()
+    flags: tuple[FeatureFlag, ...] = ()
+    queues: int | None = None
+    findings: tuple[Finding, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    lifted: tuple[LiftedLimit, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing asks for action now."""
+        grave = any(finding.severity is Severity.ERROR for finding in self.findings)
+        urgent = any(notice.urgent for notice in self.notices)
+        return not (grave or urgent or self.alarms or self.held_back or self.troubles)
+
+
+async def examine(
+    address: str,
+    vhost: str,
+    version: BrokerVersion,
+    management: Management | None,
+    *,
+    desired: Topology | None = None,
+) -> Examination:
+    """Look at the broker; `desired` brings the plans with which its live queues are judged."""
+    if management is None:
+        blind = Notice("The management API was not asked: topology, alarms and policies unknown.")
+        return Examination(address, vhost, version, (*version_notices(version), blind))
+    overview = await management.overview()
+    flags = await _permitted(management.feature_flags(), ())
+    readings = await management.queues(vhost)
+    live = await management.live_topology(vhost)
+    disabled = (flag.name for flag in flags if not flag.enabled)
+    return Examination(
+        address,
+        vhost,
+        version,
+        (*version_notices(version), *flag_notices(version, disabled)),
+        overview,
+        await _permitted(management.alarms(), ()),
+        flags,
+        len(readings),
+        check(_with_plans(live, desired), version),
+        _held_back(readings),
+        _troubles(readings),
+        lifted_limits(live.policies),
+    )
+
+
+async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
+    """The answer, or nothing where this user may not ask or this broker does not know."""
+    try:
+        return await asked
+    except ManagementRefused:
+        return otherwise
+    except ManagementError as error:
+        if error.status == 404:
+            return otherwise
+        raise
+
+
+def _with_plans(live: Topology, desired: Topology | None) -> Topology:
+    """The live objects, judged with the failure plans that are known for them."""
+    if desired is None:
+        return live
+    from dataclasses import replace
+
+    names = {queue.name for queue in live.queues}
+    return replace(live, plans=tuple(one for one in desired.plans if one.queue in names))
+
+
+def _held_back(readings: tuple[QueueReading, ...]) -> tuple[HeldBack, ...]:
+    return tuple(
+        HeldBack(reading.queue.name, reading.counts.held_back, reading.counts.lag_s)
+        for reading in readings
+        if reading.counts.held_back
+    )
+
+
+def _troubles(readings: tuple[QueueReading, ...]) -> tuple[Trouble, ...]:
+    return tuple(
+        Trouble(reading.queue.name, reading.state) for reading in readings if reading.state in _DOWN
+    )
