@@ -7,7 +7,7 @@ for its topology and its handlers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.runtime.batch import BatchHandler, BatchOptions, blames_rows
@@ -18,6 +18,7 @@ from hopback.runtime.handler import (
     inspect_handler,
 )
 from hopback.runtime.outgoing import compose
+from hopback.runtime.push import PushHandler, PushTarget
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
 from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from hopback.policy.rules import Rule
     from hopback.topology.plan import Plan
 
-__all__ = ["App"]
+__all__ = ["AnyHandler", "App"]
 
+AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler
 F = TypeVar("F", bound="Callable[..., Any]")
 
 RETRY = ("30s", "5m", "30m")
@@ -59,7 +61,7 @@ class App:
         self._given = topology
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}
-        self.handlers: dict[str, Handler | BatchHandler] = {}
+        self.handlers: dict[str, AnyHandler] = {}
         self._publish: Callable[[Message], Awaitable[None]] | None = None
 
     # --- declaring -------------------------------------------------------------------------------
@@ -151,7 +153,21 @@ class App:
 
         return register
 
-    def add_handler(self, handler: Handler | BatchHandler) -> None:
+    def push(
+        self,
+        queue: str,
+        url: str,
+        *,
+        timeout: float = 10.0,
+        concurrency: int = 20,
+        breaker: BreakerPolicy | None = None,
+    ) -> None:
+        """Post each delivery of a queue to a service's endpoint; the HTTP status is its outcome."""
+        target = PushTarget(url, timeout, concurrency)
+        options = HandlerOptions(concurrency=concurrency, breaker=breaker)
+        self.add_handler(PushHandler(queue, target, options))
+
+    def add_handler(self, handler: AnyHandler) -> None:
         """Add a handler; a queue has one, so that each message has one outcome."""
         if handler.queue in self.handlers:
             found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")

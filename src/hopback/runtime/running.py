@@ -61,7 +61,7 @@ class FunctionRunner:
             current_context.reset(token)
         return DONE if returned is None else Answer(outcome_of(returned))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let the threads go; those still at work end when their handler returns."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)

@@ -21,6 +21,7 @@ from hopback.broker.supervise import LineState, Supervised
 from hopback.errors import BrokerError, InvalidTopology, Problem, UnsafeOperation
 from hopback.runtime.batch import Batches, BatchHandler
 from hopback.runtime.consumer import Consumer, Leftover, Limits
+from hopback.runtime.push import PushHandler, PushRunner
 from hopback.runtime.running import FunctionRunner
 from hopback.runtime.settling import Settling, Surroundings
 from hopback.runtime.work import OneByOne
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Connection
     from hopback.broker.supervise import OnState
     from hopback.message import Message
-    from hopback.runtime.app import App
+    from hopback.runtime.app import AnyHandler, App
+    from hopback.runtime.handler import Handler
     from hopback.topology.plan import Plan
 
 __all__ = ["Report", "Service", "ServiceOptions"]
@@ -102,7 +104,7 @@ class Service:
             self._session,
             on_state=self._state_of("consuming"),
         )
-        self._runners: list[FunctionRunner] = []
+        self._runners: list[FunctionRunner | PushRunner] = []
         self.consumers = tuple(self._consumer(queue) for queue in self._wanted_queues())
         self._stopping = _Stopping()
         self._checked = False
@@ -129,18 +131,23 @@ class Service:
             self.publish,
             self.world,
             dead_letters_park=dead_letters_park(self.topology, plan),
+            most_holds=_most_holds(handler),
         )
         if isinstance(handler, BatchHandler):
             limits = Limits(handler.options.window, handler.options.batchers)
-            return Consumer(
-                queue, limits, partial(Batches, handler, settling, self.world.bus), self.world
-            )
-        runner = FunctionRunner(handler, plan, self.publish, self.world.bus)
+            batches = partial(Batches, handler, settling, self.world.bus)
+            return Consumer(queue, limits, batches, self.world)
+        runner = self._runner(handler, plan)
         self._runners.append(runner)
         options = handler.options
         limits = Limits(options.window, options.concurrency, options.breaker)
         work = partial(OneByOne, queue, options, runner, settling)
         return Consumer(queue, limits, work, self.world)
+
+    def _runner(self, handler: Handler | PushHandler, plan: Plan) -> FunctionRunner | PushRunner:
+        if isinstance(handler, PushHandler):
+            return PushRunner(handler.target, plan, self.world.clock)
+        return FunctionRunner(handler, plan, self.publish, self.world.bus)
 
     def _plan(self, queue: str) -> Plan:
         plan = self.topology.plan(queue)
@@ -273,8 +280,13 @@ class Service:
         self._line.stop()
         await self._publisher.close()
         for runner in self._runners:
-            runner.close()
+            await runner.close()
         await line
+
+
+def _most_holds(handler: AnyHandler) -> int:
+    """Half of what can be handled at once may be waiting in our hands: the rest goes on."""
+    return 0 if isinstance(handler, BatchHandler) else handler.options.concurrency // 2
 
 
 async def _is_forgotten(connection: Connection, queue: str) -> bool:

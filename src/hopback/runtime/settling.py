@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from hopback.broker.supervise import Backoff
@@ -61,8 +61,11 @@ class Settling:
         world: Surroundings,
         *,
         dead_letters_park: bool = False,
+        most_holds: int = 0,
     ) -> None:
         self.plan = plan
+        self._most_holds = most_holds
+        self._holding = 0
         self._publish = publish
         self._world = world
         self._dead_letters_park = dead_letters_park
@@ -92,10 +95,17 @@ class Settling:
     def _decided(self, taken: Taken, answer: Answer) -> Decision:
         if answer is DONE:
             return _ACK
+        decision = self._decide(taken, answer, self.plan)
+        if isinstance(decision, decided.Requeue) and self._holding >= self._most_holds:
+            # Too many wait in our hands already: this one waits in a retry queue, uncounted.
+            return self._decide(taken, answer, replace(self.plan, snooze=None))
+        return decision
+
+    def _decide(self, taken: Taken, answer: Answer, plan: Plan) -> Decision:
         return decide(
             taken.delivery,
             answer.outcome,
-            self.plan,
+            plan,
             version=taken.session.version,
             chance=self._world.chance(),
             dead_letters_park=self._dead_letters_park,
@@ -117,9 +127,16 @@ class Settling:
                 case Publish(message=message):
                     await self._publish_at_last(message, taken, answer)
                 case Hold(delay=delay):
-                    await _pause(taken, delay)
+                    await self._hold(taken, delay)
                 case _:
                     assert_never(step)
+
+    async def _hold(self, taken: Taken, delay: float) -> None:
+        self._holding += 1
+        try:
+            await _pause(taken, delay)
+        finally:
+            self._holding -= 1
 
     async def _publish_at_last(self, message: Message, taken: Taken, answer: Answer) -> None:
         """Publish until the broker has confirmed, or the delivery is no longer ours."""

@@ -1,0 +1,143 @@
+"""HTTP push: each delivery is posted to a service's endpoint, and the answer is its outcome.
+
+Targets come from configuration, never from a message. Redirects are not followed, no proxy of the
+environment is used, and nothing of a message becomes an HTTP header unless it is plain text of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.headers import failure_from_exception, identity
+from hopback.policy.attempts import attempt_of, original_routing_key
+from hopback.policy.outcome import Done, Retry
+from hopback.policy.rules import reason_of
+from hopback.policy.status import TOO_EARLY, outcome_for_status
+from hopback.runtime.answer import DONE, Answer
+
+if TYPE_CHECKING:
+    import httpx
+
+    from hopback.clock import Clock
+    from hopback.message import Delivery
+    from hopback.runtime.handler import HandlerOptions
+    from hopback.topology.plan import Plan
+
+__all__ = ["PushHandler", "PushRunner", "PushTarget"]
+
+_HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
+_LONGEST_WAIT = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class PushTarget:
+    """Where a queue's deliveries are posted to."""
+
+    url: str
+    timeout: float = 10.0
+    connections: int = 20
+
+    def __post_init__(self) -> None:
+        if not re.match(r"https?://[^/\s@]+(/\S*)?\Z", self.url):
+            problem = Problem(
+                "url", "http://host/path or https://host/path, without credentials", repr(self.url)
+            )
+            raise InvalidTopology((problem,), where="push target")
+
+
+@dataclass(frozen=True, slots=True)
+class PushHandler:
+    """A queue whose deliveries are posted to a target instead of being handled here."""
+
+    queue: str
+    target: PushTarget
+    options: HandlerOptions
+
+
+class PushRunner:
+    """Posts deliveries to one target; an exception or a timeout is retried like a server error."""
+
+    def __init__(self, target: PushTarget, plan: Plan, clock: Clock) -> None:
+        self._target = target
+        self._plan = plan
+        self._clock = clock
+        self._client = _client(target)
+
+    async def __call__(self, delivery: Delivery) -> Answer:
+        """Post it and read the answer."""
+        try:
+            response = await self._client.post(
+                self._target.url, content=delivery.body, headers=self._headers(delivery)
+            )
+        except Exception as error:
+            return Answer(Retry(reason_of(error)), failure_from_exception(error))
+        status = response.status_code
+        outcome = outcome_for_status(
+            status,
+            due_in=self._due_in(delivery) if status == TOO_EARLY else 0.0,
+            retry_after=_seconds(response.headers.get("retry-after")),
+        )
+        return DONE if isinstance(outcome, Done) else Answer(outcome, None, status)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def _headers(self, delivery: Delivery) -> dict[str, str]:
+        properties = delivery.properties
+        found = {
+            "content-type": properties.content_type or "application/octet-stream",
+            "x-message-id": properties.message_id or identity(delivery),
+            "x-correlation-id": properties.correlation_id,
+            "x-message-type": properties.type,
+            "x-routing-key": original_routing_key(delivery, self._plan),
+            "x-attempt": str(attempt_of(delivery, self._plan)),
+            "traceparent": properties.headers.get("traceparent"),
+        }
+        return {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, str) and _HARMLESS.match(value)
+        }
+
+    def _due_in(self, delivery: Delivery) -> float:
+        """Seconds until the event is due, as its `processAfterDelayMs` says; long if it does not."""
+        delay_ms = _delay_ms(delivery.body)
+        since = delivery.properties.timestamp
+        if delay_ms is None or since is None:
+            return _LONGEST_WAIT
+        return min(max(since + delay_ms / 1000 - self._clock.now(), 0.0), _LONGEST_WAIT)
+
+
+def _client(target: PushTarget) -> httpx.AsyncClient:
+    """httpx is needed by push alone, so it is imported here."""
+    import httpx
+
+    limits = httpx.Limits(
+        max_connections=target.connections, max_keepalive_connections=target.connections
+    )
+    return httpx.AsyncClient(
+        timeout=target.timeout, limits=limits, follow_redirects=False, trust_env=False
+    )
+
+
+def _delay_ms(body: bytes) -> float | None:
+    try:
+        event: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    delay = event.get("processAfterDelayMs") if isinstance(event, dict) else None
+    return float(delay) if isinstance(delay, int | float) and 0 <= delay < 1e12 else None
+
+
+def _seconds(text: str | None) -> float | None:
+    """A Retry-After in seconds; a date is not worth a clock that may differ."""
+    return (
+        float(text)
+        if text is not None and text.isascii() and text.isdigit() and len(text) < 7
+        else None
+    )
