@@ -63,7 +63,7 @@ field_values: st.SearchStrategy[FieldValue] = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
-    max_leaves=5,
+    max_leaves=3,
 )
 """Any AMQP value."""
 
@@ -83,7 +83,7 @@ sensible = st.fixed_dictionaries({}, optional=SENSIBLE)
 hostile = st.dictionaries(
     st.one_of(st.sampled_from([*SENSIBLE, "x-dead-leter-exchange"]), st.text(max_size=8)),
     field_values,
-    max_size=4,
+    max_size=2,
 )
 arguments = st.one_of(sensible, sensible, hostile)
 queue_names = st.sampled_from(QUEUE_NAMES)
@@ -117,7 +117,12 @@ queues = st.builds(
 """A queue with sensible or hostile arguments."""
 
 bindings = st.builds(
-    Binding, exchange_names, st.one_of(queue_names, exchange_names), keys, st.booleans(), hostile
+    Binding,
+    exchange_names,
+    st.sampled_from([*QUEUE_NAMES, *EXCHANGE_NAMES]),
+    keys,
+    st.booleans(),
+    st.sampled_from([{}, {}, {"x-match": "any", "a": 1}, {"a": None}, {"x-match": 5, "b": [1]}]),
 )
 """A binding, perhaps of things that are not there."""
 
@@ -168,11 +173,11 @@ def _few(strategy: st.SearchStrategy[object], most: int) -> st.SearchStrategy[tu
 topologies: st.SearchStrategy[Topology] = st.builds(
     Topology,
     st.text(max_size=5),
-    exchanges=_few(exchanges, 4),
-    queues=_few(queues, 6),
-    bindings=_few(bindings, 6),
-    plans=_few(plans, 3),
-    policies=_few(policies, 3),
+    exchanges=_few(exchanges, 3),
+    queues=_few(queues, 5),
+    bindings=_few(bindings, 5),
+    plans=_few(plans, 2),
+    policies=_few(policies, 2),
     foreign=st.just({}),
 )
 """Any topology, sound or not: nothing that reads one may raise on it."""

@@ -1,0 +1,33 @@
+"""The reference page of hazards says what the rules say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hopback.topology.hazards import RULES
+from hopback.topology.hazards.rule import Rule, spelled
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "hazards.md"
+
+
+def sections() -> dict[str, str]:
+    """The text under each rule's heading, by its name, in the order of the page."""
+    parts = re.split(r"^### `([^`]+)`$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_page_has_every_rule_and_no_other() -> None:
+    """In the order of the code."""
+    assert list(sections()) == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_page_says_how_grave_and_what_to_do(rule: Rule) -> None:
+    """Severity by version as the code has it; what happens, why, and the fix."""
+    text = sections()[rule.name]
+    assert text.strip().startswith(f"Severity: **{spelled(rule.verdicts)}**.")
+    told = re.findall(r"^- \*\*(.+?)\*\* \w", text, flags=re.MULTILINE)
+    assert told == ["What happens.", "Why.", "Fix."]
