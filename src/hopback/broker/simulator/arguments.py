@@ -137,6 +137,12 @@ def check_queue_arguments(queue: str, kind: str, arguments: Headers, profile: Pr
 def _check_kind(queue: str, kind: str, arguments: Headers, profile: Profile) -> None:
     """Refuse arguments that the other queue type has."""
     refused = _REFUSED[kind]
+    version = arguments.get("x-queue-version")
+    if isinstance(version, int) and version < profile.oldest_queue_version:
+        raise precondition_failed(
+            f"invalid arg 'x-queue-version' for {where('queue', queue)}:"
+            f" \"unsupported queue version '{version}'\""
+        )
     if kind == "classic" and profile.consumer_timeout_cancels:
         refused |= {"x-consumer-timeout"}
     for name in arguments:

@@ -74,11 +74,17 @@ class EmbeddedChannel:
         self._check()
         answer: Future[T] = self._loop.create_future()
         self._requests.add(answer)
-        if self._state.is_open:
-            # A refusal is told to the channel, which ends this request with the others.
-            with suppress(Refusal):
-                self._put(self._answered, (answer, operation(), orphaned))
+        self._tell(lambda: self._put(self._answered, (answer, operation(), orphaned)))
         return await answer
+
+    def _tell(self, operation: Callable[[], object]) -> None:
+        """Let the node do it now, or when it reads again, or never if the channel is dead there."""
+        if not self._connection.reading:
+            self._connection.postpone(lambda: self._tell(operation))
+        elif self._state.is_open:
+            # A refusal is told to the channel, which ends what waits for an answer.
+            with suppress(Refusal):
+                operation()
 
     def _answered(self, said: tuple[Future[T], T, Callable[[T], object] | None]) -> None:
         answer, value, orphaned = said
@@ -207,8 +213,16 @@ class EmbeddedChannel:
         self._fates[fate] = message
         if self._faults.active and self._interfered(fate, message, mandatory=mandatory):
             return fate
-        self._send(fate, message, mandatory=mandatory)
+        if self._broker.blocked:
+            self._publish_unread(fate, message, mandatory=mandatory)
+        else:
+            self._send(fate, message, mandatory=mandatory)
         return fate
+
+    def _publish_unread(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
+        self._connection.stop_reading()
+        self._connection.postpone(lambda: self._send(fate, message, mandatory=mandatory))
+        self._loop.call_later(self._broker.confirm_timeout, self._time_out, fate)
 
     def _send(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
         if not self._state.is_open:
@@ -330,13 +344,13 @@ class EmbeddedChannel:
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         """Settle as done; a tag unknown to the broker closes the channel."""
-        if self._over or self._faults.active or not self._state.is_open:
+        if self._over or self._faults.active or not self._connection.reading:
             self._settle(lambda: self._state.ack(tag, multiple=multiple))
-            return
-        try:
-            self._state.ack(tag, multiple=multiple)
-        except Refusal:
-            return
+        elif self._state.is_open:
+            try:
+                self._state.ack(tag, multiple=multiple)
+            except Refusal:
+                return  # the channel is being told
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
         """Release to the queue, or dead-letter."""
@@ -350,12 +364,7 @@ class EmbeddedChannel:
         self._check()
         if self._faults.active and self._faults.strikes(Fault.CUT_BEFORE_SETTLE):
             self._connection.cut()
-        if not self._state.is_open:
-            return
-        try:
-            operation()
-        except Refusal:
-            return  # the channel is being told
+        self._tell(operation)
         if self._faults.active and self._faults.strikes(Fault.CUT_AFTER_SETTLE):
             self._connection.cut()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from hopback.broker.simulator.channel import EmbeddedChannel
@@ -10,6 +11,8 @@ from hopback.broker.simulator.line import Line
 from hopback.errors import ConnectionLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.broker.simulator.embedded import EmbeddedBroker
     from hopback.errors import BrokerError
     from hopback.version import BrokerVersion
@@ -27,6 +30,9 @@ class EmbeddedConnection:
         self.line = Line(loop, broker.faults)
         self.session = broker.node.connect(name, broker.user)
         self._channels: list[EmbeddedChannel] = []
+        self.reading = True
+        """Whether the broker reads what we send; a publish during an alarm stops that."""
+        self._unread: deque[Callable[[], object]] = deque()
         self._closing = False
         self._ended: asyncio.Future[BrokerError | None] = loop.create_future()
 
@@ -79,6 +85,21 @@ class EmbeddedConnection:
         """A channel has ended."""
         if channel in self._channels:
             self._channels.remove(channel)
+
+    def stop_reading(self) -> None:
+        """The broker has run out of something, and we have published: it stops listening to us."""
+        self.reading = False
+
+    def postpone(self, call: Callable[[], object]) -> None:
+        """Sent while nobody reads it."""
+        self._unread.append(call)
+
+    def unblocked(self) -> None:
+        """The broker reads on."""
+        self.reading = True
+        while self._unread:
+            self._unread.popleft()()
+        self.admit()
 
     def admit(self) -> None:
         """Let publishers look again whether there is room."""

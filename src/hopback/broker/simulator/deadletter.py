@@ -97,12 +97,14 @@ def make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
 class Letter:
     """A dead letter kept by its queue: which targets have taken it already."""
 
-    __slots__ = ("content", "entry", "reason", "taken_by")
+    __slots__ = ("content", "entry", "reason", "taken_by", "way")
 
     def __init__(self, entry: Entry, reason: Reason) -> None:
         self.entry = entry
         self.reason = reason
         self.content: Content | None = None
+        self.way: tuple[str | None, str | None] = (None, None)
+        """The dead-letter exchange and routing key it was made for."""
         self.taken_by: set[str] = set()
 
 
@@ -161,9 +163,7 @@ class Safekeeping:
     def _pass_on(self, letter: Letter) -> bool:
         """Offer it to each target that has not taken it; whether it is done with."""
         try:
-            content = letter.content = letter.content or make_letter(
-                self._queue, letter.entry, letter.reason
-            )
+            content = self._content(letter)
         except MalformedDeaths:
             self._done(letter, EventKind.DROPPED, Loss.CRASH)
             return True
@@ -179,6 +179,15 @@ class Safekeeping:
             return False
         self._done(letter, EventKind.FORWARDED, letter.reason)
         return True
+
+    def _content(self, letter: Letter) -> Content:
+        """The dead letter as such, made once for each way it is sent."""
+        settings = self._queue.settings
+        way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
+        if letter.content is None or letter.way != way:
+            letter.content = make_letter(self._queue, letter.entry, letter.reason)
+            letter.way = way
+        return letter.content
 
     def _done(self, letter: Letter, kind: EventKind, reason: str) -> None:
         self.byte_count -= len(letter.entry.content.body)

@@ -122,10 +122,13 @@ class EmbeddedBroker:
             each.cut(buffered=buffered)
 
     def block(self, *, blocked: bool = True) -> None:
-        """Hold publishers back, as a memory alarm does, or let them go on."""
+        """Hold publishers back, as a memory alarm does, or let them go on.
+
+        A connection that publishes meanwhile is not read any more: its settlements wait, too.
+        """
         self.blocked = blocked
-        for connection in self._connections:
-            connection.admit()
+        for connection in () if blocked else self.connections:
+            connection.unblocked()
 
     # Time.
 

@@ -66,6 +66,8 @@ class Profile:
     delivery_limit: int | None
     """The limit of a quorum queue that sets none."""
     negative_limit_is_none: bool
+    unlimited_returns_to_tail: bool
+    """Without a limit, what is nacked goes to the tail of a quorum queue."""
     failures_count_towards_limit: bool
     """Only failed deliveries count towards the limit, not every return."""
     carries_failures: bool
@@ -81,6 +83,8 @@ class Profile:
     apply_to_queue_types: bool
     """Policies may apply to classic or quorum queues only."""
     delayed_retry: bool
+    oldest_queue_version: int
+    """Of classic queues, as in `x-queue-version`."""
     global_qos_refused: bool
     """Quorum queues refuse a prefetch for the whole channel; later it is taken per consumer."""
 
@@ -97,6 +101,7 @@ _3_10 = Profile(
     max_body_bytes=128 * _MIB,
     delivery_limit=None,
     negative_limit_is_none=False,
+    unlimited_returns_to_tail=True,
     failures_count_towards_limit=False,
     carries_failures=False,
     discards=Discards.NONE,
@@ -107,6 +112,7 @@ _3_10 = Profile(
     consumer_timeout_cancels=False,
     apply_to_queue_types=False,
     delayed_retry=False,
+    oldest_queue_version=1,
     global_qos_refused=True,
 )
 _3_12 = replace(
@@ -142,6 +148,8 @@ _4_0 = replace(
 _4_3 = replace(
     _4_0,
     version=BrokerVersion(4, 3),
+    unlimited_returns_to_tail=False,
+    oldest_queue_version=2,
     failures_count_towards_limit=True,
     discards=Discards.REJECT,
     count_headers=CountHeaders.FAILURES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from math import ceil
 from typing import TYPE_CHECKING
 
 from hopback.broker.simulator.deadletter import Safekeeping
@@ -11,6 +10,7 @@ from hopback.broker.simulator.deaths import Reason
 from hopback.broker.simulator.delays import Delays
 from hopback.broker.simulator.journal import EventKind, Loss
 from hopback.broker.simulator.lanes import ClassicLane, PriorityLanes, QuorumLanes
+from hopback.broker.simulator.lease import Lease
 from hopback.broker.simulator.profile import CountHeaders, Discards
 from hopback.broker.simulator.rota import Consumer, Rota
 from hopback.broker.simulator.stored import Content, Entry, Taken
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
 
 __all__ = ["LiveQueue", "Return"]
-
-_TICK_S = 5.0
-"""How often a quorum queue looks whether it has been unused for too long."""
 
 
 class Return(StrEnum):
@@ -53,10 +50,8 @@ class LiveQueue:
 
     __slots__ = (
         "_alarm",
-        "_born",
         "_expiring",
         "_had_consumers",
-        "_last_used",
         "_lease",
         "arguments",
         "auto_delete",
@@ -104,9 +99,7 @@ class LiveQueue:
         self._expiring = False
         self._had_consumers = False
         self._alarm = Alarm(node.timers, self.expire)
-        self._lease = Alarm(node.timers, self._check_lease)
-        self._born = self._last_used = node.now()
-        self._renew()
+        self._lease = Lease(self)
 
     def _lanes(self) -> Ready:
         if self.is_quorum:
@@ -206,7 +199,7 @@ class LiveQueue:
 
     def take(self) -> Entry | None:
         """Take the head away, for `basic.get`."""
-        self._renew()
+        self._lease.renew()
         if self._expiring:
             self.expire()
         entry = self._popped() if len(self.ready) else None
@@ -286,7 +279,10 @@ class LiveQueue:
             self.node.journal.entry(EventKind.REQUEUED, entry, self.name, how)
         self.put_back(
             entry,
-            tail=self.is_quorum and self.settings.delivery_limit is None and how in _TO_TAIL,
+            tail=self.is_quorum
+            and self.settings.delivery_limit is None
+            and self.profile.unlimited_returns_to_tail
+            and how in _TO_TAIL,
         )
 
     def put_back(self, entry: Entry, *, tail: bool = False) -> None:
@@ -408,7 +404,6 @@ class LiveQueue:
     def add_consumer(self, consumer: Consumer) -> None:
         """A consumer begins."""
         self._had_consumers = True
-        self._lease.clear()
         self.rota.add(consumer)
         self.pump()
 
@@ -418,44 +413,20 @@ class LiveQueue:
         if self.rota.consumers:
             self.pump()
             return
-        self._renew()
+        self._lease.renew()
         if self.auto_delete and self._had_consumers:
             self.node.remove_queue(self, Loss.QUEUE_DELETED)
 
     def redeclared(self) -> None:
         """Someone declared it again: that renews the lease of a classic queue."""
         if not self.is_quorum:
-            self._renew()
+            self._lease.renew()
 
     def apply(self, settings: Settings) -> None:
         """New settings, from a policy: they hold for what is there, except for the time to live."""
         was_safe, self.settings = self.settings.at_least_once, settings
         if was_safe and not settings.at_least_once:
             self.safe.abandon(Loss.STRATEGY_CHANGED)
-        self._renew()
+        self._lease.renew()
         if settings.bounded:
             self._trim()
-
-    def _renew(self) -> None:
-        """The queue is used just now."""
-        self._last_used = self.node.now()
-        self._set_lease()
-
-    def _set_lease(self) -> None:
-        if self.settings.expires is not None and not self.rota.consumers:
-            self._lease.set(self._lease_ends(self.settings.expires))
-
-    def _lease_ends(self, expires: float) -> float:
-        end = self._last_used + expires
-        if not self.is_quorum:
-            return end
-        return self._born + _TICK_S * ceil((end - self._born) / _TICK_S)
-
-    def _check_lease(self) -> None:
-        expires = self.settings.expires
-        if expires is None or self.rota.consumers:
-            return
-        if self._lease_ends(expires) <= self.node.now():
-            self.node.remove_queue(self, Loss.QUEUE_EXPIRED)
-        else:
-            self._set_lease()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.broker.simulator.arguments import integer_problem
 from hopback.broker.simulator.journal import EventKind, Loss
+from hopback.broker.simulator.patience import Patience
 from hopback.broker.simulator.queue import Return
 from hopback.broker.simulator.refusal import (
     Refusal,
@@ -18,7 +18,6 @@ from hopback.broker.simulator.refusal import (
 )
 from hopback.broker.simulator.rota import Consumer
 from hopback.broker.simulator.stored import Taken
-from hopback.broker.simulator.timers import Alarm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["ChannelState", "Session", "Sink"]
 
 T = TypeVar("T")
-
-_TIMEOUT_TICK_S = 60.0
 
 
 class Sink(Protocol):
@@ -91,9 +88,8 @@ class ChannelState:
     """One channel. A refusal closes it (or its connection) and is raised to whoever asked."""
 
     __slots__ = (
-        "_alarm",
         "_lowest",
-        "_opened",
+        "_patience",
         "_tag",
         "ceiling",
         "consumers",
@@ -122,8 +118,7 @@ class ChannelState:
         self.unacked: dict[int, Taken] = {}
         self._tag = 0
         self._lowest = 1
-        self._opened = self.node.now()
-        self._alarm = Alarm(self.node.timers, self._check_timeouts)
+        self._patience = Patience(self)
 
     # Refusals and the end.
 
@@ -148,7 +143,7 @@ class ChannelState:
             return
         self.is_open = False
         self.session.channels.pop(self.number, None)
-        self._alarm.clear()
+        self._patience.clear()
         held, self.unacked = list(self.unacked.values()), {}
         self._give_back(held, Return.CLOSE)
         for consumer in tuple(self.consumers.values()):
@@ -292,6 +287,16 @@ class ChannelState:
         if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
             self.sink.cancelled(consumer.tag)
 
+    def end_consumer(self, consumer: Consumer) -> None:
+        """The broker ends it and takes back what it holds; to settle that later means nothing."""
+        held = [taken for taken in self.unacked.values() if taken.consumer is consumer]
+        if self.consumers.pop(consumer.tag, None) is not None:
+            consumer.queue.remove_consumer(consumer)
+            self.sink.cancelled(consumer.tag)
+        consumer.queue.returned([taken for taken in held if not taken.void], Return.TIMEOUT)
+        for taken in held:
+            taken.void = True
+
     def has_room(self, _consumer: Consumer) -> bool:
         """Whether the channel as a whole lets another delivery through."""
         if not self.is_open or self.paused:
@@ -337,10 +342,7 @@ class ChannelState:
     def _remember(self, taken: Taken) -> None:
         self.unacked[taken.tag] = taken
         taken.source.unacked += 1
-        timeout = self._timeout(taken)
-        if timeout is not None and taken.at + timeout < self._alarm.due:
-            ticks = ceil((taken.at + timeout - self._opened) / _TIMEOUT_TICK_S)
-            self._alarm.set(self._opened + ticks * _TIMEOUT_TICK_S)
+        self._patience.watch(taken)
 
     # Settlement.
 
@@ -399,53 +401,6 @@ class ChannelState:
         held = [each for each in older if each is not None]
         self._lowest = tag + 1
         return [*held, taken]
-
-    # Consumer timeout.
-
-    def _timeout(self, taken: Taken) -> float | None:
-        own = taken.source.settings.consumer_timeout
-        if self.node.profile.consumer_timeout_cancels and not taken.source.is_quorum:
-            return None
-        return self.node.consumer_timeout if own is None else own
-
-    def _check_timeouts(self) -> None:
-        now = self.node.now()
-        held = [
-            (taken.at + timeout, timeout, taken)
-            for taken in self.unacked.values()
-            if not taken.void and (timeout := self._timeout(taken)) is not None
-        ]
-        late = [(timeout, taken) for due, timeout, taken in held if due <= now]
-        if late:
-            self._time_out(late)
-        elif held:
-            due = min(due for due, _, _ in held)
-            ticks = ceil((due - self._opened) / _TIMEOUT_TICK_S)
-            self._alarm.set(self._opened + ticks * _TIMEOUT_TICK_S)
-
-    def _time_out(self, late: list[tuple[float, Taken]]) -> None:
-        for timeout, taken in late:
-            if taken.consumer is None or not self.node.profile.consumer_timeout_cancels:
-                self.fail(
-                    precondition_failed(
-                        f"delivery acknowledgement on channel {self.number} timed out."
-                        f" Timeout value used: {timeout * 1000:.0f} ms. This timeout value can"
-                        " be configured, see consumers doc guide to learn more"
-                    )
-                )
-                return
-        for consumer in {taken.consumer for _, taken in late if taken.consumer is not None}:
-            self._time_out_consumer(consumer)
-
-    def _time_out_consumer(self, consumer: Consumer) -> None:
-        """4.3: the consumer is cancelled, what it holds goes back, late settlements mean nothing."""
-        held = [taken for taken in self.unacked.values() if taken.consumer is consumer]
-        if self.consumers.pop(consumer.tag, None) is not None:
-            consumer.queue.remove_consumer(consumer)
-            self.sink.cancelled(consumer.tag)
-        consumer.queue.returned(held, Return.TIMEOUT)
-        for taken in held:
-            taken.void = True
 
 
 def _check_priority(queue: LiveQueue, arguments: Headers) -> None:
