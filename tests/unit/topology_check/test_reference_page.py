@@ -29,5 +29,5 @@ def test_the_page_says_how_grave_and_what_to_do(rule: Rule) -> None:
     """Severity by version as the code has it; what happens, why, and the fix."""
     text = sections()[rule.name]
     assert text.strip().startswith(f"Severity: **{spelled(rule.verdicts)}**.")
-    told = re.findall(r"^- \*\*(.+?)\*\* \w", text, flags=re.MULTILINE)
+    told = re.findall(r"^- \*\*(.+?)\*\* \S", text, flags=re.MULTILINE)
     assert told == ["What happens.", "Why.", "Fix."]

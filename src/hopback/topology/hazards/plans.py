@@ -39,8 +39,8 @@ def _missing(scene: Scene) -> Iterator[Sighting]:
                 queue_place(name),
                 "The queue has no failure plan: nothing says what happens to a message whose"
                 " handler fails.",
-                "Give it a plan (tiers, attempts, a dead-letter queue), or name it among the"
-                " queues that are not consumed here.",
+                "Give it a plan (tiers, attempts, a dead-letter queue), or say that it is not"
+                " consumed here (`consumers = false`).",
             )
 
 

@@ -1,0 +1,140 @@
+"""What rules about dead-letter queues, plans and losses tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hopback.topology.check import Severity
+from hopback.topology.model import Exchange, Queue, QueueType
+from hopback.topology.plan import Leave, Parking
+from tests.unit.topology_check.building import (
+    classic,
+    edited,
+    found,
+    live,
+    loop,
+    retry_loop_plan,
+    rules,
+    sound,
+    with_queue,
+)
+
+REJECTING = replace(loop(), plans=(retry_loop_plan(),))
+
+
+def test_a_full_dead_letter_queue_loses_or_refuses_according_to_its_type() -> None:
+    """A classic one discards dead letters; a quorum one refuses what is published."""
+    refusing = edited(sound(), "orders.dlq", max_length=5, overflow="reject-publish")
+    (quorum_finding,) = found(refusing, "dead-letter-queue-limited")
+    assert quorum_finding.severity is Severity.WARNING
+    assert "refused" in quorum_finding.explanation
+    full = edited(loop(), "q.dlq", max_length=5, overflow="reject-publish")
+    (classic_finding,) = found(full, "dead-letter-queue-limited")
+    assert classic_finding.severity is Severity.ERROR
+    assert "new dead letters are discarded" in classic_finding.explanation
+
+
+def test_a_stream_may_be_bounded() -> None:
+    """As a dead-letter queue it is read, not emptied, and its bound is its own affair."""
+    stream = Queue("s.dlq", QueueType.STREAM, arguments={"x-max-length-bytes": 10**9})
+    assert "dead-letter-queue-limited" not in rules(live(stream))
+
+
+def test_a_dead_letter_queue_that_leads_back_is_an_error() -> None:
+    """The broker-side re-drive loses whatever did not die by a rejection."""
+    back = edited(
+        sound(),
+        "orders.dlq",
+        message_ttl=60_000,
+        dead_letter_exchange="",
+        dead_letter_routing_key="orders",
+    )
+    (finding,) = found(back, "dead-letters-move-on")
+    assert finding.severity is Severity.ERROR
+    assert "leads back to `orders`" in finding.explanation
+
+
+def test_a_shared_dead_letter_queue_is_fine_where_messages_say_whence_they_come() -> None:
+    """What we publish there carries the name of the queue that failed; a rejection cannot."""
+    plans = [retry_loop_plan(name, parking=Leave.REJECT) for name in ("a", "b")]
+    shared = [replace(plan, parking=Parking("dlq", Leave.REJECT, "", "dlq")) for plan in plans]
+    queues = [classic(name) for name in ("a", "b", "a.retry", "b.retry", "dlq")]
+    rejecting = replace(live(*queues), plans=tuple(shared))
+    assert "dead-letter-queue-shared" in rules(rejecting)
+    published = tuple(
+        replace(plan, parking=Parking("dlq", Leave.PUBLISH, "", "dlq")) for plan in plans
+    )
+    assert "dead-letter-queue-shared" not in rules(replace(rejecting, plans=published))
+
+
+def test_a_topology_without_plans_is_told_so_once() -> None:
+    """As read from a live broker; with nothing to consume there is nothing to say."""
+    (finding,) = found(live(classic("a"), classic("b")), "queue-without-plan")
+    assert (finding.place, finding.severity) == ("topology", "info")
+    assert found(live(), "queue-without-plan") == []
+
+
+def test_a_stream_needs_no_plan() -> None:
+    """Nothing leaves it by being handled."""
+    assert found(with_queue(sound(), Queue("s", QueueType.STREAM)), "queue-without-plan") == []
+
+
+def test_a_plan_of_an_undeclared_queue_is_said_before_all_else() -> None:
+    """Its ways mean nothing then."""
+    lone = replace(sound(), queues=())
+    (finding,) = found(lone, "plan-leads-nowhere")
+    assert "The queue `orders` is not declared" in finding.explanation
+
+
+def test_rejected_messages_must_go_where_the_plan_says() -> None:
+    """To a retry queue, or to the dead-letter queue, as it says."""
+    astray = edited(REJECTING, "q", dead_letter_routing_key="q.dlq")
+    (finding,) = found(astray, "plan-leads-nowhere")
+    assert "meant to reach a retry queue and do not" in finding.explanation
+    plan = replace(retry_loop_plan(parking=Leave.REJECT), leave=Leave.PUBLISH)
+    (finding,) = found(replace(loop(), plans=(plan,)), "plan-leads-nowhere")
+    assert "meant to reach the dead-letter queue and do not" in finding.explanation
+
+
+def test_queues_reached_by_name_only_are_worth_knowing() -> None:
+    """Where others have exchanges; without any exchange everything is reached so."""
+    topology = replace(sound(), exchanges=(Exchange("x"),))
+    (finding,) = found(topology, "unreachable-queue")
+    assert (finding.place, finding.severity) == ("queue `orders`", "info")
+    assert found(live(classic("q")), "unreachable-queue") == []
+
+
+def test_a_lease_on_a_consumed_queue_is_a_warning() -> None:
+    """It has consumers most of the time; a stream has no lease."""
+    (finding,) = found(live(classic("q", expires=5)), "queue-expires")
+    assert finding.severity is Severity.WARNING
+    stream = Queue("s", QueueType.STREAM, arguments={"x-expires": 5})
+    assert found(live(stream), "queue-expires") == []
+
+
+def test_an_exchange_that_does_not_last_drops_what_goes_through_it() -> None:
+    """Only where failed messages go through it."""
+    queues = (classic("q", dead_letter_exchange="dlx"), classic("dlq"))
+    passing = live(
+        *queues,
+        exchanges=(Exchange("dlx", "fanout", durable=False), Exchange("other", auto_delete=True)),
+        dlq="dlx",
+    )
+    assert [each.place for each in found(passing, "short-lived")] == ["exchange `dlx`"]
+
+
+def test_classic_dead_letter_queues_are_named_where_only_they_are_classic() -> None:
+    """A long list is cut short and counted."""
+    one = with_queue(sound(), classic("orders.dlq"))
+    (finding,) = found(one, "classic-queue")
+    assert finding.place == "queue `orders.dlq`"
+    assert finding.explanation.startswith("1 classic queue,")
+    many = live(
+        *(
+            classic(f"q{number:02}", dead_letter_exchange="", dead_letter_routing_key="dlq")
+            for number in range(20)
+        ),
+        classic("dlq"),
+    )
+    (finding,) = found(many, "classic-queue")
+    assert finding.place.endswith("`q10`, `q11` and 8 more")

@@ -1,0 +1,130 @@
+"""What a rule says on which version, and of a live broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hopback.patterns import DESIGNS
+from hopback.topology.check import Severity, check
+from hopback.topology.hazards.rule import Verdict, spelled
+from hopback.topology.model import Queue, Topology
+from hopback.version import BrokerVersion
+from tests.unit.topology_check.building import (
+    classic,
+    edited,
+    found,
+    live,
+    loop,
+    quorum,
+    rules,
+    sound,
+)
+
+DEFAULT_LIMIT = edited(sound(), "orders.dlq", delivery_limit=None)
+QUORUM_LOOP = loop(quorum("q", dead_letter_exchange="", dead_letter_routing_key="q.retry"))
+
+
+@pytest.mark.parametrize(
+    ("topology", "rule", "severities"),
+    [
+        (DEFAULT_LIMIT, "looking-deletes", (None, None, "error", "error", "warning", "error")),
+        (
+            edited(sound(), "orders.dlq", delivery_limit=5),
+            "looking-deletes",
+            ("error", "error", "error", "error", "warning", "error"),
+        ),
+        (
+            QUORUM_LOOP,
+            "delivery-limit-feeds-retry",
+            (None, None, "error", "error", "error", "error"),
+        ),
+        (
+            loop(
+                quorum(
+                    "q",
+                    dead_letter_exchange="",
+                    dead_letter_routing_key="q.retry",
+                    delivery_limit=9,
+                )
+            ),
+            "delivery-limit-feeds-retry",
+            ("error",) * 6,
+        ),
+        (live(quorum("q")), "delivery-limit-deletes", (None, None, *["warning"] * 4)),
+        (live(quorum("q", delivery_limit=9)), "delivery-limit-deletes", ("warning",) * 6),
+        (
+            live(quorum("q", delivery_limit=-1)),
+            "first-return-deletes",
+            ("error", "error", None, None, None, "error"),
+        ),
+        (live(quorum("q", delivery_limit=0)), "first-return-deletes", ("error",) * 6),
+        (
+            live(quorum("q", delayed_retry_min=5)),
+            "argument-ignored",
+            (*["warning"] * 4, None, "warning"),
+        ),
+        (
+            live(classic("q", queue_version=1)),
+            "argument-refused",
+            (None, None, None, None, "error", "error"),
+        ),
+        (
+            live(classic("q", consumer_timeout=1)),
+            "argument-refused",
+            (None, None, None, None, "error", "error"),
+        ),
+        (
+            live(classic("q", queue_leader_locator="balanced")),
+            "argument-refused",
+            ("error", None, None, None, None, "error"),
+        ),
+        (
+            live(Queue("q", durable=False)),
+            "argument-refused",
+            (None, None, None, None, "warning", "warning"),
+        ),
+    ],
+)
+def test_severity_by_version(
+    topology: Topology, rule: str, severities: tuple[str | None, ...]
+) -> None:
+    """On 3.10, 3.13, 4.0, 4.2 and 4.3; and the gravest of them where no version is meant."""
+    versions = ("3.10", "3.13.7", "4.0", "4.2", "4.3", None)
+    seen = [[str(each.severity) for each in found(topology, rule, version)] for version in versions]
+    assert seen == [[severity] if severity else [] for severity in severities]
+
+
+def test_without_a_version_a_finding_says_for_which_it_holds() -> None:
+    """And does not where one is meant, or where it holds for all."""
+    (for_all,) = found(DEFAULT_LIMIT, "looking-deletes")
+    assert for_all.explanation.endswith(
+        "(RabbitMQ: error from 4.0 and before 4.3, warning from 4.3.)"
+    )
+    (for_one,) = found(DEFAULT_LIMIT, "looking-deletes", "4.0")
+    assert "RabbitMQ" not in for_one.explanation
+    (everywhere,) = found(loop(message_ttl=5), "cycle-without-rejection")
+    assert "RabbitMQ" not in everywhere.explanation
+
+
+def test_verdicts_are_spelled_out() -> None:
+    """Open at either end, at both, or at none."""
+    ends = (("", ""), ("4.0", ""), ("", "3.13"), ("3.13", "3.13.3"))
+    verdicts = [Verdict.of(Severity.INFO, *each) for each in ends]
+    assert spelled(verdicts) == (
+        "info, info from 4.0, info before 3.13, info from 3.13 and before 3.13.3"
+    )
+    assert [each.everywhere for each in verdicts] == [True, False, False, False]
+    assert [each.holds(BrokerVersion(3, 13, 2)) for each in verdicts] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("name", sorted(DESIGNS))
+def test_a_design_is_recognised_without_its_plans(name: str) -> None:
+    """The structure alone shows the same hazards, though it cannot be sure of all."""
+    design = DESIGNS[name]
+    faithful = design.build()
+    told = {"queue-without-plan"}
+    assert rules(replace(faithful, plans=())) == rules(faithful) | told
+    hardened = check(replace(design.build(hardened=True), plans=()))
+    assert {each.severity for each in hardened} == {Severity.INFO}
