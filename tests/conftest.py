@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conformance.table import ConformanceTable
 from tests.harness.rabbitmq import RabbitNode
 from tests.harness.shared import SharedNode, begin_run, end_run, shared_node
 
@@ -15,10 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the test run."""
+    parser.addoption(
+        "--all-brokers",
+        action="store_true",
+        help="conformance also on RabbitMQ 4.0 and 4.3, and write the table of results",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--all-brokers` the tests that need other RabbitMQ versions are not of the run."""
+    if config.getoption("--all-brokers"):
+        return
+    unwanted = [item for item in items if item.get_closest_marker("all_brokers")]
+    config.hook.pytest_deselected(items=unwanted)
+    items[:] = [item for item in items if not item.get_closest_marker("all_brokers")]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The run's main process holds the lifeline of the run's node."""
+    config.addinivalue_line("markers", "all_brokers: needs the RabbitMQ versions of --all-brokers")
     if not hasattr(config, "workerinput"):
         begin_run()
+        if config.getoption("--all-brokers"):
+            config.pluginmanager.register(ConformanceTable())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

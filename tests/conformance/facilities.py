@@ -10,11 +10,12 @@ from urllib.parse import quote
 from tests.harness.management import ManagementFailed
 
 if TYPE_CHECKING:
+    from hopback.broker.simulator import EmbeddedBroker
     from hopback.topology.model import Policy
     from tests.harness.management import Management
     from tests.harness.rabbitmq import RabbitNode
 
-__all__ = ["HttpPolicies", "NodeInHand"]
+__all__ = ["EmbeddedNode", "EmbeddedPolicies", "HttpPolicies", "NodeInHand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,37 @@ class NodeInHand:
 
     async def _watermark(self, *value: str) -> None:
         await asyncio.to_thread(self.node.ctl, "set_vm_memory_high_watermark", *value)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPolicies:
+    """Policies of an embedded broker."""
+
+    broker: EmbeddedBroker
+
+    async def set_policy(self, policy: Policy) -> None:
+        """Set it."""
+        self.broker.set_policy(policy)
+
+    async def clear_policy(self, name: str) -> None:
+        """Remove it."""
+        self.broker.clear_policy(name)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedNode:
+    """An embedded broker that rows may restart and starve."""
+
+    broker: EmbeddedBroker
+
+    async def restart(self) -> None:
+        """Stop and start."""
+        self.broker.restart()
+
+    async def raise_alarm(self) -> None:
+        """Hold publishers back."""
+        self.broker.block(blocked=True)
+
+    async def clear_alarm(self) -> None:
+        """Let them go on."""
+        self.broker.block(blocked=False)

@@ -146,7 +146,7 @@ class Bench:
         deadline = self.facilities.now() + within
         while not (answer := await check()):
             that(self.facilities.now() < deadline, f"within {within} s there is {what}")
-            await self.pause(0.02)
+            await self.pause(within / 500)
         return answer
 
     # --- connections and channels

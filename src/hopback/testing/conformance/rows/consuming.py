@@ -284,8 +284,10 @@ async def consumer_cancelled_by_timeout(bench: Bench) -> None:
     await listener.is_cancelled(await _timed_out(bench))
     await bench.holds(queue, 1)
     listener.channel.ack(listener.got[0].tag)
-    await bench.stays(queue, 1, 0.3)
+    await bench.pause(0.3)
+    equal("deliveries", listener.bodies(), "m")
     await listener.channel.declare_queue(Queue(bench.name()))
+    equal("still to be had", (await bench.take(queue)).redelivered, True)
 
 
 @row(

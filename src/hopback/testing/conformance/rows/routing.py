@@ -15,17 +15,21 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TOPICS = {
-    "#": ("", "a", "a.b", "a.b.c", ".", "x..y"),
-    "*": ("", "a"),
-    "a.#": ("a", "a.b", "a.b.c", "a."),
-    "a.*": ("a.b", "a."),
-    "#.c": ("c", "a.c", "a.b.c"),
-    "a.#.c": ("a.c", "a.b.c", "a.b.b.c"),
-    "*.b.#": ("a.b", "a.b.c", ".b"),
-    "#.b.#": ("a.b", "a.b.c", "b", "a.b.b.c", ".b"),
-    "a..b": ("a..b",),
-}
+_PATTERNS = (
+    "",
+    "#",
+    "*",
+    "a.#",
+    "a.*",
+    "#.c",
+    "a.#.c",
+    "*.b.#",
+    "#.b.#",
+    "*.*",
+    "a..b",
+    "#.*.#",
+    "ab",
+)
 _KEYS = (
     "", "a", "a.b", "a.b.c", "c", "a.c", "a.b.b.c", "b", ".", "a.", ".b", "a..b", "x..y", "ab.c",
 )  # fmt: skip
@@ -66,17 +70,20 @@ async def fanout(bench: Bench) -> None:
 @row("A.22", "topic: * is one word, # any number of words, none included")
 async def topic(bench: Bench) -> None:
     queue = await bench.classic()
-    for pattern in _TOPICS:
+    for pattern in _PATTERNS:
         exchange = await bench.exchange("topic")
         await bench.bind(exchange, queue, pattern)
         found = [key for key in _KEYS if await _reaches(bench, exchange, key, {}, queue)]
-        equal(
-            pattern, found, [key for key in _KEYS if _matches(pattern.split("."), key.split("."))]
-        )
+        equal(pattern, found, [key for key in _KEYS if _matches(_words(pattern), _words(key))])
+
+
+def _words(text: str) -> list[str]:
+    """The words between the dots, empty ones too; an empty text has none."""
+    return text.split(".") if text else []
 
 
 def _matches(pattern: list[str], words: list[str]) -> bool:
-    """The rule, by recursion; an empty key is one empty word for `*` but no word for `#`."""
+    """The rule, by recursion."""
     if not pattern:
         return not words
     head, rest = pattern[0], pattern[1:]

@@ -1,0 +1,49 @@
+"""Where the embedded broker is known to differ from RabbitMQ, and why; as short as can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.testing.conformance.exercise import Outcome, Result
+
+if TYPE_CHECKING:
+    from hopback.version import BrokerVersion
+
+__all__ = ["EMBEDDED_DIFFERENCES", "Difference", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A row that the embedded broker does not show as RabbitMQ does."""
+
+    row: str
+    reason: str
+    since: BrokerVersion | None = None
+    until: BrokerVersion | None = None
+
+    def concerns(self, row: str, version: BrokerVersion) -> bool:
+        """Whether it is about this row on this version."""
+        early = self.since is not None and version < self.since
+        late = self.until is not None and version >= self.until
+        return self.row == row and not early and not late
+
+
+EMBEDDED_DIFFERENCES: tuple[Difference, ...] = (
+    Difference("1.13", "The embedded broker has no streams: declaring one is refused."),
+)
+
+
+def judge(result: Result, version: BrokerVersion) -> str | None:
+    """What is wrong with a result of the embedded broker; None if it is as it should be.
+
+    A row that fails must be listed as a difference, and a listed one must fail.
+    """
+    known = [each for each in EMBEDDED_DIFFERENCES if each.concerns(result.row.id, version)]
+    if result.outcome is Outcome.FAILS and not known:
+        return result.reason
+    if result.outcome is not Outcome.FAILS and known:
+        return f"listed as a difference, but the row {result.outcome}: take it off the list"
+    if result.outcome is Outcome.NOT_SHOWN:
+        return f"the bench should have everything, but it {result.reason}"
+    return None

@@ -1,0 +1,82 @@
+"""Who is put to the test: the embedded broker as three versions, and RabbitMQ nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.simulator import EmbeddedBroker, run_virtual
+from hopback.testing.conformance import Facilities, Tag, Timings, play
+from tests.conformance.facilities import EmbeddedNode, EmbeddedPolicies, HttpPolicies, NodeInHand
+from tests.harness.configuration import Timings as NodeTimings
+from tests.harness.rabbitmq import RabbitNode
+
+if TYPE_CHECKING:
+    from hopback.testing.conformance import Result, Row
+    from hopback.version import BrokerVersion
+    from tests.harness.installation import Installation
+
+__all__ = ["RealSubject", "play_embedded"]
+
+_SHORT = NodeTimings(consumer_timeout_ms=3_000)
+_EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
+_ROW_SECONDS = 120
+
+
+def play_embedded(row: Row, version: BrokerVersion) -> Result:
+    """Play a row on a fresh embedded broker, in virtual time."""
+    return run_virtual(_play_embedded(row, EmbeddedBroker(version=version)))
+
+
+async def _play_embedded(row: Row, broker: EmbeddedBroker) -> Result:
+    loop = asyncio.get_running_loop()
+    policies, node = EmbeddedPolicies(broker), EmbeddedNode(broker)
+    facilities = Facilities(policies=policies, node=node, now=loop.time, wall=loop.time)
+    return await play(row, broker, facilities)
+
+
+@dataclass(slots=True)
+class RealSubject:
+    """A RabbitMQ version: one node for most rows, and one to be wrecked; started when needed."""
+
+    installation: Installation
+    _nodes: dict[bool, RabbitNode] = field(default_factory=dict)
+
+    async def play(self, row: Row) -> Result:
+        """Play a row on the node that is fit for it."""
+        expendable = bool(row.tags & _EXPENDABLE)
+        node = await asyncio.to_thread(self._node, expendable)
+        facilities = Facilities(
+            policies=HttpPolicies(node.management, "/"),
+            node=NodeInHand(node) if expendable else None,
+            timings=_timings(node.timings),
+        )
+        return await asyncio.wait_for(play(row, RabbitMQ(node.url), facilities), _ROW_SECONDS)
+
+    def version(self) -> str:
+        """What the broker says of itself."""
+        return str(
+            self._node(expendable=False).management.call("GET", "/overview")["rabbitmq_version"]
+        )
+
+    def remove(self) -> None:
+        """End its nodes."""
+        for node in self._nodes.values():
+            node.remove()
+
+    def _node(self, expendable: bool) -> RabbitNode:
+        if expendable not in self._nodes:
+            timings = _SHORT if expendable else NodeTimings()
+            self._nodes[expendable] = RabbitNode(self.installation, timings=timings).start()
+        return self._nodes[expendable]
+
+
+def _timings(node: NodeTimings) -> Timings:
+    return Timings(
+        consumer_timeout=node.consumer_timeout_ms / 1000,
+        consumer_check=node.tick_ms / 1000,
+        dead_letter_retry=node.dead_letter_retry_ms / 1000,
+        quorum_tick=node.tick_ms / 1000,
+    )

@@ -1,0 +1,70 @@
+"""The conformance suite on the embedded broker and on RabbitMQ, row by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.testing.conformance import Outcome, Row, rows
+from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
+from hopback.version import BrokerVersion
+from tests.conformance.subjects import RealSubject, play_embedded
+from tests.harness.installation import HOST
+from tests.harness.versions import SUITES, build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_ROWS = rows()
+_VERSIONS = tuple(map(BrokerVersion.parse, ("3.10", "4.0", "4.3")))
+_SUBJECTS = (
+    pytest.param("host", marks=pytest.mark.xdist_group("rabbitmq-host")),
+    *(
+        pytest.param(suite, marks=[pytest.mark.all_brokers, pytest.mark.xdist_group(suite)])
+        for suite in SUITES
+    ),
+)
+
+
+def _number(row: object) -> str:
+    return row.id if isinstance(row, Row) else str(row)
+
+
+@pytest.mark.parametrize("version", _VERSIONS, ids=str)
+@pytest.mark.parametrize("row", _ROWS, ids=_number)
+def test_the_embedded_broker_does_as_rabbitmq_does(
+    row: Row, version: BrokerVersion, record_property: Callable[[str, object], None]
+) -> None:
+    """Each row holds on the embedded broker, or is a listed difference that is still one."""
+    result = play_embedded(row, version)
+    record_property("conformance", [row.id, f"embedded {version}", str(result.outcome)])
+    assert judge(result, version) is None
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest) -> Iterator[RealSubject]:
+    """The RabbitMQ under test, with nodes of its own."""
+    chosen = RealSubject(HOST if request.param == "host" else build(request.param))
+    yield chosen
+    chosen.remove()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("subject", _SUBJECTS, indirect=True)
+@pytest.mark.parametrize("row", _ROWS, ids=_number)
+async def test_rabbitmq_does_as_the_row_says(
+    row: Row, subject: RealSubject, record_property: Callable[[str, object], None]
+) -> None:
+    """Each row holds on RabbitMQ itself: the suite tells the truth."""
+    result = await subject.play(row)
+    name = f"RabbitMQ {subject.version()}"
+    record_property("conformance", [row.id, name, str(result.outcome)])
+    assert result.outcome in (Outcome.HOLDS, Outcome.SAYS_NOTHING), result.reason
+
+
+def test_every_difference_is_about_a_row_that_exists() -> None:
+    """A difference names its row and gives a reason."""
+    known = {row.id for row in _ROWS}
+    assert {each.row for each in EMBEDDED_DIFFERENCES} <= known
+    assert all(each.reason for each in EMBEDDED_DIFFERENCES)
