@@ -189,7 +189,7 @@ def _topologies(draw: st.DrawFn, values: st.SearchStrategy[FieldValue]) -> Topol
     bindings = [
         Binding(draw(st.sampled_from(exchange_names)), end, draw(_text), to_exchange, draw(tables))
         for end, to_exchange in ends
-        if exchange_names and draw(st.booleans())
+        if len(exchange_names) > 0 and draw(flags)
     ]
     plans = [
         draw(_plans(queue, queue_names, exchange_names))
