@@ -6,6 +6,7 @@ import json
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from hopback.fields import Float32, Int8, Int32, LongStr, Timestamp, UInt8, UInt64
@@ -26,10 +27,14 @@ __all__ = [
     "VERSIONS",
     "deliveries",
     "hostile_headers",
+    "moderately",
     "outcomes",
     "plans",
     "user_headers",
 ]
+
+moderately = settings(max_examples=100, deadline=None)
+"""Enough examples to find what is wrong, and no limit of time: the machine may be busy."""
 
 TOPOLOGIES: dict[tuple[str, bool], Topology] = {
     (design.name, hardened): design.build(hardened=hardened)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.policy import Backoff, delay, schedule
+from tests.properties.hostile import moderately
 
 _policies = st.builds(
     lambda first, factor, above, jitter: Backoff(first, factor, first + above, jitter),
@@ -17,6 +18,7 @@ _policies = st.builds(
 
 
 @given(_policies, st.integers(1, 10_000), st.floats(0, 1))
+@moderately
 def test_a_wait_is_never_shorter_than_configured_nor_beyond_its_cap(
     policy: Backoff, attempt: int, chance: float
 ) -> None:
@@ -28,6 +30,7 @@ def test_a_wait_is_never_shorter_than_configured_nor_beyond_its_cap(
 
 
 @given(_policies, st.integers(1, 300))
+@moderately
 def test_waits_never_fall(policy: Backoff, attempts: int) -> None:
     """Each wait is at least as long as the one before, and the schedule lists them all."""
     waits = schedule(policy, attempts)

@@ -23,7 +23,7 @@ from hopback.policy import (
 )
 from hopback.policy import decision as decided
 from hopback.topology.plan import Leave, Plan
-from tests.properties.hostile import TOPOLOGIES, VERSIONS, deliveries, outcomes, plans
+from tests.properties.hostile import TOPOLOGIES, VERSIONS, deliveries, moderately, outcomes, plans
 from tests.properties.lives import Life, plain_message
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _entry(topology: Topology, plan: Plan) -> tuple[str, str]:
 
 
 @given(st.data(), plans, outcomes, _versions, st.floats(), st.booleans())
-@settings(max_examples=100)
+@moderately
 def test_decide_is_total_and_deterministic(
     data: st.DataObject,
     plan: Plan,
@@ -85,10 +85,12 @@ def test_decide_is_total_and_deterministic(
     assert isinstance(first, decided.Ack) == isinstance(outcome, Done)
     if isinstance(outcome, Park):
         assert isinstance(first, decided.Park)
+    if isinstance(first, decided.Requeue):
+        assert 0 <= first.delay <= 2.0
 
 
 @given(st.data(), plans, _versions)
-@settings(max_examples=100)
+@moderately
 def test_a_retry_is_decided_exactly_while_attempts_are_left(
     data: st.DataObject, plan: Plan, version: BrokerVersion
 ) -> None:
@@ -101,7 +103,7 @@ def test_a_retry_is_decided_exactly_while_attempts_are_left(
 
 
 @given(st.data(), plans, outcomes)
-@settings(max_examples=100)
+@moderately
 def test_an_old_broker_never_dead_letters_an_x_death_that_hurts_it(
     data: st.DataObject, plan: Plan, outcome: Outcome
 ) -> None:
@@ -118,6 +120,7 @@ def test_an_old_broker_never_dead_letters_an_x_death_that_hurts_it(
 
 
 @given(plans, st.one_of(st.floats(), st.integers(0, 10**400)))
+@moderately
 def test_a_wait_asked_for_is_the_shortest_that_is_long_enough(plan: Plan, after: float) -> None:
     """`Retry(after)` takes no shorter tier than asked for, unless none is that long."""
     delivery = Received(plan.queue, "", plan.queue)
@@ -192,7 +195,7 @@ def test_a_snooze_counts_no_attempt(topology: Topology, plan: Plan, version: Bro
 
 @every_life
 @given(pattern=st.lists(st.booleans(), min_size=12, max_size=12))
-@settings(max_examples=5)
+@settings(max_examples=5, deadline=None)
 def test_a_message_that_recovers_is_done_and_not_parked(
     topology: Topology, plan: Plan, version: BrokerVersion, pattern: list[bool]
 ) -> None:

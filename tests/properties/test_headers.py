@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.fields import table_size
@@ -30,7 +30,14 @@ from hopback.headers import (
 from hopback.message import Properties, Received
 from hopback.policy import Occasion, Retry, decide, effects
 from hopback.policy.decision import Publish
-from tests.properties.hostile import VERSIONS, deliveries, hostile_headers, plans, user_headers
+from tests.properties.hostile import (
+    VERSIONS,
+    deliveries,
+    hostile_headers,
+    moderately,
+    plans,
+    user_headers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +91,7 @@ def _typed(value: FieldValue) -> object:
 
 
 @given(hostile_headers())
-@settings(max_examples=100)
+@moderately
 def test_reading_never_raises(headers: Headers) -> None:
     """Whatever is in the headers, there is an answer, and its counts are sensible."""
     found = deaths(headers)
@@ -101,7 +108,7 @@ def test_reading_never_raises(headers: Headers) -> None:
 
 
 @given(hostile_headers(), _marks, _writers)
-@settings(max_examples=100)
+@moderately
 def test_what_the_producer_wrote_survives_in_value_type_and_order(
     headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
 ) -> None:
@@ -117,7 +124,7 @@ def test_what_the_producer_wrote_survives_in_value_type_and_order(
 
 
 @given(hostile_headers(), _marks, _writers)
-@settings(max_examples=100)
+@moderately
 def test_rewriting_is_idempotent(
     headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
 ) -> None:
@@ -136,7 +143,7 @@ def test_rewriting_is_idempotent(
     _marks,
     st.sampled_from((retry_properties, park_properties, redrive_properties)),
 )
-@settings(max_examples=100)
+@moderately
 def test_what_we_add_is_bounded_and_the_frame_always_holds(
     users: dict[str, FieldValue],
     ballast: int,
@@ -161,6 +168,7 @@ def test_what_we_add_is_bounded_and_the_frame_always_holds(
 
 
 @given(_failures, st.integers(0, 9000))
+@moderately
 def test_a_failure_record_shrinks_to_the_room_there_is(failure: Failure, room: int) -> None:
     """The record never exceeds its room; its type and fingerprint outlive stack and message."""
     text = failure_json(failure, room)
@@ -175,6 +183,7 @@ def test_a_failure_record_shrinks_to_the_room_there_is(failure: Failure, room: i
 
 
 @given(st.text())
+@moderately
 def test_a_reason_with_other_numbers_is_the_same_failure(reason: str) -> None:
     """Ids and counts inside a reason do not tell failures apart."""
     one, other = (failure_from_reason(f"order {n} of {reason}") for n in (17, 99881))
@@ -182,6 +191,7 @@ def test_a_reason_with_other_numbers_is_the_same_failure(reason: str) -> None:
 
 
 @given(st.data(), plans, st.sampled_from(VERSIONS))
+@moderately
 def test_identity_outlives_every_hop(
     data: st.DataObject, plan: Plan, version: BrokerVersion
 ) -> None:

@@ -33,7 +33,7 @@ class Backoff:
 def delay(attempt: int, policy: Backoff, chance: float) -> float:
     """The wait before the run after `attempt` (from 1): at most `cap` and its jitter."""
     plain = _plain(max(attempt, 1), policy)
-    return plain + plain * policy.jitter * min(max(chance, 0.0), 1.0)
+    return plain + plain * policy.jitter * max(0.0, min(1.0, chance))
 
 
 def schedule(policy: Backoff, attempts: int) -> tuple[float, ...]:

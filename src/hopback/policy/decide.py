@@ -180,7 +180,7 @@ def _long_enough(tiers: tuple[Tier, ...], seconds: float) -> Tier:
 
 def _local_wait(wait: LocalWait, seconds: float, chance: float) -> float:
     """The time still due, but no longer than a random part of the range allowed."""
-    spread = wait.min_ms + min(max(chance, 0.0), 1.0) * (wait.max_ms - wait.min_ms)
+    spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
     return min(seconds, spread / 1000)
 
 
