@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
-from hopback.errors import ConnectionLost, ProtocolError
+from hopback.errors import ConnectionFailed, ConnectionLost, ProtocolError
 from hopback.wire.events import Violation
 from hopback.wire.pulse import Pulse
 
@@ -162,13 +162,18 @@ class Wire(asyncio.Protocol):
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:
     """A client's TLS settings: TLS 1.2 or later, certificate and name verified unless told not to."""
-    context = ssl.create_default_context(cafile=options.cacertfile)
+    try:
+        context = ssl.create_default_context(cafile=options.cacertfile)
+        if options.certfile is not None:
+            context.load_cert_chain(options.certfile, options.keyfile)
+    except OSError as problem:
+        files = (options.cacertfile, options.certfile, options.keyfile)
+        named = ", ".join(file for file in files if file)
+        raise ConnectionFailed(f"expected PEM files for TLS in {named}: {problem}") from problem
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not options.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif options.server_name == "":
         context.check_hostname = False
-    if options.certfile is not None:
-        context.load_cert_chain(options.certfile, options.keyfile)
     return context

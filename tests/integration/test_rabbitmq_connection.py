@@ -1,0 +1,185 @@
+"""Connecting to a real RabbitMQ, and being refused by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, NotFound
+from hopback.topology.model import Queue
+from hopback.version import BrokerVersion
+from tests.integration.proxy import Proxy
+
+if TYPE_CHECKING:
+    from tests.harness.shared import SharedNode
+
+
+async def test_a_connection_tells_the_version_and_closes_in_order(amqp_url: str) -> None:
+    """After close nothing is left, and closing again is no error."""
+    connection = await RabbitMQ(amqp_url).connect()
+    assert connection.version >= BrokerVersion(3, 10)
+    channel = await connection.open_channel()
+    await connection.close()
+    await connection.close()
+    assert await connection.wait_closed() is None
+    assert await channel.wait_closed() is None
+    with pytest.raises(ConnectionLost):
+        await connection.open_channel()
+    with pytest.raises(ChannelClosed):
+        await channel.qos(1)
+
+
+async def test_a_wrong_password_is_told_without_showing_it(rabbitmq: SharedNode) -> None:
+    """RabbitMQ's own words, the user, and no password."""
+    url = rabbitmq.url.replace("guest:guest", "guest:hunter2")
+    assert url != rabbitmq.url
+    with pytest.raises(ConnectionFailed, match="403 ACCESS_REFUSED") as caught:
+        await RabbitMQ(url).connect()
+    assert "hunter2" not in str(caught.value) + repr(RabbitMQ(url))
+
+
+async def test_an_unknown_virtual_host_is_told(rabbitmq: SharedNode) -> None:
+    """530, with the name of the virtual host."""
+    with pytest.raises(ConnectionFailed, match="vhost nowhere not found"):
+        await RabbitMQ(rabbitmq.url + "nowhere").connect()
+
+
+async def test_the_first_host_that_answers_is_taken(amqp_url: str) -> None:
+    """A dead host before a living one costs nothing but the attempt."""
+    connection = await RabbitMQ(
+        ["amqp://guest:guest@127.0.0.1:1/" + amqp_url.rpartition("/")[2], amqp_url]
+    ).connect()
+    await connection.close()
+
+
+async def test_every_attempt_is_named_when_none_succeeds() -> None:
+    """Both hosts and both reasons are in the error."""
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1: .*; 127\.0\.0\.1:2: "):
+        await RabbitMQ("amqp://127.0.0.1:1,127.0.0.1:2/").connect()
+
+
+async def test_a_broker_that_says_nothing_is_given_up(amqp_url: str) -> None:
+    """connection_timeout covers the handshake, not only the socket."""
+    async with Proxy(amqp_url) as proxy:
+        proxy.stall()
+        with pytest.raises(ConnectionFailed, match="connection_timeout"):
+            await RabbitMQ(proxy.url + "?connection_timeout=1").connect()
+
+
+async def test_something_that_is_not_amqp_is_named() -> None:
+    """A web server at that port is recognised as none of ours."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(ConnectionFailed, match="HTTP"):
+        await RabbitMQ(f"amqp://127.0.0.1:{port}").connect()
+    server.close()
+
+
+async def test_a_dead_line_is_noticed_by_its_heartbeat(amqp_url: str) -> None:
+    """A line on which nothing moves ends by itself; no reset is needed."""
+    async with Proxy(amqp_url) as proxy:
+        connection = await RabbitMQ(proxy.url + "?heartbeat=1").connect()
+        proxy.stall()
+        error = await asyncio.wait_for(connection.wait_closed(), 15)
+        assert isinstance(error, ConnectionLost)
+        assert "heartbeat" in str(error)
+
+
+async def test_an_idle_line_lives_on_heartbeats(amqp_url: str) -> None:
+    """We send what the broker expects: it does not close an idle connection."""
+    connection = await RabbitMQ(amqp_url + "?heartbeat=1").connect()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(connection.wait_closed(), 4)
+    await connection.close()
+
+
+async def test_a_cut_line_ends_everything_on_it(amqp_url: str) -> None:
+    """Connection, channels, requests and publishes all learn of it."""
+    async with Proxy(amqp_url) as proxy:
+        connection = await RabbitMQ(proxy.url).connect()
+        channel = await connection.open_channel()
+        proxy.stall()
+        request = asyncio.ensure_future(channel.declare_queue(Queue("q")))
+        await asyncio.sleep(0)
+        proxy.cut()
+        with pytest.raises(ConnectionLost):
+            await request
+        assert isinstance(await connection.wait_closed(), ConnectionLost)
+        assert isinstance(await channel.wait_closed(), ConnectionLost)
+        with pytest.raises(ConnectionLost):
+            channel.ack(1)
+
+
+async def test_a_channel_error_leaves_the_connection_alone(amqp_url: str) -> None:
+    """404 closes its channel for good; others go on."""
+    connection = await RabbitMQ(amqp_url).connect()
+    broken, sound = await connection.open_channel(), await connection.open_channel()
+    for _ in range(2):
+        with pytest.raises(NotFound, match="no queue 'missing'"):
+            await broken.declare_queue(Queue("missing"), passive=True)
+    assert isinstance(await broken.wait_closed(), NotFound)
+    assert (await sound.declare_queue(Queue("q"))).messages == 0
+    await connection.close()
+
+
+async def test_channel_numbers_can_be_used_up_and_used_again(amqp_url: str) -> None:
+    """channel_max is kept, and a closed channel makes room."""
+    connection = await RabbitMQ(amqp_url + "?channel_max=2").connect()
+    first, _ = await connection.open_channel(), await connection.open_channel()
+    with pytest.raises(ConnectionFailed, match="channel_max"):
+        await connection.open_channel()
+    await first.close()
+    third = await connection.open_channel()
+    assert third.number == first.number
+    await third.qos(1)
+    await connection.close()
+
+
+async def test_a_cancelled_opening_leaves_no_channel_behind(amqp_url: str) -> None:
+    """Whoever gives up while a channel opens does not leak its number."""
+    connection = await RabbitMQ(amqp_url + "?channel_max=1").connect()
+    opening = asyncio.ensure_future(connection.open_channel())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                channel = await connection.open_channel()
+                break
+            except ConnectionFailed:
+                await asyncio.sleep(0.01)
+    await channel.qos(1)
+    await connection.close()
+
+
+async def test_the_secret_of_a_connection_can_be_renewed(amqp_url: str) -> None:
+    """update-secret is answered."""
+    connection = await RabbitMQ(amqp_url).connect()
+    await asyncio.wait_for(connection.update_secret("guest"), 5)
+    await connection.close()
+
+
+async def test_a_password_to_another_machine_in_plain_text_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is allowed, because networks differ; it is said, because passwords are secrets."""
+    broker = RabbitMQ("amqp://ann:hunter2@broker.invalid/?connection_timeout=1")
+    with caplog.at_level(logging.WARNING, logger="hopback"):
+        for _ in range(2):
+            with pytest.raises(ConnectionFailed):
+                await broker.connect()
+    assert [record.message.count("unencrypted") for record in caplog.records] == [1]
+    assert "hunter2" not in caplog.text

@@ -1,0 +1,143 @@
+"""Declaring on a real RabbitMQ: what it refuses is told so that it can be mended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pika  # type: ignore[import-untyped]
+import pytest
+
+from hopback.broker.declare import Ownership, check, declare, prepare
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.errors import TopologyConflict, TopologyError
+from hopback.message import Message
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.broker.rabbitmq import RabbitConnection
+    from hopback.fields import Headers
+
+_TTL: Headers = {"x-message-ttl": 1000}
+_SHOP = Topology(
+    "shop",
+    exchanges=(Exchange("orders", ExchangeType.TOPIC), Exchange("all", ExchangeType.FANOUT)),
+    queues=(Queue("orders.new", QueueType.QUORUM), Queue("orders.retry", arguments=_TTL)),
+    bindings=(
+        Binding("orders", "orders.new", "order.*"),
+        Binding("orders", "all", "#", to_exchange=True),
+    ),
+)
+
+
+@pytest.fixture
+async def connection(amqp_url: str) -> AsyncIterator[RabbitConnection]:
+    """A connection to a virtual host with nothing in it."""
+    connection = await RabbitMQ(amqp_url).connect()
+    yield connection
+    await connection.close()
+
+
+async def test_what_is_declared_is_there_and_routes(connection: RabbitConnection) -> None:
+    """Twice is as good as once; a message finds its way."""
+    for _ in range(2):
+        await declare(connection, _SHOP)
+    await check(connection, _SHOP)
+    channel = await connection.open_channel()
+    await channel.publish(Message("orders", "order.placed", b"x"))
+    assert (await channel.declare_queue(Queue("orders.new"), passive=True)).messages == 1
+
+
+async def test_a_conflict_names_argument_both_values_and_the_fix(
+    connection: RabbitConnection,
+) -> None:
+    """All conflicts at once, each readable without RabbitMQ's grammar."""
+    await declare(connection, _SHOP)
+    other = Topology(
+        "other",
+        exchanges=(Exchange("orders", ExchangeType.FANOUT),),
+        queues=(
+            Queue("orders.new"),
+            Queue("orders.retry", arguments={"x-message-ttl": 5000}),
+            Queue("fresh"),
+        ),
+    )
+    with pytest.raises(TopologyConflict) as caught:
+        await declare(connection, other)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "other differs from the broker:"
+    assert "exchange 'orders', type: declared fanout, the broker has topic." in lines[1]
+    assert "queue 'orders.new', x-queue-type: declared " in lines[2]
+    assert "the broker has quorum." in lines[2]
+    assert (
+        "queue 'orders.retry', x-message-ttl: declared 5000, the broker has 1000. "
+        "Declare x-message-ttl = 1000, set the value by a policy, or recreate the queue."
+        in lines[3]
+    )
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        (Queue("orders.retry"), "x-message-ttl: declared nothing, the broker has 1000"),
+        (
+            Queue("orders.retry", arguments={**_TTL, "x-max-length": 5}),
+            "x-max-length: declared 5, the broker has nothing. Leave x-max-length out",
+        ),
+        (
+            Queue("orders.retry", durable=False, arguments=_TTL),
+            "durable: declared false, the broker has true",
+        ),
+    ],
+)
+async def test_missing_and_surplus_arguments_are_told_apart(
+    connection: RabbitConnection, declared: Queue, says: str
+) -> None:
+    """Nothing where the other has something, either way round."""
+    await declare(connection, _SHOP)
+    with pytest.raises(TopologyConflict) as caught:
+        await declare(connection, Topology("x", queues=(declared,)))
+    assert says in str(caught.value)
+
+
+async def test_a_check_creates_nothing_and_lists_what_is_missing(
+    connection: RabbitConnection,
+) -> None:
+    """Check-only mode is read-only."""
+    await declare(connection, Topology("part", queues=_SHOP.queues[:1]))
+    for _ in range(2):
+        with pytest.raises(TopologyError) as caught:
+            await prepare(connection, _SHOP, Ownership.CHECK)
+        text = str(caught.value)
+        assert "no exchange 'orders'" in text
+        assert "no exchange 'all'" in text
+        assert "no queue 'orders.retry'" in text
+        assert "orders.new" not in text
+        assert "hopback topology apply" in text
+
+
+async def test_an_external_topology_is_left_alone(connection: RabbitConnection) -> None:
+    """Neither created nor looked at."""
+    await prepare(connection, _SHOP, Ownership.EXTERNAL)
+    with pytest.raises(TopologyError):
+        await check(connection, _SHOP)
+    await prepare(connection, _SHOP, Ownership.DECLARE)
+    await check(connection, _SHOP)
+
+
+async def test_integers_of_another_width_are_no_conflict(
+    connection: RabbitConnection, amqp_url: str
+) -> None:
+    """A queue declared by pika, which writes 32 bits, is the same as ours."""
+    theirs = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    theirs.channel().queue_declare("orders.retry", durable=True, arguments={"x-message-ttl": 1000})
+    theirs.close()
+    await declare(connection, _SHOP)
+
+
+async def test_built_in_exchanges_are_not_declared(connection: RabbitConnection) -> None:
+    """The default exchange and amq.* are there already, and RabbitMQ refuses to declare them."""
+    built_in = (Exchange(""), Exchange("amq.topic", ExchangeType.TOPIC))
+    await declare(connection, Topology("x", exchanges=built_in))

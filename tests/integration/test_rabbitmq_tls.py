@@ -1,0 +1,175 @@
+"""TLS: verified by default, and a certificate can log in. Against our own server role."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.errors import ConnectionFailed
+from hopback.wire import Connection, Role
+from hopback.wire.handshake import ServerHandshake
+from hopback.wire.transport import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from hopback.errors import BrokerError
+    from hopback.wire import Event
+
+
+class _Server:
+    """The least server: it shakes hands and remembers who came."""
+
+    def __init__(self, users: list[str]) -> None:
+        core = Connection(Role.SERVER)
+        self._users = users
+        self.wire = Wire(core, self)
+        self._handshake = ServerHandshake(
+            core, self._authenticate, properties={"version": "4.0.5"}, mechanisms="PLAIN EXTERNAL"
+        )
+
+    def _authenticate(self, mechanism: str, response: bytes) -> str | None:
+        self._users.append(f"{mechanism}:{response.decode()}")
+        return "someone"
+
+    def on_event(self, event: Event) -> None:
+        self._handshake.on_event(event)
+
+    def on_writable(self) -> None:
+        """Nothing waits."""
+
+    def on_lost(self, error: BrokerError | None) -> None:
+        """The client has gone."""
+
+
+def _openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and a certificate of it for `localhost`, good for server and client."""
+    folder = tmp_path_factory.mktemp("tls")
+    _openssl(
+        folder,
+        *["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ca"],
+        *["-keyout", "ca.key", "-out", "ca.pem"],
+    )
+    _openssl(
+        folder,
+        *[
+            "req",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=localhost",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "csr.pem",
+        ],
+    )
+    (folder / "ext").write_text("subjectAltName=DNS:localhost\n")
+    _openssl(
+        folder,
+        *[
+            "x509",
+            "-req",
+            "-in",
+            "csr.pem",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+        ],
+        *["-extfile", "ext", "-out", "cert.pem"],
+    )
+    return folder
+
+
+class _Listener:
+    """A TLS listener on a free port; `users` says who logged in."""
+
+    def __init__(self, port: int, users: list[str]) -> None:
+        self.port = port
+        self.users = users
+
+
+@pytest.fixture
+async def listener(certificates: Path) -> AsyncIterator[_Listener]:
+    """It asks for a client certificate and takes none as well."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    context.load_verify_locations(certificates / "ca.pem")
+    context.verify_mode = ssl.CERT_OPTIONAL
+    users: list[str] = []
+    server = await asyncio.get_running_loop().create_server(
+        lambda: _Server(users).wire, "127.0.0.1", 0, ssl=context
+    )
+    yield _Listener(server.sockets[0].getsockname()[1], users)
+    server.close()
+
+
+async def test_a_certificate_of_an_unknown_authority_is_refused(listener: _Listener) -> None:
+    """Verification is on without asking for it; nobody has logged in."""
+    with pytest.raises(ConnectionFailed, match="CERTIFICATE_VERIFY_FAILED"):
+        await RabbitMQ(f"amqps://localhost:{listener.port}").connect()
+    assert listener.users == []
+
+
+async def test_a_certificate_of_another_name_is_refused(
+    listener: _Listener, certificates: Path
+) -> None:
+    """The right authority is not enough; the name must fit, or be given."""
+    url = f"amqps://127.0.0.1:{listener.port}?cacertfile={certificates / 'ca.pem'}"
+    with pytest.raises(ConnectionFailed, match="CERTIFICATE_VERIFY_FAILED"):
+        await RabbitMQ(url).connect()
+    connection = await RabbitMQ(f"{url}&server_name_indication=localhost").connect()
+    await connection.close()
+
+
+async def test_a_verified_peer_is_taken(listener: _Listener, certificates: Path) -> None:
+    """With its authority named, the connection opens and logs in."""
+    url = f"amqps://ann:secret@localhost:{listener.port}?cacertfile={certificates / 'ca.pem'}"
+    connection = await RabbitMQ(url).connect()
+    await connection.close()
+    assert listener.users == ["PLAIN:\0ann\0secret"]
+
+
+async def test_insecure_only_when_said(listener: _Listener) -> None:
+    """verify_none takes any certificate."""
+    url = f"amqps://localhost:{listener.port}?verify=verify_none"
+    connection = await RabbitMQ(url).connect()
+    await connection.close()
+
+
+async def test_a_certificate_can_log_in(listener: _Listener, certificates: Path) -> None:
+    """EXTERNAL sends no password."""
+    options = "&".join(
+        f"{name}={certificates / file}"
+        for name, file in (
+            ("cacertfile", "ca.pem"),
+            ("certfile", "cert.pem"),
+            ("keyfile", "key.pem"),
+        )
+    )
+    url = f"amqps://localhost:{listener.port}?auth_mechanism=external&{options}"
+    connection = await RabbitMQ(url).connect()
+    await connection.close()
+    assert listener.users == ["EXTERNAL:"]
+
+
+async def test_a_missing_authority_file_is_named() -> None:
+    """The error says which file could not be read."""
+    with pytest.raises(ConnectionFailed, match=r"/nowhere/ca\.pem"):
+        await RabbitMQ("amqps://localhost:1?cacertfile=/nowhere/ca.pem").connect()
