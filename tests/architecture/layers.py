@@ -23,7 +23,7 @@ _VALUES = (
 _PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
 _PORT = ("hopback.broker.port",)
 _BROKERS = ("hopback.broker", "hopback.broker.rabbitmq", "hopback.broker.simulator")
-_ABOVE = ("hopback.observe", "hopback.runtime")
+_ABOVE = ("hopback.observe", "hopback.runtime", "hopback.store")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
     "hopback.broker.simulator": (*_PURE, *_PORT),
     "hopback.observe": _VALUES,
+    "hopback.store": _VALUES,
     "hopback.runtime": (*_PURE, *_PORT, "hopback.observe"),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
@@ -51,6 +52,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),
     "hopback.topology": frozenset({"tomli_w"}),
     "hopback.broker.management": frozenset({"httpx"}),
+    "hopback.store": frozenset({"sqlalchemy"}),
     "hopback.cli": frozenset({"click", "rich"}),
     "hopback.testing": frozenset({"hypothesis", "pytest"}),
 }
@@ -60,7 +62,7 @@ IMPURE = frozenset(
     {
         "asyncio", "concurrent", "glob", "http", "io", "logging", "os", "pathlib", "platform",
         "queue", "random", "secrets", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl",
-        "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid", "warnings",
+        "subprocess", "tempfile", "threading", "time", "urllib", "uuid", "warnings",
     }
 )  # fmt: skip
 

@@ -45,7 +45,7 @@ def test_a_module_imports_only_what_lies_below_it(module: Module) -> None:
 def test_a_module_uses_only_the_libraries_of_its_layer(module: Module) -> None:
     """A third-party library is imported only where the table says so."""
     used = {name.partition(".")[0] for name in module.imports()}
-    foreign = used - sys.stdlib_module_names - {"hopback"}
+    foreign = used - sys.stdlib_module_names - {"hopback", "_typeshed"}
     permitted = LIBRARIES[entry_for(module.name, LIBRARIES)]
     assert foreign <= permitted
 

@@ -112,6 +112,9 @@ def _definitions(topology: Topology, version: BrokerVersion | None) -> str:
 
 
 def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
-    from hopback.topology.diagram import write_mermaid
+    from hopback.topology import diagram as diagrams
 
-    return write_mermaid(topology, kind, queue=queue)
+    if kind == "flow":
+        return diagrams.draw_flow(topology)
+    draw = diagrams.draw_sequence if kind == "sequence" else diagrams.draw_states
+    return draw(topology, queue)

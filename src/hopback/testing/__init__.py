@@ -1,1 +1,5 @@
-"""TODO: replaced by its owner."""
+"""The public test kit: simulations, and the conformance suite that every broker must pass."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

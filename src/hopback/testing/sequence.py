@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from hopback.testing.timeline import Step
+from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sequence_of"]
 
-# Mermaid ends a text at these, or takes them for its own.
-_SPECIAL = re.compile(r"[#;:<>{}%\"\\\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _ARROWS = {
     Step.PUBLISHED: "publisher->>{queue}",
     Step.RETURNED: "{last}->>{queue}",
@@ -33,10 +31,11 @@ _ARROWS = {
 def sequence_of(timeline: Timeline) -> str:
     """The timeline as Mermaid: publisher, handler, and every queue that the message saw."""
     names = dict.fromkeys([timeline.queue, *(entry.queue for entry in timeline.entries)])
-    known = {name: f"q{number}" for number, name in enumerate(names)}
+    ids = Ids()
+    known = {name: ids.of("q", name) for name in names}
     lines = ["sequenceDiagram", "    participant publisher"]
     for name, alias in known.items():
-        lines.append(f"    participant {alias} as {_text(name)}")
+        lines.append(f"    participant {alias} as {label(name)}")
         if name == timeline.queue:
             lines.append("    participant handler")
     lines += (f"    {line}" for line in _messages(timeline, known))
@@ -48,15 +47,10 @@ def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
     last = known[timeline.queue]
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
-        yield f"{arrow}: {_text(_label(entry))}"
+        yield f"{arrow}: {label(_label(entry))}"
         if entry.step is Step.WAITS:
             last = known[entry.queue]
 
 
 def _label(entry: Entry) -> str:
-    return f"{format_duration(entry.at_ms)} {entry.step} {entry.text}".strip()
-
-
-def _text(text: str) -> str:
-    """`text` with everything that Mermaid would take for its own written as a number."""
-    return _SPECIAL.sub(lambda found: f"#{ord(found.group())};", text)
+    return f"{format_duration(entry.at_ms)}, {entry.told}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.headers import deaths
+from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Step", "Timeline", "telling_headers"]
 
+_EXPLAINING = (Fact.ATTEMPT, Fact.RETRIES, Fact.REASON, Fact.ERROR, Fact.STATUS)
 _OWN = ("hopback-attempts", "hopback-queue", "hopback-snoozes")
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Step(StrEnum):
@@ -57,7 +57,12 @@ class Entry:
     step: Step
     queue: str
     text: str
-    headers: Mapping[str, str] = _NONE
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def told(self) -> str:
+        """What happened, in words."""
+        return self.text if self.step is Step.RUN else f"{self.step} {self.text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,9 @@ class Timeline:
 
 
 def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
-    """The headers that decide or explain: counts, the design's own stamps, the broker's deaths."""
-    stamps = (stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps))
+    """The headers that decide or explain: counts, what the design says of them, broker's deaths."""
+    every = (*plan.retry_stamps, *plan.park_stamps)
+    stamps = (stamp.header for stamp in every if stamp.fact in _EXPLAINING)
     names = dict.fromkeys((plan.count_header or "", *stamps, *_OWN))
     told = {name: str(headers[name]) for name in names if name in headers}
     died = ", ".join(f"{death.reason} {death.queue} ×{death.count}" for death in deaths(headers))

@@ -1,0 +1,229 @@
+"""Play one message's life: a real plan, real decisions, the embedded broker, virtual time.
+
+The handler of one queue follows a script; every other consumer succeeds at once. What the
+timeline tells is what the broker did, not what the plan intended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, assert_never
+
+from hopback.broker.simulator import EmbeddedBroker, EventKind, run_virtual
+from hopback.message import Message, Properties
+from hopback.policy import Occasion, attempt_of, decide, effects
+from hopback.policy import decision as decided
+from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.testing.entrance import CannotSimulate, find_entrance
+from hopback.testing.timeline import Entry, Step, Timeline, telling_headers
+from hopback.topology.durations import format_duration
+from hopback.topology.expand import retry_queues
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Channel
+    from hopback.broker.simulator import Event, Node
+    from hopback.fields import Headers
+    from hopback.message import Delivery
+    from hopback.policy.decision import Decision, Effect
+    from hopback.testing.entrance import Entrance
+    from hopback.testing.script import Script
+    from hopback.topology.model import Topology
+    from hopback.topology.plan import Plan
+
+__all__ = ["DEFAULT_VERSION", "play", "simulate"]
+
+DEFAULT_VERSION = BrokerVersion(4, 0)
+"""The RabbitMQ that is simulated when nothing else is said."""
+
+_MOST_RUNS = 10_000
+_MOST_IDLE_DEADLINES = 100
+"""A dead letter that cannot be delivered is tried again for ever; so often we watch it."""
+
+
+def simulate(
+    topology: Topology,
+    *,
+    queue: str,
+    script: Script,
+    exchange: str | None = None,
+    routing_key: str | None = None,
+    version: BrokerVersion = DEFAULT_VERSION,
+) -> Timeline:
+    """The life of one message for `queue` whose handler follows `script`, in no time at all.
+
+    CannotSimulate if the queue has no plan, or nothing leads there. Not to be called from a
+    coroutine: `play` is the same for those.
+    """
+    plan = topology.plan(queue)
+    if plan is None:
+        known = ", ".join(plan.queue for plan in topology.plans) or "none"
+        raise CannotSimulate(f"expected a queue with a plan ({known}), got {queue!r}")
+    entrance = find_entrance(topology, queue, exchange, routing_key)
+    return run_virtual(play(topology, plan, entrance, script, version))
+
+
+async def play(
+    topology: Topology, plan: Plan, entrance: Entrance, script: Script, version: BrokerVersion
+) -> Timeline:
+    """Play on a loop that is running in virtual time already."""
+    broker = EmbeddedBroker(version=version)
+    connection = await broker.connect("simulate")
+    channel = await connection.open_channel()
+    await _declare(channel, topology)
+    player = _Player(topology, plan, script, version, broker.node, channel)
+    await player.publish(entrance)
+    await player.run()
+    await connection.close()
+    return Timeline(
+        topology=topology.name,
+        queue=plan.queue,
+        version=version,
+        exchange=entrance.exchange,
+        routing_key=entrance.routing_key,
+        entries=tuple(player.entries),
+    )
+
+
+async def _declare(channel: Channel, topology: Topology) -> None:
+    for exchange in topology.exchanges:
+        await channel.declare_exchange(exchange)
+    for queue in topology.queues:
+        await channel.declare_queue(queue)
+    for binding in topology.bindings:
+        await channel.bind(binding)
+
+
+class _Player:
+    """Consumes, decides, carries out, and writes down what the broker says."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        plan: Plan,
+        script: Script,
+        version: BrokerVersion,
+        node: Node,
+        channel: Channel,
+    ) -> None:
+        self.entries: list[Entry] = []
+        self._plan = plan
+        self._script = script
+        self._version = version
+        self._node = node
+        self._channel = channel
+        self._others = [other.queue for other in topology.plans if other is not plan]
+        self._waits = dict(retry_queues(plan))
+        self._runs = 0
+        self._start = asyncio.get_running_loop().time()
+
+    async def publish(self, entrance: Entrance) -> None:
+        """Send the message on its way."""
+        self._node.listen(self._note)
+        properties = Properties(message_id="simulated", delivery_mode=2)
+        message = Message(entrance.exchange, entrance.routing_key, b"simulated", properties)
+        await self._channel.publish(message)
+
+    async def run(self) -> None:
+        """Go on until nothing is ready and no deadline brings anything more."""
+        idle = 0
+        while idle <= _MOST_IDLE_DEADLINES and self._runs <= _MOST_RUNS:
+            seen = len(self.entries)
+            if not await self._consume() and not await self._wait():
+                return
+            idle = 0 if len(self.entries) > seen else idle + 1
+
+    async def _consume(self) -> bool:
+        """Handle what is ready, and tell whether anything was."""
+        found = False
+        for other in self._others:
+            while copy := await self._channel.get(other):
+                self._channel.ack(copy.tag)
+                found = True
+        delivery = await self._channel.get(self._plan.queue)
+        if delivery is not None:
+            await self._handle(delivery)
+        return found or delivery is not None
+
+    async def _wait(self) -> bool:
+        """Sleep until the broker's next deadline; False if there is none."""
+        due = self._node.next_deadline()
+        if due is not None:
+            await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+        return due is not None
+
+    async def _handle(self, delivery: Delivery) -> None:
+        self._runs += 1
+        outcome = self._script.outcome(self._runs)
+        decision = decide(delivery, outcome, self._plan, version=self._version)
+        attempt = attempt_of(delivery, self._plan)
+        text = f"attempt {attempt} of {self._plan.attempts} {_told(decision)}"
+        self._add(Step.RUN, delivery.queue, text, delivery.properties.headers)
+        occasion = Occasion(now=asyncio.get_running_loop().time(), host="simulated")
+        for effect in effects(decision, delivery, self._plan, occasion):
+            await self._carry_out(effect, delivery)
+        if isinstance(decision, decided.Ack):
+            self._add(Step.DONE, delivery.queue, "")
+
+    async def _carry_out(self, effect: Effect, delivery: Delivery) -> None:
+        match effect:
+            case Publish(message=message):
+                await self._channel.publish(message)
+            case Hold(delay=delay):
+                await asyncio.sleep(delay)
+            case Settle(how=Settlement.ACK):
+                self._channel.ack(delivery.tag)
+            case Settle(how=how):
+                self._channel.nack(delivery.tag, requeue=how is Settlement.RELEASE)
+            case _:
+                assert_never(effect)
+
+    def _note(self, event: Event) -> None:
+        """Write down what the broker tells of our message."""
+        if event.kind is EventKind.ENQUEUED:
+            self._note_arrival(event)
+        elif event.kind is EventKind.REQUEUED:
+            self._add(Step.RETURNED, event.queue, "by release")
+        elif event.kind is EventKind.DROPPED:
+            self._add(Step.LOST, event.queue or self._plan.queue, event.reason, event.headers)
+
+    def _note_arrival(self, event: Event) -> None:
+        if event.queue == self._plan.queue:
+            step = Step.RETURNED if self._runs else Step.PUBLISHED
+            self._add(step, event.queue, _way(event))
+        elif event.queue in self._waits:
+            self._add(Step.WAITS, event.queue, format_duration(self._waits[event.queue]))
+        elif event.queue == self._plan.parking.queue:
+            self._add(Step.PARKED, event.queue, "", event.headers)
+        else:
+            step = Step.EXTRA if self._runs else Step.COPY
+            self._add(step, event.queue, _way(event), event.headers)
+
+    def _add(self, step: Step, queue: str, text: str, headers: Headers | None = None) -> None:
+        elapsed_ms = round((asyncio.get_running_loop().time() - self._start) * 1000)
+        told = telling_headers(headers or {}, self._plan)
+        self.entries.append(Entry(elapsed_ms, step, queue, text, told))
+
+
+def _way(event: Event) -> str:
+    """How it came: the exchange and the key."""
+    key = f" as {event.routing_key}" if event.routing_key else ""
+    return f"through {event.exchange or 'the default exchange'}{key}"
+
+
+def _told(decision: Decision) -> str:
+    match decision:
+        case decided.Ack():
+            return "succeeds"
+        case decided.Retry(counted=False, by=by):
+            return f"snoozes, leaves by {by}"
+        case decided.Retry(by=by):
+            return f"fails, leaves by {by}"
+        case decided.Park(by=by, reason=reason):
+            return f"is parked by {by}: {reason}"
+        case decided.Requeue(delay=delay):
+            return f"snoozes, waits {delay:g}s in the process"
+        case decided.Keep():
+            return "cannot be moved and stays unsettled"
+        case _:
+            assert_never(decision)

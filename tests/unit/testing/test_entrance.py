@@ -1,0 +1,77 @@
+"""Where a simulated message is published."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.patterns import DESIGNS
+from hopback.testing.entrance import CannotSimulate, Entrance, find_entrance
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
+from hopback.topology.routing import RoutingTable
+
+
+@pytest.mark.parametrize(
+    ("system", "queue", "expected"),
+    [
+        ("file-pipeline", "q.validator", Entrance("domain.events", "files.uploaded.example")),
+        ("file-pipeline", "q.audit", Entrance("domain.events", "example")),
+        ("event-bus", "wms.queue.wms-orders", Entrance("wms.main-exchange", "")),
+        ("freeflow", "freeflow.users.queue", Entrance("freeflow.events", "user.example")),
+        ("raffle", "raffle_queue", Entrance("raffle_exchange", "raffle_queue")),
+        ("ratatoskr", "my-service.events", Entrance("ratatoskr.events", "example")),
+        ("recommended", "orders", Entrance("", "orders")),
+    ],
+)
+def test_a_message_enters_where_producers_publish(
+    system: str, queue: str, expected: Entrance
+) -> None:
+    """Without a word, the exchange for producers and a key that a binding fits are found."""
+    assert find_entrance(DESIGNS[system].build(), queue) == expected
+
+
+@pytest.mark.parametrize("system", DESIGNS)
+@pytest.mark.parametrize("hardened", [False, True])
+def test_every_queue_of_every_design_can_be_reached(system: str, hardened: bool) -> None:
+    """The entrance found leads to the queue, for all of them."""
+    topology = DESIGNS[system].build(hardened=hardened)
+    table = RoutingTable(topology.exchanges, [q.name for q in topology.queues], topology.bindings)
+    assert topology.plans
+    for plan in topology.plans:
+        entrance = find_entrance(topology, plan.queue)
+        assert plan.queue in table.route(entrance.exchange, entrance.routing_key)
+
+
+def test_a_given_key_is_used() -> None:
+    """The exchange is found for the key, and the key is not changed."""
+    found = find_entrance(DESIGNS["freeflow"].build(), "freeflow.users.queue", None, "auth.failed")
+    assert found == Entrance("freeflow.events", "auth.failed")
+
+
+def test_a_key_that_leads_elsewhere_is_refused() -> None:
+    """The error names the queue, the key and the queue's bindings."""
+    with pytest.raises(CannotSimulate, match=r"'alarm\.\*'") as caught:
+        find_entrance(DESIGNS["freeflow"].build(), "freeflow.alarms.queue", None, "user.created")
+    assert "'user.created'" in str(caught.value)
+
+
+def test_an_unknown_exchange_is_refused() -> None:
+    """It leads nowhere, and the error says so."""
+    with pytest.raises(CannotSimulate, match="exchange 'nowhere' does not lead to queue"):
+        find_entrance(DESIGNS["raffle"].build(), "raffle_queue", "nowhere")
+
+
+def test_a_queue_behind_two_exchanges_is_reached() -> None:
+    """Bindings between exchanges are followed; an internal exchange is not published to."""
+    topology = Topology(
+        "two",
+        exchanges=(
+            Exchange("inner", ExchangeType.TOPIC, internal=True),
+            Exchange("outer", ExchangeType.TOPIC),
+        ),
+        queues=(Queue("q"),),
+        bindings=(
+            Binding("inner", "q", "a.#.z"),
+            Binding("outer", "inner", "a.#", to_exchange=True),
+        ),
+    )
+    assert find_entrance(topology, "q") == Entrance("outer", "a.z")

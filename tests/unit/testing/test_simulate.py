@@ -1,0 +1,165 @@
+"""One message's life, played on the embedded broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.patterns import DESIGNS
+from hopback.testing.entrance import CannotSimulate
+from hopback.testing.script import Script
+from hopback.testing.simulate import simulate
+from hopback.testing.timeline import Step, Timeline
+from hopback.topology.model import Binding, Queue, Topology
+from hopback.version import BrokerVersion
+
+_VERSIONS = ("3.10", "4.0", "4.3")
+_DOCUMENTS = "freeflow.documents.queue"
+_MAIN = {
+    "file-pipeline": "q.validator",
+    "event-bus": "wms.queue.wms-orders",
+    "freeflow": _DOCUMENTS,
+    "raffle": "raffle_queue",
+    "ratatoskr": "my-service.events",
+    "recommended": "orders",
+}
+_WAITS_MS = {
+    "file-pipeline": [15_000] * 2,
+    "event-bus": [5_000] * 10,
+    "freeflow": [30_000, 300_000, 1_800_000],
+    "raffle": [10_000] * 3,
+    "ratatoskr": [5_000] * 3,
+    "recommended": [30_000, 300_000, 1_800_000],
+}
+
+
+def _play(
+    system: str, fail: str, *, hardened: bool = False, version: str = "4.0", key: str | None = None
+) -> Timeline:
+    return simulate(
+        DESIGNS[system].build(hardened=hardened),
+        queue=_MAIN[system],
+        script=Script.parse(fail),
+        routing_key=key,
+        version=BrokerVersion.parse(version),
+    )
+
+
+def _moments(timeline: Timeline, step: Step) -> list[int]:
+    return [entry.at_ms for entry in timeline.entries if entry.step is step]
+
+
+def _sums(waits: list[int]) -> list[int]:
+    return [sum(waits[: place + 1]) for place in range(len(waits))]
+
+
+@pytest.mark.parametrize("system", _MAIN)
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_a_hopeless_message_waits_as_planned_and_rests_in_the_dead_letter_queue(
+    system: str, hardened: bool, version: str
+) -> None:
+    """Every design, both forms, every version: the documented waits, then the dead-letter queue."""
+    timeline = _play(system, "always", hardened=hardened, version=version)
+    plan = DESIGNS[system].build(hardened=hardened).plan(_MAIN[system])
+    assert plan is not None
+    assert _moments(timeline, Step.RUN) == [0, *_sums(_WAITS_MS[system])]
+    assert timeline.runs == plan.attempts
+    assert timeline.ending.step is Step.PARKED
+    assert timeline.ending.queue == plan.parking.queue
+    assert _moments(timeline, Step.LOST) == []
+
+
+@pytest.mark.parametrize("system", _MAIN)
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+def test_a_message_that_succeeds_at_last_is_done(system: str, hardened: bool) -> None:
+    """Two failures, then success: nothing is parked."""
+    timeline = _play(system, "2", hardened=hardened)
+    assert timeline.runs == 3
+    assert timeline.ending.step is Step.DONE
+    assert _moments(timeline, Step.PARKED) == []
+
+
+def test_freeflow_hands_every_retry_to_the_audit_queue() -> None:
+    """Its own first copy and three extra ones, which carry the other queue's count."""
+    timeline = _play("freeflow", "always", key="document.created")
+    audit = [entry for entry in timeline.entries if entry.queue == "freeflow.audit.queue"]
+    assert [(entry.step, entry.at_ms) for entry in audit] == [
+        (Step.COPY, 0),
+        (Step.EXTRA, 30_000),
+        (Step.EXTRA, 330_000),
+        (Step.EXTRA, 2_130_000),
+    ]
+    assert [entry.headers.get("x-retry-count") for entry in audit] == [None, "1", "2", "3"]
+    assert timeline.extra_copies == {"freeflow.audit.queue": 3}
+
+
+@pytest.mark.parametrize("system", _MAIN)
+def test_hardened_retries_reach_nobody_else(system: str) -> None:
+    """No copies but those of the first publish."""
+    assert _play(system, "always", hardened=True).extra_copies == {}
+
+
+def test_a_hopeless_outcome_parks_at_once() -> None:
+    """`p` parks at the first run, with the reason on the message."""
+    timeline = _play("file-pipeline", "p")
+    assert timeline.runs == 1
+    assert timeline.ending.headers["x-parked-reason"] == "simulated hopeless failure"
+
+
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+def test_a_snooze_counts_no_attempt(hardened: bool) -> None:
+    """After two snoozes the first failure is still that of attempt 1."""
+    timeline = _play("event-bus", "ssx", hardened=hardened)
+    runs = [entry.text for entry in timeline.entries if entry.step is Step.RUN]
+    assert [text.split(" of ")[0] for text in runs] == [
+        "attempt 1",
+        "attempt 1",
+        "attempt 1",
+        "attempt 2",
+    ]
+
+
+def test_the_broker_counts_the_deaths() -> None:
+    """In a reject loop the third run sees two rejections in `x-death`."""
+    timeline = _play("ratatoskr", "2")
+    last = [entry for entry in timeline.entries if entry.step is Step.RUN][-1]
+    assert "rejected my-service.events ×2" in last.headers["x-death"]
+
+
+def test_a_queue_without_a_plan_cannot_be_simulated() -> None:
+    """The error names the queues that can."""
+    with pytest.raises(CannotSimulate, match="raffle_queue"):
+        simulate(DESIGNS["raffle"].build(), queue="raffle_dlq", script=Script())
+
+
+def test_a_lost_message_is_told_as_lost() -> None:
+    """Where the broker drops a message, the timeline says so and why."""
+    raffle = DESIGNS["raffle"].build()
+    broken = Topology(
+        "broken",
+        exchanges=raffle.exchanges,
+        queues=tuple(queue for queue in raffle.queues if queue.name != "raffle_dlq"),
+        bindings=tuple(each for each in raffle.bindings if each.destination != "raffle_dlq"),
+        plans=raffle.plans,
+    )
+    timeline = simulate(broken, queue="raffle_queue", script=Script.parse("p"))
+    assert timeline.ending.step is Step.LOST
+    assert timeline.ending.text == "unroutable dead letter"
+
+
+def test_a_bystander_without_a_plan_keeps_its_copy() -> None:
+    """A queue that nobody consumes shows as a copy and does not stop the play."""
+    raffle = DESIGNS["raffle"].build()
+    watched = Topology(
+        "watched",
+        exchanges=raffle.exchanges,
+        queues=(*raffle.queues, Queue("bystander")),
+        bindings=(
+            *raffle.bindings,
+            Binding("raffle_exchange", "bystander", "raffle_queue"),
+        ),
+        plans=raffle.plans,
+    )
+    timeline = simulate(watched, queue="raffle_queue", script=Script.parse("1"))
+    assert timeline.extra_copies == {"bystander": 1}
+    assert timeline.ending.step is Step.DONE

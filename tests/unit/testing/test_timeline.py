@@ -1,0 +1,75 @@
+"""Timelines as values, and as Mermaid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.patterns import DESIGNS
+from hopback.testing.sequence import sequence_of
+from hopback.testing.timeline import Entry, Step, Timeline, telling_headers
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+_LIFE = (
+    Entry(0, Step.PUBLISHED, "q", "through x as k"),
+    Entry(0, Step.COPY, "audit", ""),
+    Entry(0, Step.RUN, "q", "attempt 1 of 2 fails"),
+    Entry(0, Step.WAITS, "q.retry", "5s"),
+    Entry(5_000, Step.RETURNED, "q", ""),
+    Entry(5_000, Step.EXTRA, "audit", ""),
+    Entry(5_000, Step.RUN, "q", "attempt 2 of 2 is parked"),
+    Entry(5_000, Step.PARKED, "q.dlq", ""),
+    Entry(5_000, Step.EXTRA, "audit", ""),
+)
+
+
+def _timeline(*entries: Entry) -> Timeline:
+    return Timeline("t", "q", BrokerVersion(4), "x", "k", entries)
+
+
+def test_a_timeline_sums_itself_up() -> None:
+    """Runs, duration, ending and extra copies are read off the entries."""
+    timeline = _timeline(*_LIFE)
+    assert timeline.runs == 2
+    assert timeline.duration_ms == 5_000
+    assert timeline.ending == _LIFE[7]
+    assert timeline.extra_copies == {"audit": 2}
+
+
+def test_the_telling_headers_are_those_that_count() -> None:
+    """Counters, stamps and deaths are told; payload headers and failure records are not."""
+    plan = DESIGNS["freeflow"].build().plans[0]
+    death: dict[str, FieldValue] = {"queue": "q", "reason": "rejected", "count": 2}
+    headers: dict[str, FieldValue] = {
+        "x-retry-count": 2,
+        "x-original-routing-key": "user.created",
+        "hopback-attempts": 2,
+        "hopback-failure": "{}",
+        "tenant": "a",
+        "x-death": [death],
+    }
+    assert telling_headers(headers, plan) == {
+        "x-retry-count": "2",
+        "hopback-attempts": "2",
+        "x-death": "rejected q ×2",
+    }
+
+
+def test_a_timeline_is_drawn_as_a_sequence() -> None:
+    """Every entry is an arrow; what returns comes from where it waited."""
+    drawn = sequence_of(_timeline(*_LIFE)).splitlines()
+    assert drawn[0] == "sequenceDiagram"
+    assert "    participant q_q_retry as q.retry" in drawn
+    assert "    q_q_retry->>q_q: 5s, returned" in drawn
+    assert "    q_q_retry->>q_audit: 5s, extra copy" in drawn
+    assert sum(": " in line for line in drawn) == len(_LIFE)
+
+
+def test_a_hostile_name_cannot_break_the_diagram() -> None:
+    """Line breaks and Mermaid's own signs in a name stay inside its label."""
+    hostile = "q\n    evil->>q: x; %% <b>"
+    drawn = sequence_of(_timeline(Entry(0, Step.LOST, hostile, "a;b#c\nd")))
+    assert len(drawn.splitlines()) == 6
+    assert "evil->>" not in drawn
