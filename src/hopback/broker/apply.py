@@ -6,11 +6,12 @@ Every step is safe to repeat; an interruption anywhere is mended by planning and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 from hopback.broker.apply_plan import ApplyPlan, AtRisk, Offer, Step, plan, plan_from_diff
 from hopback.broker.policies import lifted_limits
-from hopback.broker.probe import probe, refused_argument
+from hopback.broker.probe import depth, probe, refused_argument
 from hopback.errors import PreconditionFailed, TopologyConflict, UnsafeOperation
 from hopback.topology.diff import Kind
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
@@ -49,22 +50,31 @@ async def live_plan(
     desired: Topology, connection: Connection, management: Management | None, vhost: str
 ) -> ApplyPlan:
     """Read the broker and compare; over AMQP alone where there is no management API."""
+    version = connection.version
     if management is None:
         found = await probe(desired, connection)
-        return plan_from_diff(desired, found.diff(), connection.version, tuple(found.at_risk))
-    live = await management.live_topology(vhost)
-    risks = {reading.queue.name: reading for reading in await management.queues(vhost)}
-    at_risk = {
-        name: AtRisk(
-            name,
-            reading.counts.messages,
-            reading.counts.held_back,
-            reading.counts.consumers,
-            f"management, at most {reading.counts.lag_s:g} s old",
-        )
-        for name, reading in risks.items()
-    }
-    return plan(desired, live, connection.version, at_risk=at_risk)
+        planned = plan_from_diff(desired, found, version)
+    else:
+        planned = plan(desired, await management.live_topology(vhost), version)
+    risks = [
+        await _risk(conflict.name, connection, management, vhost)
+        for conflict in planned.conflicts
+        if conflict.kind is Kind.QUEUE
+    ]
+    return changed(planned, at_risk=tuple(risks))
+
+
+async def _risk(
+    queue: str, connection: Connection, management: Management | None, vhost: str
+) -> AtRisk:
+    """What is in the queue: exact where AMQP can tell, by the management API where it cannot."""
+    state = await depth(connection, queue)
+    if management is None:
+        return AtRisk(queue, state.messages, state.consumers)
+    counts = (await management.queue(vhost, queue)).counts
+    return AtRisk(
+        queue, state.messages, state.consumers, counts.unacked, counts.held_back, counts.lag_s
+    )
 
 
 async def apply(
@@ -109,7 +119,7 @@ async def _carry_out(
         if step not in late:
             await work.create(step)
     for conflict in replaced:
-        await work.replace(conflict, planned.bindings_of.get(conflict.name, ()))
+        await work.replace(conflict, (planned.bindings_of or {}).get(conflict.name, ()))
     for step in late:
         await work.create(step)
 
@@ -147,6 +157,11 @@ def _conflicts_text(left: Collection[Conflict]) -> str:
 
 def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
     """Say everything that forbids a replacement before the first change."""
+    if replaced and planned.bindings_of is None:
+        raise UnsafeOperation(
+            "nothing was changed: without the management API the bindings of a queue cannot be "
+            "read, so they could not be made again after it was replaced"
+        )
     risks = {risk.queue: risk for risk in planned.at_risk}
     refused = [
         reason
@@ -169,8 +184,9 @@ def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
                 "sent to it are dropped; create one under another name and move the bindings"
             )
         case Queue(type=QueueType.CLASSIC):
-            held = risk is None or risk.messages is None or risk.messages or risk.held_back
-            return str(risk or f"queue {conflict.name}: unknown contents") if held else None
+            if risk is None:
+                return f"queue {conflict.name}: nobody counted what is in it"
+            return str(risk) if risk.messages or risk.consumers else None
         case Queue():
             return (
                 f"queue {conflict.name}: RabbitMQ cannot delete a {conflict.actual.type} queue only "

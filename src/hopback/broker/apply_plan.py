@@ -57,19 +57,30 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """A queue that would have to be replaced, and what would be lost with it as it is now."""
+    """A queue that would have to be replaced, and what would be lost with it as it is now.
+
+    `ready` and `consumers` are exact at the moment of asking; `unacked` and `held_back` come from
+    the management API, lag by up to `lag_s` and are None where nobody could tell.
+    """
 
     queue: str
-    messages: int | None
-    held_back: int | None
-    consumers: int | None
-    source: str
+    ready: int
+    consumers: int
+    unacked: int | None = None
+    held_back: int | None = None
+    lag_s: float = 0.0
+
+    @property
+    def messages(self) -> int:
+        """All that is known to be in it."""
+        return self.ready + (self.unacked or 0) + (self.held_back or 0)
 
     def __str__(self) -> str:
-        held = f" and {self.held_back} held back by dead-lettering" if self.held_back else ""
-        known = "an unknown number of" if self.messages is None else str(self.messages)
-        users = f", {self.consumers} consumers" if self.consumers else ""
-        return f"queue {self.queue}: {known} messages{held} at risk{users} (by {self.source})"
+        parts = [f"{self.ready} ready"]
+        parts += [f"{self.unacked} unacked"] if self.unacked else []
+        parts += [f"{self.held_back} held back by dead-lettering"] if self.held_back else []
+        users = f"; {self.consumers} consumers" if self.consumers else ""
+        return f"queue {self.queue}: {self.messages} messages at risk ({', '.join(parts)}){users}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,8 @@ class ApplyPlan:
     """Everything that lies between the desired topology and the broker.
 
     `steps` are carried out by `apply`, `offers` only on request, `conflicts` never by themselves.
-    `bindings_of` keeps the live bindings of each conflicting queue, to be made again after it.
+    `bindings_of` keeps the live bindings of each conflicting queue, to be made again after it;
+    None where they could not be read.
     """
 
     version: BrokerVersion
@@ -86,7 +98,7 @@ class ApplyPlan:
     offers: tuple[Offer, ...] = ()
     at_risk: tuple[AtRisk, ...] = ()
     notes: tuple[str, ...] = ()
-    bindings_of: Mapping[str, tuple[Binding, ...]] = field(
+    bindings_of: Mapping[str, tuple[Binding, ...]] | None = field(
         default_factory=lambda: MappingProxyType({})
     )
 
@@ -105,8 +117,7 @@ def plan(
     desired: Topology,
     live: Topology,
     version: BrokerVersion,
-    *,
-    at_risk: Mapping[str, AtRisk] | None = None,
+    at_risk: tuple[AtRisk, ...] = (),
 ) -> ApplyPlan:
     """Compare what is desired with what is there; `at_risk` tells how full the live queues are."""
     found = diff(desired, live)
@@ -117,22 +128,23 @@ def plan(
         found,
         steps=_ordered(desired, (*map(_step, found.create), *limits)),
         offers=tuple(_offers(desired, live, version)),
-        at_risk=tuple((at_risk or {}).get(name, _unknown(name)) for name in replaced),
+        at_risk=tuple(risk for risk in at_risk if risk.queue in replaced),
         bindings_of=MappingProxyType({name: _bindings(live, name) for name in replaced}),
     )
 
 
 def plan_from_diff(
-    desired: Topology, found: Diff, version: BrokerVersion, at_risk: tuple[AtRisk, ...]
+    desired: Topology, found: Diff, version: BrokerVersion, at_risk: tuple[AtRisk, ...] = ()
 ) -> ApplyPlan:
     """The plan where only AMQP was there to ask: policies cannot be read or set."""
     creatable = tuple(entry for entry in found.create if entry.kind is not Kind.POLICY)
     return ApplyPlan(
         version,
         found,
-        steps=_ordered(desired, tuple(map(_step, creatable))),
+        steps=_ordered(desired, tuple(map(_blind_step, creatable))),
         at_risk=at_risk,
         notes=tuple(_blind_notes(desired, version)),
+        bindings_of=None,
     )
 
 
@@ -140,8 +152,9 @@ def _step(entry: Entry) -> Step:
     return Step(entry.kind, entry.name, entry.item)
 
 
-def _unknown(queue: str) -> AtRisk:
-    return AtRisk(queue, None, None, None, "nobody asked")
+def _blind_step(entry: Entry) -> Step:
+    why = "AMQP cannot tell whether it is there" if entry.kind is Kind.BINDING else ""
+    return Step(entry.kind, entry.name, entry.item, why)
 
 
 def _bindings(live: Topology, queue: str) -> tuple[Binding, ...]:

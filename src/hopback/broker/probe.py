@@ -7,18 +7,19 @@ is refused with a 406 that names the first argument that differs.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.apply_plan import AtRisk
 from hopback.errors import NotFound, PreconditionFailed
-from hopback.topology.diff import Conflict, Diff, Difference, Entry, Kind
+from hopback.topology.diff import Conflict, Difference, Kind, diff
+from hopback.topology.model import Queue, Topology
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Connection
-    from hopback.topology.model import Exchange, Queue, Topology
+    from hopback.broker.port import Connection, QueueState
+    from hopback.topology.diff import Diff
+    from hopback.topology.model import Exchange
 
-__all__ = ["Probed", "probe", "refused_argument"]
+__all__ = ["depth", "probe", "refused_argument"]
 
 _REFUSAL = re.compile(
     r"inequivalent arg '(?P<field>[^']+)' for .*: received "
@@ -28,73 +29,54 @@ _REFUSAL = re.compile(
 _ADVICE = "declare it as the broker has it, or migrate: arguments cannot change in place"
 
 
-@dataclass(slots=True)
-class Probed:
-    """What was found out so far."""
-
-    create: list[Entry] = field(default_factory=list)
-    same: list[Entry] = field(default_factory=list)
-    conflict: list[Conflict] = field(default_factory=list)
-    at_risk: list[AtRisk] = field(default_factory=list)
-
-    def diff(self) -> Diff:
-        """All of it as a diff; what is there besides cannot be known."""
-        return Diff(tuple(self.create), tuple(self.same), tuple(self.conflict), ())
-
-
-async def probe(desired: Topology, connection: Connection) -> Probed:
-    """Ask for each exchange and queue; nothing is created."""
-    found = Probed()
-    for exchange in desired.exchanges:
-        await _probe(found, connection, Kind.EXCHANGE, exchange)
-    for queue in desired.queues:
-        await _probe(found, connection, Kind.QUEUE, queue)
-    for binding in desired.bindings:
-        name = f"{binding.source} → {binding.destination} by {binding.routing_key!r}"
-        found.create.append(Entry(Kind.BINDING, name, binding))
-    for policy in desired.policies:
-        found.create.append(Entry(Kind.POLICY, policy.name, policy))
-    return found
+async def probe(desired: Topology, connection: Connection) -> Diff:
+    """Ask for each exchange and queue; nothing is created. What is there besides stays unknown."""
+    exchanges = [one for one in desired.exchanges if await _exists(connection, one)]
+    queues = [one for one in desired.queues if await _exists(connection, one)]
+    there: tuple[Exchange | Queue, ...] = (*exchanges, *queues)
+    conflicts = [
+        conflict for one in there if (conflict := await _conflict(connection, one)) is not None
+    ]
+    found = diff(desired, Topology("there", tuple(exchanges), tuple(queues)))
+    differing = {(conflict.kind, conflict.name) for conflict in conflicts}
+    same = tuple(entry for entry in found.same if (entry.kind, entry.name) not in differing)
+    return replace(found, same=same, conflict=tuple(conflicts))
 
 
-async def _probe(found: Probed, connection: Connection, kind: Kind, item: Exchange | Queue) -> None:
-    """Is it there, and is it so? Each question on a channel of its own: a refusal closes it."""
-    entry = Entry(kind, item.name, item)
+async def depth(connection: Connection, queue: str) -> QueueState:
+    """How many ready messages and consumers a queue has at this moment."""
+    channel = await connection.open_channel()
+    state = await channel.declare_queue(Queue(queue), passive=True)
+    await channel.close()
+    return state
+
+
+async def _exists(connection: Connection, item: Exchange | Queue) -> bool:
     try:
         await _declare(connection, item, passive=True)
     except NotFound:
-        found.create.append(entry)
-        return
+        return False
+    return True
+
+
+async def _conflict(connection: Connection, item: Exchange | Queue) -> Conflict | None:
+    """What differs, if anything; declaring once more what is there as desired changes nothing."""
     try:
         await _declare(connection, item, passive=False)
     except PreconditionFailed as refusal:
-        found.conflict.append(
-            Conflict(kind, item.name, item, item, (refused_argument(refusal.text),))
-        )
-        if kind is Kind.QUEUE:
-            found.at_risk.append(await _risk(connection, item))
-    else:
-        found.same.append(entry)
+        kind = Kind.QUEUE if isinstance(item, Queue) else Kind.EXCHANGE
+        return Conflict(kind, item.name, item, item, (refused_argument(refusal.text),))
+    return None
 
 
 async def _declare(connection: Connection, item: Exchange | Queue, *, passive: bool) -> None:
-    from hopback.topology.model import Queue
-
+    """Each question on a channel of its own: a refusal closes it."""
     channel = await connection.open_channel()
     if isinstance(item, Queue):
         await channel.declare_queue(item, passive=passive)
     else:
         await channel.declare_exchange(item, passive=passive)
     await channel.close()
-
-
-async def _risk(connection: Connection, item: Exchange | Queue) -> AtRisk:
-    from hopback.topology.model import Queue
-
-    channel = await connection.open_channel()
-    state = await channel.declare_queue(Queue(item.name), passive=True)
-    await channel.close()
-    return AtRisk(item.name, state.messages, None, state.consumers, "AMQP: ready messages only")
 
 
 def refused_argument(text: str) -> Difference:

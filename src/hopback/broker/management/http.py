@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -142,9 +143,10 @@ def _decode(content: bytes, place: str, status: int) -> Any:
 
 
 def _reason(answer: object) -> str:
-    """The broker's own words for a refusal, bounded."""
+    """The broker's own words for a refusal, on one line, bounded; it writes them as HTML."""
     words = answer.get("reason", answer.get("error")) if isinstance(answer, dict) else answer
-    return str(words if words is not None else "no reason given")[:_REASON_CHARACTERS]
+    text = unescape(str(words if words is not None else "no reason given"))
+    return " ".join(text.split())[:_REASON_CHARACTERS]
 
 
 def _tls(address: ManagementAddress) -> ssl.SSLContext:

@@ -33,7 +33,7 @@ __all__ = [
 LAG_S = 5.0
 """The API's statistics are gathered every five seconds; a number may be that old."""
 
-Json = Mapping[str, Any]
+_Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class QueueReading:
     counts: Counts
 
 
-def read_overview(data: Json) -> Overview:
+def read_overview(data: _Json) -> Overview:
     """The answer of `/api/overview`."""
     said = str(data.get("rabbitmq_version") or data.get("management_version") or "")
     try:
@@ -117,12 +117,12 @@ def read_overview(data: Json) -> Overview:
     )
 
 
-def read_alarm(data: Json) -> Alarm:
+def read_alarm(data: _Json) -> Alarm:
     """One entry of the alarms check."""
     return Alarm(str(data.get("node", "")), str(data.get("resource", data.get("alarm", ""))))
 
 
-def read_flag(data: Json) -> FeatureFlag:
+def read_flag(data: _Json) -> FeatureFlag:
     """One entry of `/api/feature-flags`."""
     return FeatureFlag(
         str(data["name"]),
@@ -132,12 +132,12 @@ def read_flag(data: Json) -> FeatureFlag:
     )
 
 
-def is_known_type(data: Json) -> bool:
+def is_known_type(data: _Json) -> bool:
     """Whether the queue is of a type we model; plugins bring others, such as MQTT's."""
     return _type_name(data) in set(QueueType)
 
 
-def read_queue(data: Json, read_at: float) -> QueueReading:
+def read_queue(data: _Json, read_at: float) -> QueueReading:
     """One entry of `/api/queues`."""
     effective = data.get("effective_policy_definition")
     return QueueReading(
@@ -153,7 +153,7 @@ def read_queue(data: Json, read_at: float) -> QueueReading:
     )
 
 
-def _queue(data: Json) -> Queue:
+def _queue(data: _Json) -> Queue:
     """The queue as it would be declared; every 4.x also lists the type as an argument."""
     arguments = dict(_table(data.get("arguments")))
     arguments.pop("x-queue-type", None)
@@ -167,13 +167,13 @@ def _queue(data: Json) -> Queue:
     )
 
 
-def _type_name(data: Json) -> str:
+def _type_name(data: _Json) -> str:
     """The type as the API names it, or as the queue was declared where the API is silent."""
     named = _table(data.get("arguments")).get("x-queue-type")
     return str(data.get("type") or named or QueueType.CLASSIC)
 
 
-def _counts(data: Json, read_at: float) -> Counts:
+def _counts(data: _Json, read_at: float) -> Counts:
     return Counts(
         _number(data, "messages"),
         _number(data, "messages_ready"),
@@ -184,7 +184,7 @@ def _counts(data: Json, read_at: float) -> Counts:
     )
 
 
-def read_exchange(data: Json) -> Exchange:
+def read_exchange(data: _Json) -> Exchange:
     """One entry of `/api/exchanges`."""
     return Exchange(
         str(data["name"]),
@@ -196,7 +196,7 @@ def read_exchange(data: Json) -> Exchange:
     )
 
 
-def read_binding(data: Json) -> Binding:
+def read_binding(data: _Json) -> Binding:
     """One entry of `/api/bindings`."""
     return Binding(
         str(data["source"]),
@@ -207,7 +207,7 @@ def read_binding(data: Json) -> Binding:
     )
 
 
-def read_policy(data: Json) -> Policy:
+def read_policy(data: _Json) -> Policy:
     """One entry of `/api/policies`."""
     return Policy(
         str(data["name"]),
@@ -223,11 +223,11 @@ def _table(value: object) -> Headers:
     return cast("Mapping[str, FieldValue]", value) if isinstance(value, Mapping) else {}
 
 
-def _number(data: Json, key: str) -> int | None:
+def _number(data: _Json, key: str) -> int | None:
     value = data.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _text(data: Json, key: str) -> str | None:
+def _text(data: _Json, key: str) -> str | None:
     value = data.get(key)
     return value if isinstance(value, str) and value else None

@@ -1,0 +1,127 @@
+"""The doctor on a real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from hopback.broker.apply import apply, live_plan
+from hopback.broker.doctor import Examination, examine
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.cli.broker_commands import doctor as doctor_command
+from hopback.message import Message
+from hopback.patterns import DESIGNS
+from hopback.topology.check import check
+from hopback.topology.model import Queue, QueueType
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from hopback.broker.port import Connection
+    from tests.harness.rabbitmq import RabbitNode
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+async def management(rabbitmq: SharedNode) -> AsyncIterator[Management]:
+    """A client of the run's node."""
+    async with Management(ManagementAddress.derive(None, rabbitmq.management_url)) as client:
+        yield client
+
+
+@pytest.fixture
+async def connection(amqp_url: str) -> AsyncIterator[Connection]:
+    """A connection to this test's virtual host."""
+    opened = await RabbitMQ(amqp_url).connect("test")
+    yield opened
+    await opened.close()
+
+
+async def look(connection: Connection, management: Management, vhost: str) -> Examination:
+    """Examine this test's virtual host."""
+    return await examine("here", vhost, connection.version, management)
+
+
+async def test_the_live_topology_is_judged_like_the_declared_one(
+    connection: Connection, management: Management, vhost: str
+) -> None:
+    """With its plans, what stands on the broker has the findings of its own file."""
+    desired = DESIGNS["ratatoskr"].build({}, hardened=False)
+    planned = await live_plan(desired, connection, management, vhost)
+    await apply(planned, connection, management, vhost=vhost)
+    found = await examine("here", vhost, connection.version, management, desired=desired)
+    assert {(f.rule, f.place) for f in found.findings} == {
+        (f.rule, f.place) for f in check(desired, connection.version)
+    }
+    assert found.queues == 3
+    assert found.overview is not None
+
+
+async def test_dead_letters_that_are_held_back_are_seen(
+    connection: Connection, management: Management, vhost: str
+) -> None:
+    """At-least-once dead-lettering into nowhere shows in no queue; the doctor names it."""
+    nowhere = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "missing",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("jammed", QueueType.QUORUM, arguments=nowhere))
+    await channel.publish(Message("", "jammed", b"stuck"))
+    delivery = await channel.get("jammed")
+    assert delivery is not None
+    channel.nack(delivery.tag, requeue=False)
+    await channel.close()
+    for _ in range(150):
+        found = await look(connection, management, vhost)
+        if found.held_back:
+            break
+        await asyncio.sleep(0.1)
+    (held,) = found.held_back
+    assert (held.queue, held.messages) == ("jammed", 1)
+    assert not found.healthy
+
+
+async def test_an_alarm_is_told(start_rabbitmq: Callable[..., RabbitNode]) -> None:
+    """A node that takes no publishes because of its memory is not healthy, and says which."""
+    node = start_rabbitmq()
+    connection = await RabbitMQ(node.url).connect("test")
+    async with Management(ManagementAddress.derive(None, node.management_url)) as management:
+        assert (await examine("here", "/", connection.version, management)).alarms == ()
+        node.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
+        for _ in range(100):
+            found = await examine("here", "/", connection.version, management)
+            if found.alarms:
+                break
+            await asyncio.sleep(0.1)
+    await connection.close()
+    assert [alarm.resource for alarm in found.alarms] == ["memory"]
+    assert not found.healthy
+
+
+async def test_without_the_management_api(connection: Connection) -> None:
+    """Version and notices remain, and it is said that nothing else was looked at."""
+    found = await examine("here", "/", connection.version, None)
+    assert any("not asked" in notice.text for notice in found.notices)
+    assert found.queues is None
+
+
+async def test_the_command(amqp_url: str, rabbitmq: SharedNode) -> None:
+    """JSON on stdout, 0 for a healthy broker."""
+    arguments = ["--broker", amqp_url, "--management", rabbitmq.management_url, "-o", "json"]
+    result = await asyncio.to_thread(
+        lambda: CliRunner().invoke(doctor_command, arguments, standalone_mode=False)
+    )
+    assert result.exception is None
+    data = json.loads(result.stdout)
+    assert (result.return_value, data["healthy"], data["alarms"]) == (0, True, [])
+    assert "guest:guest" not in result.output

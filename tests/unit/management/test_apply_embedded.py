@@ -1,0 +1,235 @@
+"""Applying over AMQP alone, on the embedded broker; and refusing what could lose messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.apply import AtRisk, apply, live_plan, plan
+from hopback.broker.probe import refused_argument
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.errors import TopologyConflict, UnsafeOperation
+from hopback.message import Message
+from hopback.patterns import DESIGNS
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.broker.port import Connection
+
+V4 = BrokerVersion(4, 0)
+DESIRED = DESIGNS["file-pipeline"].build({}, hardened=False)
+
+
+@pytest.fixture
+async def connection() -> AsyncIterator[Connection]:
+    """A connection to an empty embedded broker."""
+    opened = await EmbeddedBroker(version=V4).connect("test")
+    yield opened
+    await opened.close()
+
+
+async def names(connection: Connection, topology: Topology) -> set[str]:
+    """Which of the topology's queues are missing, by the plan."""
+    planned = await live_plan(topology, connection, None, "/")
+    return {step.name for step in planned.steps if step.kind == "queue"}
+
+
+async def test_apply_creates_everything_and_can_be_repeated(connection: Connection) -> None:
+    """A second run finds every queue and exchange as desired."""
+    planned = await live_plan(DESIRED, connection, None, "/")
+    told: list[str] = []
+    applied = await apply(planned, connection, on_done=told.append)
+    assert len(applied.done) == len(planned.steps) == len(told)
+    again = await live_plan(DESIRED, connection, None, "/")
+    assert {str(step.kind) for step in again.steps} == {"binding"}
+    await apply(again, connection)
+
+
+async def test_planning_creates_nothing(connection: Connection) -> None:
+    """Asking twice finds the same things missing."""
+    first = await names(connection, DESIRED)
+    assert first == {queue.name for queue in DESIRED.queues}
+    assert await names(connection, DESIRED) == first
+
+
+class Cut(Exception):
+    """The line ends."""
+
+
+@pytest.mark.parametrize("after", range(1, 12))
+async def test_an_interrupted_apply_is_mended_by_the_next(
+    connection: Connection, after: int
+) -> None:
+    """Wherever it stops, running it again leaves everything as desired."""
+    count = 0
+
+    def interrupt(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count == after:
+            raise Cut
+
+    with pytest.raises(Cut):
+        await apply(await live_plan(DESIRED, connection, None, "/"), connection, on_done=interrupt)
+    await apply(await live_plan(DESIRED, connection, None, "/"), connection)
+    assert await names(connection, DESIRED) == set()
+
+
+async def test_a_conflict_refuses_the_whole(connection: Connection) -> None:
+    """Nothing is created while something is in the way, and the argument is named."""
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("a"))
+    desired = Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 5}), Queue("b")))
+    planned = await live_plan(desired, connection, None, "/")
+    with pytest.raises(TopologyConflict, match="x-message-ttl"):
+        await apply(planned, connection)
+    assert await names(connection, desired) == {"b"}
+    applied = await apply(planned, connection, skip_conflicts=True)
+    assert [conflict.name for conflict in applied.left] == ["a"]
+    assert await names(connection, desired) == set()
+
+
+async def test_something_made_meanwhile_is_a_conflict(connection: Connection) -> None:
+    """Whoever created another queue between plan and apply is not overruled."""
+    desired = Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 5}),))
+    planned = await live_plan(desired, connection, None, "/")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("a"))
+    with pytest.raises(TopologyConflict, match="queue a: x-message-ttl"):
+        await apply(planned, connection)
+
+
+def replacing() -> tuple[Topology, Topology]:
+    """A desired queue `a` and a live one that differs, with a binding that nobody desires."""
+    live = Topology("/", (Exchange("x"),), (Queue("a"),), (Binding("x", "a", "extra"),))
+    return Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 60_000}),)), live
+
+
+async def make(connection: Connection, live: Topology) -> None:
+    """Create a topology as it stands."""
+    channel = await connection.open_channel()
+    for exchange in live.exchanges:
+        await channel.declare_exchange(exchange)
+    for queue in live.queues:
+        await channel.declare_queue(queue)
+    for binding in live.bindings:
+        await channel.bind(binding)
+
+
+async def test_an_empty_unused_queue_is_replaced_with_its_bindings(
+    connection: Connection,
+) -> None:
+    """Named with --replace it is made anew, and what was bound to it is bound again."""
+    desired, live = replacing()
+    await make(connection, live)
+    planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
+    await apply(planned, connection, replace=["a"])
+    channel = await connection.open_channel()
+    await channel.declare_queue(desired.queues[0])
+    await channel.publish(Message("x", "extra", b"still routed"))
+    assert (await channel.declare_queue(Queue("a"), passive=True)).messages == 1
+
+
+async def test_a_queue_with_messages_is_not_replaced(connection: Connection) -> None:
+    """The refusal names what is at risk, before anything has changed."""
+    desired, live = replacing()
+    await make(connection, live)
+    planned = plan(desired, live, V4, (AtRisk("a", 3, 0),))
+    with pytest.raises(UnsafeOperation, match="queue a: 3 messages at risk"):
+        await apply(planned, connection, replace=["a"])
+
+
+async def test_the_broker_has_the_last_word(connection: Connection) -> None:
+    """A message that came after the plan was made stops the replacement."""
+    desired, live = replacing()
+    await make(connection, live)
+    planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
+    channel = await connection.open_channel()
+    await channel.publish(Message("", "a", b"late"))
+    with pytest.raises(UnsafeOperation, match="not empty or has consumers"):
+        await apply(planned, connection, replace=["a"])
+    channel = await connection.open_channel()
+    assert (await channel.declare_queue(Queue("a"), passive=True)).messages == 1
+
+
+@pytest.mark.parametrize(
+    ("live", "desired", "words"),
+    [
+        (
+            Topology("/", queues=(Queue("a", QueueType.QUORUM),)),
+            Topology("d", queues=(Queue("a"),)),
+            "cannot delete a quorum queue only if it is empty",
+        ),
+        (
+            Topology("/", (Exchange("a", "fanout"),)),
+            Topology("d", (Exchange("a", "direct"),)),
+            "dead letters sent to it are dropped",
+        ),
+    ],
+)
+async def test_what_cannot_be_replaced_safely_is_refused(
+    connection: Connection, live: Topology, desired: Topology, words: str
+) -> None:
+    """RabbitMQ offers no safe way for these, so neither do we."""
+    await make(connection, live)
+    planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
+    with pytest.raises(UnsafeOperation, match=words):
+        await apply(planned, connection, replace=["a"])
+
+
+async def test_nothing_is_replaced_without_the_management_api(connection: Connection) -> None:
+    """Bindings that cannot be read could not be made again."""
+    desired, live = replacing()
+    await make(connection, live)
+    planned = await live_plan(desired, connection, None, "/")
+    with pytest.raises(UnsafeOperation, match="bindings of a queue cannot be read"):
+        await apply(planned, connection, replace=["a"])
+
+
+async def test_a_policy_needs_the_management_api(connection: Connection) -> None:
+    """Over AMQP it is said, not silently left out; the limit of a dead-letter queue too."""
+    desired = DESIGNS["ratatoskr"].build({"queue": "q"}, hardened=False)
+    planned = await live_plan(desired, connection, None, "/")
+    assert any("q.dlq" in note and "21 times" in note for note in planned.notes)
+    whole = plan(desired, Topology("/"), V4)
+    with pytest.raises(UnsafeOperation, match="without the management API"):
+        await apply(whole, connection)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "PRECONDITION_FAILED - inequivalent arg 'x-message-ttl' for queue 'cc' in vhost 't1': "
+            "received the value '5' of type 'long' but current is none",
+            ("x-message-ttl", "5", None),
+        ),
+        (
+            "PRECONDITION_FAILED - inequivalent arg 'x-message-ttl' for queue 'cc' in vhost 't1': "
+            "received none but current is the value '5' of type 'signedint'",
+            ("x-message-ttl", None, "5"),
+        ),
+        (
+            "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'ee' in vhost 't1': "
+            "received 'topic' but current is 'direct'",
+            ("type", "topic", "direct"),
+        ),
+        ("PRECONDITION_FAILED - something else", ("declaration", None, None)),
+    ],
+)
+def test_a_refusal_is_read(text: str, expected: tuple[str, str | None, str | None]) -> None:
+    """The broker's sentence gives the argument and both values."""
+    found = refused_argument(text)
+    assert (found.field, found.desired, found.actual) == expected
+
+
+async def test_a_conflicting_policy_is_replaced_only_when_named(connection: Connection) -> None:
+    """Policies take effect at once on live queues: no silent overwriting either."""
+    desired = Topology("d", policies=(Policy("p", "^a", {"max-length": 1}),))
+    live = Topology("/", policies=(Policy("p", "^a", {"max-length": 2}),))
+    with pytest.raises(TopologyConflict, match="policy p"):
+        await apply(plan(desired, live, V4), connection)
