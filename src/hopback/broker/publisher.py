@@ -87,14 +87,24 @@ class Publisher:
         """Begin to connect."""
         if self._task is None:
             self._task = asyncio.create_task(self._line.run(), name="hopback-publisher")
+            self._task.add_done_callback(self._on_end)
 
     async def close(self) -> None:
         """End the connection; what is in flight is reported as interrupted. Safe to repeat."""
         self._line.stop()
-        if self._task is not None:
+        if self._task is None:
+            self._refuse("the publisher is closed")
+        else:
             await asyncio.wait({self._task})
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """There will be no other lane: whoever waits for one, now or later, is told why."""
+        error = None if task.cancelled() else task.exception()
+        self._refuse(str(error or "the publisher is closed"))
+
+    def _refuse(self, why: str) -> None:
         if not self._lane.done():
-            self._lane.set_exception(ConnectionFailed("nothing was sent: the publisher is closed"))
+            self._lane.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
             self._lane.exception()  # nobody may be waiting; that is no news
 
     async def publish(self, message: Message, *, mandatory: bool = True) -> None:
@@ -147,7 +157,7 @@ class Publisher:
     def _retire(self, lane: _Lane) -> None:
         """No new publishes on this lane."""
         lane.retired.set()
-        if self._lane.done() and self._lane.result() is lane:
+        if self._lane.done() and not self._lane.exception() and self._lane.result() is lane:
             self._lane = asyncio.get_running_loop().create_future()
 
     async def _session(self, connection: Connection) -> None:

@@ -162,7 +162,8 @@ class RabbitChannel:
     def _on_delivery(self, event: Delivered) -> None:
         consumer = self._consumers.get(event.consumer)
         if consumer is None:
-            raise ProtocolError(f"expected a delivery for a consumer of ours, got {event!r}")
+            self._give_back(event)
+            return
         event.queue = consumer.queue
         try:  # a callback's fault must not end the line
             consumer.on_delivery(event)
@@ -182,6 +183,12 @@ class RabbitChannel:
             self._answer(event.arguments)
 
     def _on_cancel(self, tag: str) -> None:
+        """The broker ended the consumer.
+
+        RabbitMQ 4.3 keeps a consumer that timed out and delivers to it again after a late ack, so
+        we cancel it ourselves as well; a tag that is gone is no error.
+        """
+        self._core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
         consumer = self._consumers.pop(tag.encode("utf-8", "surrogateescape"), None)
         if consumer is not None and consumer.on_cancel is not None:
             self._loop.call_soon(consumer.on_cancel, tag)
@@ -322,7 +329,7 @@ class RabbitChannel:
 
     def _give_back(self, found: object) -> None:
         """Whoever asked has gone away: the message must not stay in nobody's hands."""
-        if isinstance(found, Got) and not self.closed:
+        if isinstance(found, Delivered) and not self.closed:
             self.nack(found.tag, requeue=True)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:

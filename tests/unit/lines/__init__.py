@@ -1,0 +1,1 @@
+"""Lines to a broker: channels, supervision, publishing, declaring."""

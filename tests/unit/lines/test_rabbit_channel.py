@@ -1,0 +1,253 @@
+"""Our channel against a server in memory that does what no sound broker would."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.errors import (
+    AccessRefused,
+    ChannelClosed,
+    ConnectionLost,
+    Nacked,
+    PreconditionFailed,
+    ProtocolError,
+    PublishInterrupted,
+    ResourceLocked,
+    Returned,
+)
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue
+from tests.unit.lines.memory import MemoryServer, connect
+
+if TYPE_CHECKING:
+    from hopback.broker.rabbitmq import RabbitChannel
+    from hopback.message import Delivery
+
+
+async def _channel(window: int = 100) -> tuple[MemoryServer, RabbitChannel]:
+    server, connection = await connect(window=window)
+    return server, await connection.open_channel()
+
+
+async def _turn() -> None:
+    """Let everything that is due run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_acks_of_one_turn_leave_in_one_write_and_one_frame() -> None:
+    """A hundred handlers that end in one turn of the loop cost one write."""
+    server, channel = await _channel()
+    held: list[Delivery] = []
+    await channel.consume("q", held.append, tag="c")
+    for tag in range(1, 101):
+        server.deliver(tag, "c")
+    before = server.writes
+    for delivery in held:
+        channel.ack(delivery.tag)
+    await _turn()
+    assert server.settlements() == [("basic.ack", 100, True, False)]
+    assert server.writes == before + 1
+
+
+async def test_settlements_reach_the_broker_as_they_were_called() -> None:
+    """Acks below a held delivery coalesce; nacks and rejects never do."""
+    server, channel = await _channel()
+    held: list[Delivery] = []
+    await channel.consume("q", held.append, tag="c")
+    for tag in range(1, 8):
+        server.deliver(tag, "c")
+    channel.ack(1)
+    channel.ack(2)
+    channel.nack(4, requeue=True)
+    channel.nack(5, requeue=False)
+    channel.reject(6, requeue=True)
+    channel.ack(7)
+    await _turn()
+    assert server.settlements() == [
+        ("basic.nack", 4, False, True),
+        ("basic.nack", 5, False, False),
+        ("basic.reject", 6, False, True),
+        ("basic.ack", 2, True, False),
+        ("basic.ack", 7, False, False),
+    ]
+
+
+async def test_a_consumer_cancelled_by_the_broker_is_cancelled_by_us_too() -> None:
+    """RabbitMQ 4.3 keeps a consumer that timed out: our own cancel makes an end of it."""
+    server, channel = await _channel()
+    told: list[str] = []
+    seen: list[Delivery] = []
+    await channel.consume("q", seen.append, on_cancel=told.append, tag="c")
+    server.send(1, "basic.cancel", consumer_tag="c", nowait=True)
+    await _turn()
+    assert told == ["c"]
+    assert server.asked()[-1] == ("basic.cancel", {"consumer_tag": "c", "nowait": True})
+
+
+async def test_a_delivery_to_a_consumer_that_is_gone_goes_back() -> None:
+    """It is nobody's any more; it is released at once, and the line goes on."""
+    server, channel = await _channel()
+    seen: list[Delivery] = []
+    await channel.consume("q", seen.append, tag="c")
+    server.send(1, "basic.cancel", consumer_tag="c", nowait=True)
+    server.deliver(9, "c")
+    await _turn()
+    assert seen == []
+    assert server.settlements() == [("basic.nack", 9, False, True)]
+    await channel.qos(1)
+
+
+async def test_confirms_in_any_order_and_grouping_reach_their_senders() -> None:
+    """Ack of one, nack of several, a return before its ack: each its own."""
+    server, channel = await _channel()
+    fates = [channel.publish(Message("", f"q{number}", b"x")) for number in range(1, 6)]
+    await _turn()
+    server.send(1, "basic.ack", delivery_tag=3)
+    server.content(
+        1,
+        "basic.return",
+        b"x",
+        Properties(delivery_mode=2),
+        reply_code=312,
+        reply_text="NO_ROUTE",
+        routing_key="q4",
+    )
+    server.send(1, "basic.nack", delivery_tag=2, multiple=True)
+    server.send(1, "basic.ack", delivery_tag=5, multiple=True)
+    results = await asyncio.gather(*fates, return_exceptions=True)
+    assert [type(result) for result in results] == [
+        Nacked,
+        Nacked,
+        type(None),
+        Returned,
+        type(None),
+    ]
+
+
+async def test_a_return_that_fits_nothing_counts_nothing_as_stored() -> None:
+    """If we cannot tell which message came back, none in flight is reported as confirmed."""
+    server, channel = await _channel()
+    fate = channel.publish(Message("", "q", b"x"))
+    await _turn()
+    server.content(1, "basic.return", b"other", reply_code=312, routing_key="elsewhere")
+    server.send(1, "basic.ack", delivery_tag=1)
+    with pytest.raises(PublishInterrupted):
+        await fate
+    assert isinstance(await channel.wait_closed(), ProtocolError)
+
+
+async def test_publishes_of_one_turn_leave_in_one_write() -> None:
+    """The socket is asked once, not once per message."""
+    server, channel = await _channel()
+    before = server.writes
+    fates = [channel.publish(Message("x", "k", b"%d" % number)) for number in range(50)]
+    await _turn()
+    assert server.writes == before + 1
+    assert [found.body for found in server.published()] == [b"%d" % n for n in range(50)]
+    assert all(found.mandatory for found in server.published())
+    server.send(1, "basic.ack", delivery_tag=0, multiple=True)
+    await asyncio.gather(*fates)
+
+
+async def test_headers_changed_between_two_publishes_are_sent_changed() -> None:
+    """Encoded properties are not reused when they hold a mapping that may have changed."""
+    server, channel = await _channel()
+    headers: dict[str, int] = {}
+    properties = Properties(headers=headers)
+    channel.publish(Message("", "q", b"", properties))
+    headers["a"] = 1
+    channel.publish(Message("", "q", b"", properties))
+    headers["a"] = 2
+    channel.publish(Message("", "q", b"", properties))
+    await _turn()
+    sent = [dict(found.properties.headers) for found in server.published()]
+    assert sent == [{}, {"a": 1}, {"a": 2}]
+    server.send(1, "basic.ack", delivery_tag=0, multiple=True)
+
+
+async def test_room_waits_while_the_broker_blocks() -> None:
+    """connection.blocked stops those who ask for room, on open and on new channels."""
+    server, connection = await connect()
+    channel = await connection.open_channel()
+    told: list[tuple[bool, str]] = []
+    connection.watch_blocking(lambda blocked, reason: told.append((blocked, reason)))
+    server.send(0, "connection.blocked", reason="low on disk")
+    new = await connection.open_channel()
+    waits = [asyncio.ensure_future(channel.room()), asyncio.ensure_future(new.room())]
+    await _turn()
+    assert [wait.done() for wait in waits] == [False, False]
+    server.send(0, "connection.unblocked")
+    await asyncio.gather(*waits)
+    assert told == [(True, "low on disk"), (False, "")]
+
+
+async def test_room_waits_while_the_socket_is_full() -> None:
+    """Back-pressure of the line is back-pressure for senders."""
+    _, connection = await connect()
+    channel = await connection.open_channel()
+    connection.wire.pause_writing()
+    wait = asyncio.ensure_future(channel.room())
+    await _turn()
+    assert not wait.done()
+    connection.wire.resume_writing()
+    await wait
+
+
+async def test_room_does_not_wait_on_a_dead_channel() -> None:
+    """Who waits for room learns of the end."""
+    server, channel = await _channel(window=1)
+    fate = channel.publish(Message("", "q", b"x"))
+    wait = asyncio.ensure_future(channel.room())
+    await _turn()
+    server.break_line()
+    with pytest.raises(ConnectionLost):
+        await wait
+    with pytest.raises(PublishInterrupted):
+        await fate
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(403, AccessRefused), (405, ResourceLocked), (406, PreconditionFailed), (541, ChannelClosed)],
+)
+async def test_a_closed_channel_says_why_to_everyone(code: int, error: type[ChannelClosed]) -> None:
+    """Whoever waits now and whoever calls later gets the broker's code and words."""
+    server, channel = await _channel()
+    fate = channel.publish(Message("", "q", b"x"))
+    await _turn()
+    server.send(1, "channel.close", reply_code=code, reply_text="BECAUSE - of that")
+    with pytest.raises(PublishInterrupted, match="BECAUSE"):
+        await fate
+    for _ in range(2):
+        with pytest.raises(error, match="BECAUSE") as caught:
+            await channel.declare_queue(Queue("q"))
+        assert type(caught.value) is error
+        assert caught.value.code == code
+    with pytest.raises(error):
+        channel.ack(1)
+
+
+async def test_an_unasked_reply_ends_the_connection() -> None:
+    """A peer that breaks the protocol is left, and everyone is told."""
+    server, channel = await _channel()
+    server.core.channels[1].owed[server.core.role].append(("queue.declare-ok",))
+    server.send(1, "queue.declare-ok", queue="q")
+    assert isinstance(await channel.wait_closed(), ProtocolError)
+
+
+async def test_closing_in_order_leaves_nobody_waiting() -> None:
+    """What was in flight when we closed is interrupted, not lost from sight."""
+    server, connection = await connect()
+    channel = await connection.open_channel()
+    fate = channel.publish(Message("", "q", b"x"))
+    closing = asyncio.ensure_future(connection.close())
+    await _turn()
+    server.flush()
+    await closing
+    with pytest.raises(PublishInterrupted):
+        await fate
+    assert await connection.wait_closed() is None

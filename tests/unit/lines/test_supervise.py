@@ -1,0 +1,211 @@
+"""The supervising loop, on a broker that fails on purpose. No time passes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.broker.supervise import Backoff, LineState, Supervised
+from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, TopologyConflict
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Channel, Connection
+
+
+class _Line:
+    """A connection that ends when told."""
+
+    def __init__(self) -> None:
+        self.version = BrokerVersion(4, 0)
+        self.closed = False
+        self._ended: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
+
+    async def open_channel(self) -> Channel:
+        raise AssertionError("no session of these tests opens a channel")
+
+    def end(self, error: BrokerError | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(error)
+
+    async def close(self) -> None:
+        self.closed = True
+        self.end(None)
+
+    async def wait_closed(self) -> BrokerError | None:
+        return await asyncio.shield(self._ended)
+
+
+class _Broker:
+    """Refuses as often as told, then connects."""
+
+    address = "fake://broker"
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.refusals = refusals
+        self.lines: list[_Line] = []
+
+    async def connect(self, name: str = "hopback") -> Connection:
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionFailed("nobody there")
+        self.lines.append(_Line())
+        return self.lines[-1]
+
+
+class _World:
+    """A supervised session with everything that happens to it on record."""
+
+    def __init__(self, broker: _Broker, *, failures: list[Exception] | None = None) -> None:
+        self.broker = broker
+        self.states: list[str] = []
+        self.pauses: list[float] = []
+        self.sessions = 0
+        self.cancelled = 0
+        self.started = asyncio.Event()
+        self._failures = failures or []
+        self.supervised = Supervised(
+            broker,
+            "test",
+            self._session,
+            backoff=Backoff(first=1, factor=2, most=8, stable=10),
+            on_state=lambda state, _: self.states.append(state),
+            sleep=self._sleep,
+            chance=lambda: 0.0,
+        )
+
+    async def _session(self, connection: Connection) -> None:
+        self.sessions += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    async def running(self) -> asyncio.Task[None]:
+        task = asyncio.create_task(self.supervised.run())
+        await self.started.wait()
+        return task
+
+
+async def test_a_session_runs_until_it_is_stopped() -> None:
+    """Stopping cancels the session, closes the connection, and leaves no task alive."""
+    before = asyncio.all_tasks()
+    world = _World(_Broker())
+    task = await world.running()
+    assert world.supervised.state is LineState.READY
+    world.supervised.stop()
+    await task
+    assert world.states == ["connecting", "ready", "closed"]
+    assert (world.sessions, world.cancelled, world.broker.lines[0].closed) == (1, 1, True)
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_lost_connection_is_made_again() -> None:
+    """The session ends with its connection and starts anew on the next."""
+    world = _World(_Broker())
+    task = await world.running()
+    world.started.clear()
+    world.broker.lines[0].end(ConnectionLost("cut"))
+    await world.started.wait()
+    assert (world.sessions, world.cancelled, world.supervised.connections) == (2, 1, 2)
+    assert world.states == ["connecting", "ready", "connecting", "ready"]
+    assert world.broker.lines[0].closed
+    world.supervised.stop()
+    await task
+
+
+async def test_the_back_off_grows_to_its_bound() -> None:
+    """Each failure in a row waits longer, until the longest wait."""
+    world = _World(_Broker(refusals=6))
+    task = await world.running()
+    assert world.pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert world.states == ["connecting"] * 7 + ["ready"]
+    world.supervised.stop()
+    await task
+
+
+async def test_the_reason_of_a_failure_can_be_seen() -> None:
+    """While connecting, the last failure is the reason."""
+    broker = _Broker(refusals=1)
+    reasons: list[str] = []
+    world = _World(broker)
+    world.supervised._on_state = lambda state, reason: reasons.append(f"{state}: {reason}")
+    task = await world.running()
+    assert reasons == ["connecting: ", "connecting: nobody there", "ready: "]
+    world.supervised.stop()
+    await task
+
+
+async def test_a_session_that_fails_is_tried_again_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A broker's refusal is a warning, a bug is an error with its traceback; both go on."""
+    world = _World(_Broker(), failures=[ConnectionLost("gone"), ValueError("a bug")])
+    with caplog.at_level(logging.WARNING, logger="hopback"):
+        task = await world.running()
+    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [
+        ("WARNING", False),
+        ("ERROR", True),
+    ]
+    assert world.sessions == 3
+    assert all(line.closed for line in world.broker.lines[:2])
+    world.supervised.stop()
+    await task
+
+
+async def test_what_no_connection_can_mend_ends_the_loop() -> None:
+    """A conflict of topologies is raised, after the connection was closed."""
+    world = _World(_Broker(), failures=[TopologyConflict("queue differs")])
+    with pytest.raises(TopologyConflict):
+        await world.supervised.run()
+    assert world.broker.lines[0].closed
+    assert world.supervised.state is LineState.CLOSED
+
+
+async def test_stopping_while_waiting_does_not_wait() -> None:
+    """A stop in the middle of the back-off ends it."""
+    world = _World(_Broker(refusals=1))
+    pausing = asyncio.Event()
+
+    async def endless(_: float) -> None:
+        pausing.set()
+        await asyncio.Event().wait()
+
+    world.supervised._sleep = endless
+    task = asyncio.create_task(world.supervised.run())
+    await pausing.wait()
+    world.supervised.stop()
+    await asyncio.wait_for(task, 5)
+
+
+async def test_cancelling_the_loop_closes_the_connection() -> None:
+    """Whoever cancels `run` leaves nothing open behind."""
+    world = _World(_Broker())
+    task = await world.running()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.broker.lines[0].closed
+    assert world.supervised.state is LineState.CLOSED
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
+def test_the_back_off_keeps_its_bounds(failures: int, chance: float) -> None:
+    """Never nothing, never more than the longest, always at least half of its step."""
+    backoff = Backoff(first=0.25, factor=2, most=30)
+    delay = backoff.delay(failures, chance)
+    step = min(30.0, 0.25 * 2.0 ** min(max(failures, 1) - 1, 64))
+    assert step / 2 <= delay <= step
