@@ -1,0 +1,86 @@
+"""OpenTelemetry: a span for each run of a handler, in the trace that its message carries.
+
+The trace context travels in the headers of the message (W3C `traceparent`), which every hop leaves
+untouched: each attempt, also after half an hour in a retry queue, is a span of the same trace. Needs
+the extra `otel`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from hopback.headers import identity
+from hopback.policy.attempts import attempt_of, original_routing_key
+from hopback.policy.outcome import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from opentelemetry.trace import Span, Tracer
+
+    from hopback.fields import Headers
+    from hopback.message import Delivery
+    from hopback.runtime.answer import Answer
+    from hopback.topology.plan import Plan
+
+__all__ = ["current_trace", "traced"]
+
+
+def traced(
+    run: Callable[[Delivery], Awaitable[Answer]], plan: Plan, tracer: Tracer | None = None
+) -> Callable[[Delivery], Awaitable[Answer]]:
+    """The same run inside a span of the trace that the delivery carries."""
+    own = tracer or trace.get_tracer("hopback")
+
+    async def run_traced(delivery: Delivery) -> Answer:
+        carrier = {
+            name: value
+            for name, value in delivery.properties.headers.items()
+            if isinstance(value, str)
+        }
+        parent = propagate.extract(carrier)
+        with own.start_as_current_span(
+            f"process {plan.queue}",
+            parent,
+            kind=SpanKind.CONSUMER,
+            attributes=_attributes(delivery, plan),
+        ) as span:
+            answer = await run(delivery)
+            _conclude(span, answer)
+            return answer
+
+    return run_traced
+
+
+def current_trace() -> Headers:
+    """The headers that carry the current span on to a message published now."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier
+
+
+def _attributes(delivery: Delivery, plan: Plan) -> dict[str, str | int]:
+    """OpenTelemetry's names for messaging, and the attempt."""
+    return {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": plan.queue,
+        "messaging.rabbitmq.destination.routing_key": original_routing_key(delivery, plan),
+        "messaging.message.id": delivery.properties.message_id or identity(delivery),
+        "messaging.message.body.size": len(delivery.body),
+        "hopback.attempt": attempt_of(delivery, plan),
+        "hopback.max_attempts": plan.attempts,
+    }
+
+
+def _conclude(span: Span, answer: Answer) -> None:
+    outcome = answer.outcome
+    span.set_attribute("hopback.outcome", type(outcome).__name__.lower())
+    if isinstance(outcome, Done):
+        return
+    if answer.failure is not None:
+        span.set_attribute("error.type", answer.failure.type)
+    span.set_status(Status(StatusCode.ERROR, getattr(outcome, "reason", "")[:200]))
