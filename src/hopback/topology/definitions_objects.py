@@ -31,7 +31,7 @@ def thaw(value: object) -> object:
             return {str(key): thaw(inner) for key, inner in value.items()}
         case list() | tuple():
             return [thaw(item) for item in value]
-        case bool() | None:
+        case bool():
             return value
         case int() | float() | str():
             return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
@@ -54,15 +54,13 @@ def identity(item: Definable) -> object:
 def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
     """An object as we write it; `vhost` is named only in files of a whole broker."""
     home: dict[str, object] = {} if vhost is None else {"vhost": vhost}
-    match item:
-        case Binding():
-            return {"source": item.source, **home, **_binding_fields(item)}
-        case Exchange():
-            return {"name": item.name, **home, **_exchange_fields(item)}
-        case Queue():
-            return {"name": item.name, **home, **_queue_fields(item)}
-        case Policy():
-            return {**home, "name": item.name, **_policy_fields(item)}
+    if isinstance(item, Binding):
+        return {"source": item.source, **home, **_binding_fields(item)}
+    if isinstance(item, Exchange):
+        return {"name": item.name, **home, **_exchange_fields(item)}
+    if isinstance(item, Queue):
+        return {"name": item.name, **home, **_queue_fields(item)}
+    return {**home, "name": item.name, **_policy_fields(item)}
 
 
 def _exchange_fields(exchange: Exchange) -> dict[str, object]:

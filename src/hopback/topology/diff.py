@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hopback.fields import FieldValue
+    from hopback.topology.definitions_objects import Definable
     from hopback.topology.diff_advice import Advice
 
 __all__ = ["Conflict", "Diff", "Difference", "Entry", "Kind", "diff"]
 
-Declared: TypeAlias = "Exchange | Queue | Binding | Policy"
 _Field: TypeAlias = "tuple[str, FieldValue, FieldValue]"
 
 
@@ -116,7 +116,9 @@ class _Comparison:
         self.conflict: list[Conflict] = []
         self.extra: list[Entry] = []
 
-    def compare(self, kind: Kind, desired: Iterable[Declared], actual: Iterable[Declared]) -> None:
+    def compare(
+        self, kind: Kind, desired: Iterable[Definable], actual: Iterable[Definable]
+    ) -> None:
         """Compare the objects of one kind."""
         there = {identity(item): item for item in actual}
         wanted = {identity(item): item for item in desired if not _implicit(item)}
@@ -131,7 +133,7 @@ class _Comparison:
             if key not in wanted and not _implicit(item)
         ]
 
-    def meet(self, kind: Kind, desired: Declared, actual: Declared) -> None:
+    def meet(self, kind: Kind, desired: Definable, actual: Definable) -> None:
         """Compare two objects of one name."""
         differences = tuple(_differences(desired, actual))
         if not differences or isinstance(desired, Binding) or isinstance(actual, Binding):
@@ -141,18 +143,18 @@ class _Comparison:
             self.conflict.append(Conflict(kind, name, desired, actual, differences))
 
 
-def _implicit(item: Declared) -> bool:
+def _implicit(item: Definable) -> bool:
     """Whether the broker made it by itself: the default exchange, `amq.…`, and what hangs on them."""
     if isinstance(item, Binding):
         return not item.source or item.destination.startswith("amq.")
     return not isinstance(item, Policy) and (not item.name or item.name.startswith("amq."))
 
 
-def _entry(kind: Kind, item: Declared) -> Entry:
+def _entry(kind: Kind, item: Definable) -> Entry:
     return Entry(kind, _name(item), item)
 
 
-def _name(item: Declared) -> str:
+def _name(item: Definable) -> str:
     if not isinstance(item, Binding):
         return item.name
     end = "exchange " if item.to_exchange else ""
@@ -165,7 +167,7 @@ def _side(value: FieldValue) -> str:
     return "nothing" if value is None else shown(value)
 
 
-def _differences(desired: Declared, actual: Declared) -> Iterator[Difference]:
+def _differences(desired: Definable, actual: Definable) -> Iterator[Difference]:
     match desired, actual:
         case Queue(), Queue():
             for field in _differing(_queue_fields(desired), _queue_fields(actual)):

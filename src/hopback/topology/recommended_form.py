@@ -7,7 +7,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hopback.topology.arguments import decode_table
+from hopback.errors import InvalidTopology
+from hopback.topology.arguments import decode_table, encode_table
 from hopback.topology.durations import format_duration
 from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
 from hopback.topology.model import Queue, QueueType
@@ -15,10 +16,11 @@ from hopback.topology.places import Place
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
+    from hopback.topology.model import Topology
     from hopback.topology.places import Table
     from hopback.topology.plan import Plan
 
-__all__ = ["Pattern", "read_recommended"]
+__all__ = ["Pattern", "read_recommended", "write_recommended"]
 
 
 class Pattern(StrEnum):
@@ -44,6 +46,36 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
     _no_overriding(table, main, arguments)
     together = {**main.arguments, **arguments}
     return (replace(main, arguments=together), *others), plan
+
+
+def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | None:
+    """The short form of a queue, if plan and queues are just what it stands for."""
+    main = topology.queue(plan.queue)
+    limit = main.arguments.get("x-delivery-limit") if main is not None else None
+    if main is None or not isinstance(limit, int) or limit < 1 or plan != _recommended(plan):
+        return None
+    own, *others = hardened_queues(plan, delivery_limit=limit)
+    shared = {key: value for key, value in main.arguments.items() if key in own.arguments}
+    if replace(main, arguments=shared) != own:
+        return None
+    if any(topology.queue(queue.name) != queue for queue in others):
+        return None
+    further = {key: value for key, value in main.arguments.items() if key not in shared}
+    fields: dict[str, object] = {
+        "retry": [{"delay": format_duration(tier.delay_ms)} for tier in plan.tiers]
+    }
+    fields |= {"attempts": plan.attempts} if plan.attempts != len(plan.tiers) + 1 else {}
+    fields |= {"delivery_limit": int(limit)} if limit != DELIVERY_LIMIT else {}
+    return fields | ({"arguments": encode_table(further)} if further else {})
+
+
+def _recommended(plan: Plan) -> Plan | None:
+    """What the recommended plan of the same queue, delays and attempts looks like."""
+    tiers_ms = [tier.delay_ms for tier in plan.tiers]
+    try:
+        return recommended_plan(plan.queue, tiers_ms=tiers_ms, attempts=plan.attempts)
+    except InvalidTopology:
+        return None
 
 
 def _tiers_ms(table: Table) -> tuple[int, ...] | None:
@@ -93,8 +125,7 @@ def _only_quorum(table: Table) -> None:
 
 def _no_overriding(table: Table, main: Queue, arguments: dict[str, FieldValue]) -> None:
     """The pattern's own arguments are what keeps messages safe, so they are not up for change."""
-    place = table.get("arguments")
+    place = table.place.inner("arguments", None)
     for key in main.arguments.keys() & arguments.keys():
-        if place is not None:
-            hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
-            place.inner(key, arguments[key]).wrong(f"this argument left to the pattern{hint}")
+        hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
+        place.inner(key, arguments[key]).wrong(f"this argument left to the pattern{hint}")

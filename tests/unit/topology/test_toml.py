@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -331,3 +332,81 @@ def test_an_invalid_topology_is_not_written() -> None:
     twice = Topology("t", queues=(Queue("q"), Queue("q")))
     with pytest.raises(InvalidTopology, match=r"queues\.q: expected one declaration of this name"):
         write_toml(twice)
+
+
+def test_what_follows_the_pattern_is_written_in_short_form() -> None:
+    """A file in short form is written as short as it was, bindings under their queues."""
+    text = examples()[0]
+    written = write_toml(read_toml(text))
+    assert "[queues.orders]\nretry = [" in written
+    assert "orders.retry.30s" not in written
+    assert "plans" not in written
+    assert not written.startswith('name = "shop"\nbindings')
+    assert "attempts = 10" in written
+    assert 'consumers = false\ntype = "stream"' in written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'retry = [{ delay = "1s" }]\ndelivery_limit = 7\narguments = { x-max-length = 5 }',
+        'retry = [{ delay = "1s" }]\nattempts = 9',
+    ],
+)
+def test_options_of_the_short_form_are_written_back(text: str) -> None:
+    """Limits, attempts and further arguments stay in the short form."""
+    topology = read_toml(f"[queues.q]\n{text}")
+    written = write_toml(topology)
+    assert "plans" not in written
+    assert read_toml(written) == topology
+
+
+def test_order_wins_over_brevity() -> None:
+    """Where bindings are not grouped by queue, or feed an implied queue, they stay a list."""
+    topology = read_toml(examples()[0])
+    feeding = Binding("shop.events", "orders.dlq", "lost")
+    for changed in (
+        replace(topology, bindings=topology.bindings[::-1]),
+        replace(topology, bindings=(*topology.bindings, feeding)),
+    ):
+        written = write_toml(changed)
+        assert written.startswith('name = "shop"\nbindings = [\n')
+        assert "plans" not in written
+        assert read_toml(written) == changed
+    backwards = replace(topology, queues=topology.queues[::-1])
+    assert "plans" in write_toml(backwards)
+    assert read_toml(write_toml(backwards)) == backwards
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x-delivery-limit": None},
+        {"x-delivery-limit": 0},
+        {"x-overflow": "drop-head"},
+    ],
+)
+def test_what_departs_from_the_pattern_is_written_in_full(changes: dict[str, str | int]) -> None:
+    """A queue that is not exactly what the short form stands for is not written short."""
+    plan = recommended_plan("q", tiers_ms=[1000])
+    main, *others = hardened_queues(plan)
+    arguments = {**main.arguments, **changes}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    topology = Topology("t", queues=(replace(main, arguments=arguments), *others), plans=(plan,))
+    assert "[plans.q]" in write_toml(topology)
+    assert read_toml(write_toml(topology)) == topology
+
+
+def test_other_queues_and_plans_are_written_in_full() -> None:
+    """Other retry queues, and plans without tiers or with their own stamps, have no short form."""
+    plan = recommended_plan("q", tiers_ms=[1000])
+    main, retry, parked = hardened_queues(plan)
+    longer = replace(retry, arguments={**retry.arguments, "x-max-length": 5})
+    for queues, own in (
+        ((main, longer, parked), plan),
+        ((main, retry, parked), replace(plan, attempts=1, tiers=())),
+        ((main, retry, parked), replace(plan, park_stamps=(Stamp("h", Fact.NOW, once=True),))),
+    ):
+        topology = Topology("t", queues=queues, plans=(own,))
+        assert "[plans.q]" in write_toml(topology)
+        assert read_toml(write_toml(topology)) == topology

@@ -1,0 +1,177 @@
+"""Desired × actual."""
+
+# Sentences stand in one line here, as they are printed.
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.fields import Int32
+from hopback.topology.diff import Diff, Kind, diff
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+
+_MIGRATE = "it cannot change in place: declare it as the broker has it, or migrate"
+
+
+def queues(*items: Queue) -> Topology:
+    """A topology of these queues."""
+    return Topology("t", queues=items)
+
+
+def test_what_is_missing_is_created_and_what_is_unknown_is_extra() -> None:
+    """Each object is in exactly one list, in the order in which it can be created."""
+    desired = Topology(
+        "d",
+        (Exchange("x", "topic"), Exchange("shared")),
+        (Queue("q"), Queue("old")),
+        (Binding("x", "q", "a"), Binding("shared", "old"), Binding("x", "shared", "", True)),
+        policies=(Policy("p", ".*", {"max-length": 1}),),
+    )
+    actual = Topology(
+        "a",
+        (Exchange("shared"), Exchange("other"), Exchange("amq.topic", "topic"), Exchange("")),
+        (Queue("old"), Queue("strange"), Queue("amq.gen-x")),
+        (
+            Binding("shared", "old"),
+            Binding("", "old", "old"),
+            Binding("amq.topic", "old", "k"),
+            Binding("shared", "amq.gen-x"),
+        ),
+        policies=(Policy("o", ".*", {"max-length": 1}),),
+    )
+    found = diff(desired, actual)
+    assert [str(entry) for entry in found.create] == [
+        "exchange x",
+        "queue q",
+        'binding x → q by "a"',
+        "binding x → exchange shared",
+        "policy p",
+    ]
+    assert [str(entry) for entry in found.same] == [
+        "exchange shared",
+        "queue old",
+        "binding shared → old",
+    ]
+    assert [str(entry) for entry in found.extra] == [
+        "exchange other",
+        "queue strange",
+        'binding amq.topic → old by "k"',
+        "policy o",
+    ]
+    assert found.conflict == ()
+    assert not found.settled
+    assert Diff(extra=found.extra).settled
+
+
+def test_bindings_differ_by_their_arguments() -> None:
+    """The same ends and key with other arguments are another binding, not a conflict."""
+    one = Binding("x", "q", arguments={"x-match": "all", "a": 1})
+    other = Binding("x", "q", arguments={"x-match": "any", "a": 1})
+    found = diff(Topology("d", bindings=(one,)), Topology("a", bindings=(other,)))
+    assert [entry.item for entry in found.create] == [one]
+    assert [entry.item for entry in found.extra] == [other]
+    assert found.create[0].name == "x → q with 2 arguments"
+
+
+def test_what_a_broker_does_not_compare_is_the_same() -> None:
+    """Unknown arguments, other integer types, and arguments of other exchange kinds do not count."""
+    desired = Topology(
+        "d",
+        (Exchange("x", arguments={"hash-header": "a"}),),
+        (Queue("q", arguments={"x-message-ttl": Int32(5), "x-mesage-ttl": 1}),),
+    )
+    actual = Topology("a", (Exchange("x"),), (Queue("q", arguments={"x-message-ttl": 5}),))
+    assert diff(desired, actual).settled
+
+
+def test_a_conflict_names_each_argument_both_values_and_a_way_out() -> None:
+    """Type, durability and every argument that differs are named together."""
+    desired = Queue(
+        "q",
+        QueueType.QUORUM,
+        arguments={"x-dead-letter-exchange": "dlx", "x-message-ttl": 5, "x-delivery-limit": 7},
+    )
+    actual = Queue("q", durable=False, arguments={"x-message-ttl": 9, "x-max-priority": 3})
+    found = diff(queues(desired), queues(actual))
+    (conflict,) = found.conflict
+    assert (conflict.kind, conflict.name) == (Kind.QUEUE, "q")
+    assert (conflict.desired, conflict.actual) == (desired, actual)
+    assert [(item.field, item.desired, item.actual) for item in conflict.differences] == [
+        ("type", "quorum", "classic"),
+        ("durable", True, False),
+        ("x-dead-letter-exchange", "dlx", None),
+        ("x-message-ttl", 5, 9),
+        ("x-delivery-limit", 7, None),
+        ("x-max-priority", None, 3),
+    ]
+    assert str(conflict).splitlines()[:2] == [
+        "queue q",
+        f'  type: "quorum" desired, "classic" on the broker; {_MIGRATE} (make a new queue, move the'
+        " messages, delete the old one)",
+    ]
+    assert "x-max-priority: nothing desired, 3 on the broker" in str(conflict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "desired", "actual", "policy", "words"),
+    [
+        (QueueType.CLASSIC, "x-dead-letter-exchange", "d", None, ("dead-letter-exchange", "d"), 'a policy with dead-letter-exchange: "d" has the same effect'),
+        (QueueType.CLASSIC, "x-dead-letter-exchange", "d", "e", None, "the argument wins over any policy; it cannot"),
+        (QueueType.CLASSIC, "x-dead-letter-exchange", None, "e", None, "no policy takes an argument away"),
+        (QueueType.CLASSIC, "x-message-ttl", 5, 9, ("message-ttl", 5), "a policy with message-ttl: 5 has the same effect on the live queue (for messages that come in from then on)"),
+        (QueueType.CLASSIC, "x-message-ttl", 9, 5, None, "of argument and policy the smaller counts"),
+        (QueueType.CLASSIC, "x-overflow", "reject-publish", "drop-head", None, "the argument wins"),
+        (QueueType.QUORUM, "x-overflow", "reject-publish", "drop-head", ("overflow", "reject-publish"), "a policy with overflow"),
+        (QueueType.QUORUM, "x-delivery-limit", 20, -1, ("delivery-limit", 20), "a policy with delivery-limit: 20"),
+        (QueueType.QUORUM, "x-delivery-limit", -1, 20, None, "of argument and policy the smaller counts"),
+        (QueueType.QUORUM, "x-single-active-consumer", True, None, None, _MIGRATE),
+        (QueueType.CLASSIC, "x-max-priority", 5, 6, None, _MIGRATE),
+    ],
+)  # fmt: skip
+def test_a_policy_is_offered_where_it_has_its_way(
+    kind: QueueType,
+    argument: str,
+    desired: str | int | None,
+    actual: str | int | None,
+    policy: tuple[str, object] | None,
+    words: str,
+) -> None:
+    """Which of argument and policy wins decides what can be done about a live queue."""
+    one = Queue("q", kind, arguments={} if desired is None else {argument: desired})
+    other = Queue("q", kind, arguments={} if actual is None else {argument: actual})
+    (conflict,) = diff(queues(one), queues(other)).conflict
+    (difference,) = conflict.differences
+    assert difference.policy == policy
+    assert difference.advice.startswith(words)
+
+
+def test_true_is_not_one() -> None:
+    """Values are compared as a broker does: true and 1 differ."""
+    one = Queue("q", arguments={"x-single-active-consumer": True})
+    other = Queue("q", arguments={"x-single-active-consumer": 1})
+    assert not diff(queues(one), queues(other)).settled
+
+
+def test_exchanges_conflict_too() -> None:
+    """Type and alternate exchange are compared; a policy can add an alternate exchange."""
+    desired = Exchange("x", "topic", arguments={"alternate-exchange": "lost"})
+    found = diff(Topology("d", (desired,)), Topology("a", (Exchange("x"),)))
+    kind, alternate = found.conflict[0].differences
+    assert kind.advice.startswith("it cannot change in place")
+    assert alternate.policy == ("alternate-exchange", "lost")
+
+
+def test_a_policy_that_differs_can_be_replaced() -> None:
+    """Policies are compared key by key, and changing one is always possible."""
+    desired = Policy("p", "^a", {"max-length": 1, "expires": 5})
+    actual = Policy("p", "^b", {"max-length": 1, "overflow": "drop-head"}, 3)
+    found = diff(Topology("d", policies=(desired,)), Topology("a", policies=(actual,)))
+    (conflict,) = found.conflict
+    assert [item.field for item in conflict.differences] == [
+        "pattern",
+        "priority",
+        "definition.expires",
+        "definition.overflow",
+    ]
+    assert all("replaced at any time" in item.advice for item in conflict.differences)

@@ -1,0 +1,109 @@
+"""A topology as plain text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hopback.patterns import DESIGNS
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from hopback.topology.roles import Role, queue_roles
+from hopback.topology.table import write_table
+from hopback.topology.words import plan_in_words
+
+_RAFFLE = DESIGNS["raffle"].build()
+
+
+def test_a_table_shows_objects_in_columns_and_plans_in_words() -> None:
+    """Names, types, roles, the arguments that count; then what happens on failure."""
+    assert write_table(_RAFFLE) == (
+        """\
+raffle
+
+EXCHANGE               TYPE    OPTIONS
+raffle_exchange        direct
+raffle_retry_exchange  direct
+raffle_dlx             direct
+
+QUEUE             TYPE     ROLE         ARGUMENTS
+raffle_queue      classic  main         dead-letter-exchange=raffle_dlx dead-letter-routing-key=raffle_dlq
+raffle_retry_10s  classic  retry        message-ttl=10s dead-letter-exchange=raffle_exchange"""
+        """ dead-letter-routing-key=raffle_queue
+raffle_dlq        classic  dead-letter
+
+FROM EXCHANGE          KEY               TO
+raffle_exchange        raffle_queue      raffle_queue
+raffle_retry_exchange  raffle_retry_10s  raffle_retry_10s
+raffle_dlx             raffle_dlq        raffle_dlq
+
+When the handler of raffle_queue fails:
+  The handler runs up to 4 times, waiting 10s (3 times) between runs.
+  A failed message leaves by confirmed publish and comes back through an exchange.
+  A hopeless one rests in raffle_dlq, parked by reject, moved by the broker.
+  Attempts are counted in our own header and x-retries; a re-driven message starts anew.
+  A snoozed message waits in a retry queue, without counting.
+"""
+    )
+
+
+def test_a_table_shows_what_is_out_of_the_ordinary() -> None:
+    """Options, policies, headers of bindings; and names that would steer a terminal are escaped."""
+    odd = Topology(
+        "odd\x1b[2J",
+        (Exchange("x", "headers", durable=False, internal=True),),
+        (
+            Queue("q", durable=False, exclusive=True, auto_delete=True),
+            Queue("s", QueueType.STREAM, arguments={"x-max-age": "", "x-message-ttl": -1}),
+        ),
+        (Binding("x", "q", arguments={"a b": "c d"}), Binding("x", "x", "k", to_exchange=True)),
+        policies=(Policy("p", ".*", {"expires": 60_000, "x": {"y": 1}}, 7),),
+    )
+    text = write_table(odd)
+    assert text.startswith("odd\\x1b[2J\n")
+    assert "x         headers  transient internal" in text
+    assert "q      classic  plain  transient auto-delete exclusive" in text
+    assert 's      stream   plain  max-age="" message-ttl=-1' in text
+    assert 'x              - a b="c d"  q' in text
+    assert "x              k            exchange x" in text
+    assert "p (priority 7)  .*       all         expires=1m x=a table" in text
+
+
+def test_an_empty_topology_is_its_name() -> None:
+    """Sections without rows are left out."""
+    assert write_table(Topology("empty")) == "empty\n"
+
+
+def test_plans_are_told_in_words() -> None:
+    """Each of the ways a plan can go has its words."""
+    (bus, *_) = DESIGNS["event-bus"].build().plans
+    words = " ".join(plan_in_words(bus))
+    assert "runs up to 11 times, waiting 5s (10 times) between runs" in words
+    assert "leaves by reject, moved by the broker and comes back straight to its queue" in words
+    assert "counted in x-death and our own header; a re-driven message goes on counting" in words
+    assert "waits 500ms to 2s in the consumer and is requeued" in words
+    (own,) = DESIGNS["recommended"].build().plans
+    assert "waiting 30s, then 5m, then 30m between runs" in plan_in_words(own)[0]
+    twice, once = replace(own, attempts=2), replace(own, attempts=1)
+    assert plan_in_words(twice)[0] == "The handler runs twice, waiting 30s between runs."
+    assert plan_in_words(once)[0] == "The handler runs once and never again."
+
+
+def test_roles_come_from_plans() -> None:
+    """With plans, every queue's role is what its plan says."""
+    assert queue_roles(_RAFFLE) == {
+        "raffle_queue": Role.MAIN,
+        "raffle_retry_10s": Role.RETRY,
+        "raffle_dlq": Role.DEAD_LETTER,
+    }
+
+
+def test_roles_can_be_told_without_plans() -> None:
+    """Read from a broker, retry and dead-letter queues show in arguments and bindings."""
+    bare = replace(_RAFFLE, plans=())
+    assert queue_roles(bare) == {
+        "raffle_queue": Role.PLAIN,
+        "raffle_retry_10s": Role.RETRY,
+        "raffle_dlq": Role.DEAD_LETTER,
+    }
+    assert queue_roles(replace(DESIGNS["recommended"].build(), plans=()))["orders.dlq"] is (
+        Role.DEAD_LETTER
+    )
