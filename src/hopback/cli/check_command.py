@@ -11,7 +11,13 @@ import click
 
 from hopback.cli.exits import Exit
 from hopback.cli.printing import document, json_text, on_terminal, safe, table
-from hopback.cli.targets import Target, broker_version_option, format_option, topology_target
+from hopback.cli.targets import (
+    Target,
+    broker_version_option,
+    format_option,
+    topology_target,
+    vhost_option,
+)
 from hopback.topology.check import Finding, Severity
 from hopback.topology.check import check as find_hazards
 
@@ -26,6 +32,7 @@ __all__ = ["check"]
 @click.command(short_help="Report hazards, each with its fix.")
 @topology_target
 @broker_version_option("Judge for this RabbitMQ, for example 3.10 or 4.0; without it, for all.")
+@vhost_option
 @format_option("table", "json")
 @click.option(
     "--detailed-exit-code",
@@ -37,6 +44,7 @@ def check(
     hardened: bool,
     params: tuple[tuple[str, str], ...],
     version: BrokerVersion | None,
+    vhost: str | None,
     form: str,
     detailed_exit_code: bool,
 ) -> int:
@@ -44,7 +52,7 @@ def check(
 
     Leaves with 1 if there is an error among them, with 0 otherwise.
     """
-    found = find_hazards(Target(name, hardened, params).topology(), version)
+    found = find_hazards(Target(name, hardened, params, vhost).topology(), version)
     if form == "json":
         document(json_text(_as_data(name, version, found)))
     else:

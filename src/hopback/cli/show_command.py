@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.printing import document, json_text, safe
-from hopback.cli.targets import Target, broker_version_option, format_option, topology_target
+from hopback.cli.targets import (
+    Target,
+    broker_version_option,
+    format_option,
+    topology_target,
+    vhost_option,
+)
 
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
@@ -21,31 +27,37 @@ _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and sa
 @click.command(short_help="Show exchanges, queues and plans.")
 @topology_target
 @broker_version_option(_VERSION)
+@vhost_option
 @format_option("table", "json", "toml", "definitions", "mermaid")
 def show(
     name: str,
     hardened: bool,
     params: tuple[tuple[str, str], ...],
     version: BrokerVersion | None,
+    vhost: str | None,
     form: str,
 ) -> None:
     """Show the exchanges, queues, bindings and plans of a SYSTEM or FILE."""
-    _print(Target(name, hardened, params).topology(), form, version)
+    topology = Target(name, hardened, params, vhost).topology()
+    _print(topology, form, version, vhost)
 
 
 @click.command(short_help="Write definitions for RabbitMQ, or another form.")
 @topology_target
 @broker_version_option(_VERSION)
+@vhost_option
 @format_option("definitions", "toml", "json", "mermaid", "table")
 def export(
     name: str,
     hardened: bool,
     params: tuple[tuple[str, str], ...],
     version: BrokerVersion | None,
+    vhost: str | None,
     form: str,
 ) -> None:
     """Write a SYSTEM or FILE in another form, by default as definitions that RabbitMQ imports."""
-    _print(Target(name, hardened, params).topology(), form, version)
+    topology = Target(name, hardened, params, vhost).topology()
+    _print(topology, form, version, vhost)
 
 
 @click.command(short_help="Draw it as Mermaid.")
@@ -72,8 +84,11 @@ def diagram(
     document(_drawn(Target(name, hardened, params).topology(), kind, queue))
 
 
-def _print(topology: Topology, form: str, version: BrokerVersion | None) -> None:
-    document(_definitions(topology, version) if form == "definitions" else _FORMS[form](topology))
+def _print(topology: Topology, form: str, version: BrokerVersion | None, vhost: str | None) -> None:
+    if form == "definitions":
+        document(_definitions(topology, version, vhost))
+    else:
+        document(_FORMS[form](topology))
 
 
 def _table(topology: Topology) -> str:
@@ -101,11 +116,11 @@ def _mermaid(topology: Topology) -> str:
 _FORMS = {"table": _table, "json": _json, "toml": _toml, "mermaid": _mermaid}
 
 
-def _definitions(topology: Topology, version: BrokerVersion | None) -> str:
+def _definitions(topology: Topology, version: BrokerVersion | None, vhost: str | None) -> str:
     """RabbitMQ's own form; what was left out of it is said on stderr."""
     from hopback.topology.definitions import write_definitions
 
-    definitions, left_out = write_definitions(topology, version=version)
+    definitions, left_out = write_definitions(topology, version=version, vhost=vhost)
     for sentence in left_out:
         click.echo(f"Note: {safe(sentence)}", err=True)
     return json_text(definitions)

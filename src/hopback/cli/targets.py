@@ -27,6 +27,7 @@ __all__ = [
     "broker_version_option",
     "format_option",
     "topology_target",
+    "vhost_option",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
@@ -49,6 +50,7 @@ class Target:
     name: str
     hardened: bool = False
     params: tuple[tuple[str, str], ...] = ()
+    vhost: str | None = None
 
     def topology(self) -> Topology:
         """The design or the file's content; CommandFailed (5) if there is neither."""
@@ -59,7 +61,7 @@ class Target:
             return self._built(design)
         if self.hardened or self.params:
             self._refuse_design_options()
-        return _read(self._path())
+        return _read(self._path(), self.vhost)
 
     def _built(self, design: Design) -> Topology:
         try:
@@ -96,13 +98,13 @@ def _suggestion(name: str) -> str:
     return f"{hint}Name one of {', '.join(DESIGNS)}, or a .toml or definitions .json file."
 
 
-def _read(path: Path) -> Topology:
+def _read(path: Path, vhost: str | None) -> Topology:
     """A TOML file is Hopback's own form, a JSON file RabbitMQ's definitions."""
     text = _text(path)
     if path.suffix.lower() == ".json":
         from hopback.topology.definitions import read_definitions
 
-        return read_definitions(text, name=path.stem)
+        return read_definitions(text, vhost=vhost, name=path.stem)
     if path.suffix.lower() == ".toml":
         from hopback.topology.toml import read_toml
 
@@ -173,6 +175,15 @@ def _complete(
 def broker_version_option(text: str) -> Callable[[_Command], _Command]:
     """The option --broker-version, with what it means for this command."""
     return click.option("--broker-version", "version", callback=_version, metavar="V", help=text)
+
+
+def vhost_option(command: _Command) -> _Command:
+    """The option --vhost, for definitions."""
+    return click.option(
+        "--vhost",
+        metavar="V",
+        help="For definitions: the virtual host to read, and to name in what is written.",
+    )(command)
 
 
 def format_option(*choices: str) -> Callable[[_Command], _Command]:

@@ -24,6 +24,10 @@ _COMMANDS = {
     "apply": LazyCommand(
         "hopback.cli.broker_commands:apply", "Create on a live broker what is missing."
     ),
+    "revert": LazyCommand(
+        "hopback.cli.broker_commands:revert",
+        "Take back the delivery limits that apply has lifted.",
+    ),
 }
 
 
