@@ -56,44 +56,14 @@ def _openssl(folder: Path, *words: str) -> None:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a certificate of it for `localhost`, good for server and client."""
     folder = tmp_path_factory.mktemp("tls")
-    _openssl(
-        folder,
-        *["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ca"],
-        *["-keyout", "ca.key", "-out", "ca.pem"],
-    )
-    _openssl(
-        folder,
-        *[
-            "req",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=localhost",
-            "-keyout",
-            "key.pem",
-            "-out",
-            "csr.pem",
-        ],
-    )
     (folder / "ext").write_text("subjectAltName=DNS:localhost\n")
-    _openssl(
-        folder,
-        *[
-            "x509",
-            "-req",
-            "-in",
-            "csr.pem",
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-days",
-            "2",
-        ],
-        *["-extfile", "ext", "-out", "cert.pem"],
-    )
+    for words in (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem",
+        "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out csr.pem",
+        "x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext"
+        " -out cert.pem",
+    ):
+        _openssl(folder, *words.split())
     return folder
 
 
@@ -134,8 +104,9 @@ async def test_a_certificate_of_another_name_is_refused(
     url = f"amqps://127.0.0.1:{listener.port}?cacertfile={certificates / 'ca.pem'}"
     with pytest.raises(ConnectionFailed, match="CERTIFICATE_VERIFY_FAILED"):
         await RabbitMQ(url).connect()
-    connection = await RabbitMQ(f"{url}&server_name_indication=localhost").connect()
-    await connection.close()
+    for name in ("localhost", "disable"):
+        connection = await RabbitMQ(f"{url}&server_name_indication={name}").connect()
+        await connection.close()
 
 
 async def test_a_verified_peer_is_taken(listener: _Listener, certificates: Path) -> None:

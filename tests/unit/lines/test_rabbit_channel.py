@@ -10,6 +10,7 @@ import pytest
 from hopback.errors import (
     AccessRefused,
     ChannelClosed,
+    ConfirmTimeout,
     ConnectionLost,
     Nacked,
     PreconditionFailed,
@@ -251,3 +252,14 @@ async def test_closing_in_order_leaves_nobody_waiting() -> None:
     with pytest.raises(PublishInterrupted):
         await fate
     assert await connection.wait_closed() is None
+
+
+async def test_a_channel_that_never_answers_is_given_up() -> None:
+    """Publishes without an answer are kept in memory, so their number has an end."""
+    server, connection = await connect(window=1, confirm_timeout=0.001)
+    channel = await connection.open_channel()
+    for _ in range(5):
+        with pytest.raises(ConfirmTimeout):
+            await channel.publish(Message("", "q", b"x"))
+    await channel.wait_closed()
+    assert server.asked()[-1][0] == "channel.close"

@@ -58,7 +58,7 @@ class RabbitChannel:
         confirm_timeout: float,
     ) -> None:
         self.number = number
-        self.publishing = Publishing(number, wire, window, confirm_timeout)
+        self.publishing = Publishing(number, wire, window, confirm_timeout, self._give_up)
         self.lost: tuple[int, ...] = ()
         """The tags that were unsettled when the channel ended; the broker has them back."""
         self._wire = wire
@@ -91,6 +91,10 @@ class RabbitChannel:
         if not self.closed:
             self._send_close()
         await self.wait_closed()
+
+    def _give_up(self) -> None:
+        if not self.closed:
+            self._send_close()
 
     def _send_close(self) -> None:
         self._closing = True

@@ -27,20 +27,30 @@ _PUBLISH = METHODS["basic.publish"]
 _PERSISTENT = 2
 _CACHED_ROUTES = 512
 _ABANDONED_WINDOWS = 4
+"""A channel on which more than so many windows were never answered is closed: they are kept in
+memory until it ends."""
 
 
 class Publishing:
     """What one channel publishes.
 
     `window` publishes may be in flight; `room` waits for a place. After `timeout` seconds without
-    an answer the sender gets ConfirmTimeout.
+    an answer the sender gets ConfirmTimeout; `give_up` ends a channel that has become useless.
     """
 
-    def __init__(self, number: int, wire: Wire, window: int, timeout: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        wire: Wire,
+        window: int,
+        timeout: float,
+        give_up: Callable[[], object],
+    ) -> None:
         self._number = number
         self._wire = wire
         self._window = window
         self._timeout = timeout
+        self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._confirms: Confirms[asyncio.Future[None]] = Confirms()
         self._routes: dict[tuple[str, str, bool], bytes] = {}
@@ -53,11 +63,6 @@ class Publishing:
     def in_flight(self) -> int:
         """How many publishes wait for their confirm."""
         return self._confirms.live
-
-    @property
-    def clogged(self) -> bool:
-        """Whether so many publishes were never answered that the channel should be given up."""
-        return self._confirms.abandoned > _ABANDONED_WINDOWS * self._window
 
     # --- out
 
@@ -148,6 +153,8 @@ class Publishing:
                         f"routing key {publish.routing_key!r}"
                     )
                 )
+        if self._confirms.abandoned > _ABANDONED_WINDOWS * self._window:
+            self._give_up()
         oldest = next((p for p in self._confirms.in_flight.values() if not p.expired), None)
         if oldest is not None:
             self._timer = self._loop.call_at(oldest.deadline, self._expire)
