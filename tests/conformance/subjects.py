@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
     from tests.harness.installation import Installation
 
-__all__ = ["RealSubject", "play_embedded"]
+__all__ = ["RealSubject", "needs_expendable", "play_embedded"]
 
 _SHORT = NodeTimings(consumer_timeout_ms=3_000)
 _EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
 _ROW_SECONDS = 120
+
+
+def needs_expendable(row: Row) -> bool:
+    """Whether the row may only be played on a node that nobody else uses."""
+    return bool(row.tags & _EXPENDABLE)
 
 
 def play_embedded(row: Row, version: BrokerVersion) -> Result:
@@ -42,11 +47,13 @@ class RealSubject:
     """A RabbitMQ version: one node for most rows, and one to be wrecked; started when needed."""
 
     installation: Installation
+    version: str = ""
+    """What the broker says of itself, once it has been asked."""
     _nodes: dict[bool, RabbitNode] = field(default_factory=dict)
 
     async def play(self, row: Row) -> Result:
         """Play a row on the node that is fit for it."""
-        expendable = bool(row.tags & _EXPENDABLE)
+        expendable = needs_expendable(row)
         node = await asyncio.to_thread(self._node, expendable)
         facilities = Facilities(
             policies=HttpPolicies(node.management, "/"),
@@ -54,12 +61,6 @@ class RealSubject:
             timings=_timings(node.timings),
         )
         return await asyncio.wait_for(play(row, RabbitMQ(node.url), facilities), _ROW_SECONDS)
-
-    def version(self) -> str:
-        """What the broker says of itself."""
-        return str(
-            self._node(expendable=False).management.call("GET", "/overview")["rabbitmq_version"]
-        )
 
     def remove(self) -> None:
         """End its nodes."""
@@ -69,7 +70,9 @@ class RealSubject:
     def _node(self, expendable: bool) -> RabbitNode:
         if expendable not in self._nodes:
             timings = _SHORT if expendable else NodeTimings()
-            self._nodes[expendable] = RabbitNode(self.installation, timings=timings).start()
+            node = RabbitNode(self.installation, timings=timings).start()
+            self._nodes[expendable] = node
+            self.version = str(node.management.call("GET", "/overview")["rabbitmq_version"])
         return self._nodes[expendable]
 
 

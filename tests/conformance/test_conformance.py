@@ -9,26 +9,29 @@ import pytest
 from hopback.testing.conformance import Outcome, Row, rows
 from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
 from hopback.version import BrokerVersion
-from tests.conformance.subjects import RealSubject, play_embedded
+from tests.conformance.subjects import RealSubject, needs_expendable, play_embedded
 from tests.harness.installation import HOST
 from tests.harness.versions import SUITES, build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from _pytest.mark.structures import ParameterSet
+
 _ROWS = rows()
 _VERSIONS = tuple(map(BrokerVersion.parse, ("3.10", "4.0", "4.3")))
-_SUBJECTS = (
-    pytest.param("host", marks=pytest.mark.xdist_group("rabbitmq-host")),
-    *(
-        pytest.param(suite, marks=[pytest.mark.all_brokers, pytest.mark.xdist_group(suite)])
-        for suite in SUITES
-    ),
-)
 
 
 def _number(row: object) -> str:
     return row.id if isinstance(row, Row) else str(row)
+
+
+def _real(suite: str) -> Iterator[ParameterSet]:
+    """Every row on one RabbitMQ; what wrecks its node runs in a worker of its own."""
+    for row in _ROWS:
+        group = pytest.mark.xdist_group(f"{suite}-{'wrecked' if needs_expendable(row) else 'kept'}")
+        marks = [group] if suite == "host" else [group, pytest.mark.all_brokers]
+        yield pytest.param(row, suite, marks=marks, id=f"{row.id}-{suite}")
 
 
 @pytest.mark.parametrize("version", _VERSIONS, ids=str)
@@ -51,15 +54,17 @@ def subject(request: pytest.FixtureRequest) -> Iterator[RealSubject]:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("subject", _SUBJECTS, indirect=True)
-@pytest.mark.parametrize("row", _ROWS, ids=_number)
+@pytest.mark.parametrize(
+    ("row", "subject"),
+    [parameters for suite in ("host", *SUITES) for parameters in _real(suite)],
+    indirect=["subject"],
+)
 async def test_rabbitmq_does_as_the_row_says(
     row: Row, subject: RealSubject, record_property: Callable[[str, object], None]
 ) -> None:
     """Each row holds on RabbitMQ itself: the suite tells the truth."""
     result = await subject.play(row)
-    name = f"RabbitMQ {subject.version()}"
-    record_property("conformance", [row.id, name, str(result.outcome)])
+    record_property("conformance", [row.id, f"RabbitMQ {subject.version}", str(result.outcome)])
     assert result.outcome in (Outcome.HOLDS, Outcome.SAYS_NOTHING), result.reason
 
 

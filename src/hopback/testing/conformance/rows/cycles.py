@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-async def _lost(bench: Bench, *queues: str, seconds: float = 0.5) -> None:
+async def _lost(bench: Bench, *queues: str, seconds: float = 1.2) -> None:
     """Make sure that none of the queues has, or gets, the message."""
     await bench.pause(seconds)
     for _ in range(4):
@@ -59,7 +59,7 @@ async def self_loop(bench: Bench) -> None:
 
 @row("1.7c", "main -maxlen→ wait -expired→ main drops the message on its way back")
 async def length_loop(bench: Bench) -> None:
-    main, wait = await reject_loop(bench, max_length=1)
+    main, wait = await reject_loop(bench, wait_ms=1000, max_length=1)
     await bench.put(main, "pushed out", "kept")
     await bench.holds(wait, 1)
     await _lost(bench, wait)
@@ -68,7 +68,7 @@ async def length_loop(bench: Bench) -> None:
 
 @row("1.7d", "main -delivery_limit→ wait -expired→ main drops the message on its way back")
 async def limit_loop(bench: Bench) -> None:
-    main, wait = await reject_loop(bench, QueueType.QUORUM, 200, delivery_limit=1)
+    main, wait = await reject_loop(bench, QueueType.QUORUM, 1000, delivery_limit=1)
     await bench.put(main)
     await _break_the_limit(bench, main, 2)
     await bench.holds(wait, 1)
@@ -77,7 +77,7 @@ async def limit_loop(bench: Bench) -> None:
 
 @row("1.7e", "After a rejected lap a delivery_limit death is dropped at once from 4.0 on")
 async def limit_after_a_lap(bench: Bench) -> None:
-    main, wait = await reject_loop(bench, QueueType.QUORUM, 300, delivery_limit=1)
+    main, wait = await reject_loop(bench, QueueType.QUORUM, 1000, delivery_limit=1)
     await bench.put(main)
     await lap(bench, main)
     await _break_the_limit(bench, main, 1)
@@ -97,7 +97,7 @@ async def _comes_to(bench: Bench, queue: str) -> bool:
 @row("1.7f", "A dead-letter queue that expires back to main drops what had expired there")
 async def broker_side_redrive(bench: Bench) -> None:
     main, dead = bench.name("main"), bench.name("dead")
-    await bench.classic(to(main, message_ttl=200), name=dead)
+    await bench.classic(to(main, message_ttl=1000), name=dead)
     await bench.classic(to(dead, message_ttl=50), name=main)
     await bench.put(main)
     await bench.holds(dead, 1)

@@ -123,20 +123,20 @@ async def stamped_on_arrival(bench: Bench) -> None:
 @row("4.6", "What is unacked does not expire; returned too late, it dies at once")
 async def unacked_does_not_expire(bench: Bench) -> None:
     for kind in BOTH:
-        queue, dead = await pair(bench, kind, message_ttl=200)
+        queue, dead = await pair(bench, kind, message_ttl=1000)
         await bench.put(queue)
         held = await bench.take(queue)
-        await bench.stays(dead, 0, 0.6)
+        await bench.stays(dead, 0, 1.5)
         bench.channel.nack(held.tag, requeue=True)
         equal("reason", deaths(await bench.take_done(dead))[0]["reason"], "expired")
 
 
 @row("4.7a", "x-expires removes an unused classic queue; declaring it again renews the lease")
 async def queue_lease(bench: Bench) -> None:
-    queue = Queue(bench.name(), arguments={"x-expires": 600})
+    queue = Queue(bench.name(), arguments={"x-expires": 1500})
     await bench.declare(queue)
-    for _ in range(3):
-        await bench.pause(0.3)
+    for _ in range(4):
+        await bench.pause(0.6)
         await bench.declare(queue)
     that(await bench.exists(queue.name), "the lease was renewed")
     await _gone(bench, queue.name)
@@ -144,9 +144,9 @@ async def queue_lease(bench: Bench) -> None:
 
 @row("4.7b", "A queue with a consumer does not expire")
 async def lease_with_consumer(bench: Bench) -> None:
-    name = await bench.classic({"x-expires": 200})
+    name = await bench.classic({"x-expires": 1000})
     tag = await bench.channel.consume(name, lambda _: None)
-    await bench.pause(0.6)
+    await bench.pause(1.6)
     that(await bench.exists(name), "the queue is kept while it is consumed")
     await bench.channel.cancel(tag)
     await _gone(bench, name)
@@ -154,7 +154,7 @@ async def lease_with_consumer(bench: Bench) -> None:
 
 @row("4.7c", "x-expires removes an unused quorum queue, looked at only now and then")
 async def quorum_lease(bench: Bench) -> None:
-    name = await bench.queue(QueueType.QUORUM, {"x-expires": 300})
+    name = await bench.queue(QueueType.QUORUM, {"x-expires": 1000})
     that(await bench.exists(name), "it is there at first")
     await bench.pause(2 * bench.timings.quorum_tick + 1)
     await _gone(bench, name)
@@ -171,5 +171,5 @@ async def lease_takes_messages(bench: Bench) -> None:
 
 async def _gone(bench: Bench, name: str) -> None:
     # Asking by passive declare would renew the lease: ask rarely.
-    await bench.pause(1.5)
+    await bench.pause(3.0)
     that(not await bench.exists(name), f"{name} has expired")

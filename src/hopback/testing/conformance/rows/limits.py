@@ -35,6 +35,25 @@ async def first_in_first_out(bench: Bench) -> None:
         equal("order", await bench.bodies(queue), sent)
 
 
+@row("A.33", "What comes to the head because an older one was pushed out expires in its time")
+async def expires_after_overflow(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind, {"x-max-length": 1})
+        await bench.put(queue, "pushed out")
+        await bench.put(queue, "expires", expiration="300")
+        await bench.holds(queue, 0)
+
+
+@row("A.34", "What comes to the head because another was taken expires in its time")
+async def expires_after_get(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        await bench.put(queue, "taken")
+        await bench.put(queue, "expires", expiration="300")
+        await bench.take(queue)
+        await bench.holds(queue, 0)
+
+
 @row("A.32", "A returned message that no longer fits a bounded classic queue pushes out the oldest")
 async def returned_over_length(bench: Bench) -> None:
     queue = await bench.classic({"x-max-length": 1})

@@ -118,7 +118,7 @@ async def parked_as_received(bench: Bench) -> None:
 async def parked_with_expiration(bench: Bench) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         queue, parking = await bench.queue(kind), await bench.queue(kind)
-        await bench.put(queue, expiration="400")
+        await bench.put(queue, expiration="1000")
         await _again(bench, await bench.take_done(queue), parking)
         await bench.holds(parking, 1)
         await bench.holds(parking, 0)
