@@ -448,6 +448,8 @@ class Connection:
             raise ProtocolError(f"{name} is not allowed in state {self.state}")
         for channel in self.channels.values():
             channel.settlements.flush(self._out)
+            if name == "connection.close":
+                channel.open = False
         self.state = following
 
     def _send_on_channel(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Owner", "Wire", "tls_context"]
 
+_LINGER = 5.0
+"""Seconds that a closing line may take to write its last words to a peer that does not read."""
+
 
 class Owner(Protocol):
     """Who is told what happens on a wire. No method may raise or block."""
@@ -51,6 +54,7 @@ class Wire(asyncio.Protocol):
         self._heard = False
         self._spoke = False
         self._timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
 
     # --- what asyncio calls
 
@@ -87,8 +91,9 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._linger):
+            if timer is not None:
+                timer.cancel()
         self._transport = None
         error = self._error
         if error is None and not self._closing:
@@ -120,11 +125,13 @@ class Wire(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """End the connection after what is queued was written."""
+        """End the connection after what is queued was written, or cannot be written in time."""
         self._closing = True
         if self._transport is not None:
             self.flush()
             self._transport.close()
+            if self._linger is None:
+                self._linger = self._loop.call_later(_LINGER, self.abort)
 
     def abort(self) -> None:
         """End the connection at once."""

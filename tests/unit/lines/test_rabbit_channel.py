@@ -263,3 +263,19 @@ async def test_a_channel_that_never_answers_is_given_up() -> None:
             await channel.publish(Message("", "q", b"x"))
     await channel.wait_closed()
     assert server.asked()[-1][0] == "channel.close"
+
+
+async def test_nothing_is_settled_once_the_connection_is_closing() -> None:
+    """The broker takes everything back; an ack that comes now must not seem to count."""
+    server, connection = await connect()
+    channel = await connection.open_channel()
+    held: list[Delivery] = []
+    await channel.consume("q", held.append, tag="c")
+    server.deliver(1, "c")
+    closing = asyncio.ensure_future(connection.close())
+    await asyncio.sleep(0)
+    with pytest.raises(ChannelClosed):
+        channel.ack(1)
+    await closing
+    assert server.settlements() == []
+    assert channel.lost == (1,)

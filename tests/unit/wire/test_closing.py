@@ -128,3 +128,14 @@ def test_heartbeats_are_no_events() -> None:
     pair.pump()
     assert pair.seen_by_client == []
     assert pair.client.channels[1].state is ChannelState.OPEN
+
+
+def test_nothing_is_delivered_once_the_connection_is_closing() -> None:
+    """Whole messages that come before the answer to our close are ignored too."""
+    pair = open_pair()
+    pair.client.send(0, "connection.close", reply_code=200)
+    deliver = encode_arguments(METHODS["basic.deliver"], {"consumer_tag": "c", "delivery_tag": 1})
+    pair.server.content(1, frame(METHOD, 1, deliver), b"\x00\x00", b"whole")
+    assert pair.client.receive(pair.server.take()) == []
+    pair.pump()
+    assert pair.client.state is ConnectionState.CLOSED

@@ -101,6 +101,10 @@ class RabbitChannel:
         self._core.send(self.number, "channel.close", reply_code=200, reply_text="closed by client")
         self._wire.wake()
 
+    def leave(self) -> None:
+        """The connection is being closed: nothing more is sent on this channel."""
+        self._closing = True
+
     async def wait_closed(self) -> BrokerError | None:
         """Return when the channel has ended: the reason, or None if we closed it."""
         return await asyncio.shield(self._ended)

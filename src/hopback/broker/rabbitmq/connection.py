@@ -93,6 +93,8 @@ class RabbitConnection:
         if self._core.state is ConnectionState.OPEN:
             self._core.send(0, "connection.close", reply_code=200, reply_text="closed by client")
             self.wire.flush()
+            for channel in self._channels.values():
+                channel.leave()
         try:
             await asyncio.wait_for(asyncio.shield(self._ended), _CLOSE_TIMEOUT)
         except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -174,9 +175,10 @@ class Publishing:
             self._waiters.append(waiter)
             try:
                 await waiter
-            finally:
-                if waiter in self._waiters:
+            except BaseException:
+                with contextlib.suppress(ValueError):
                     self._waiters.remove(waiter)
+                raise
 
     def admit(self) -> None:
         """Something changed: let those who wait look again."""
