@@ -29,8 +29,9 @@ connection and one channel per client, each client in a process of its own. The 
 in every round, in changing order; a ratio is taken within each round and its median given. Before
 each run the queue is made anew and filled by the C client; after it the queues are counted, so
 that a client that loses or doubles a message fails its row. Every publish is mandatory and
-confirmed. CPU is user and system time of the client process from before its first message to its
-last. How many messages a run has follows from a short calibration.
+confirmed. A run that ends before the broker has taken in its last acks (they come back when the
+channel closes) is repeated. CPU is user and system time of the client process from before its
+first message to its last. How many messages a run has follows from a short calibration.
 """
 
 

@@ -20,7 +20,14 @@ _SETTLE_SECONDS = 15.0
 
 
 class CountsDiffer(RuntimeError):
-    """After a run a queue does not hold what it must: messages were lost or doubled."""
+    """After a run a queue does not hold what it must: messages were lost or doubled.
+
+    `surplus` tells that only more was found than expected: acks that the broker did not get.
+    """
+
+    def __init__(self, where: str, expected: dict[str, int], found: dict[str, int]) -> None:
+        self.surplus = all(found[name] >= count for name, count in expected.items())
+        super().__init__(f"{where}: expected {expected} messages, found {found}")
 
 
 @dataclass(slots=True)
@@ -59,10 +66,8 @@ class Stage:
         with self._channel() as channel:
             found = _await_counts(channel, expected)
         if found != expected:
-            raise CountsDiffer(
-                f"{contestant.name}, {job.scenario}, {job.queue_type}: expected {expected} "
-                f"messages, found {found}"
-            )
+            where = f"{contestant.name}, {job.scenario}, {job.queue_type}"
+            raise CountsDiffer(where, expected, found)
 
     def _fill(self, job: Job) -> None:
         exchange = "bench.in" if job.scenario == Scenario.RETRY else ""
@@ -80,7 +85,7 @@ class Stage:
         with self._channel() as channel:
             found = _await_counts(channel, {job.queue: job.count})
         if found != {job.queue: job.count}:
-            raise CountsDiffer(f"filling {job.queue}: expected {job.count}, found {found}")
+            raise CountsDiffer("filling", {job.queue: job.count}, found)
 
     def _make(self, channel: Any, job: Job, layout: str) -> None:
         typed = {"x-queue-type": "quorum"} if job.queue_type == "quorum" else {}

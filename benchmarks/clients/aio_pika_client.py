@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import aio_pika
 
-from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.clients.measuring import Stopwatch, linger, run_async
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
@@ -44,6 +44,7 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     await queue.consume(on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -61,6 +62,7 @@ async def publish(job: Job, watch: Stopwatch) -> None:
             await room.acquire()
             group.create_task(send())
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -70,6 +72,7 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
     for _ in range(job.count):
         await channel.default_exchange.publish(_message(job.bytes), job.queue)
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -90,6 +93,7 @@ async def move(job: Job, watch: Stopwatch) -> None:
     await queue.consume(on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -112,6 +116,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
     await queue.consume(on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import aiormq
 
-from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.clients.measuring import Stopwatch, linger, run_async
 
 if TYPE_CHECKING:
     from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
@@ -43,6 +43,7 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     await channel.basic_consume(job.queue, on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -60,6 +61,7 @@ async def publish(job: Job, watch: Stopwatch) -> None:
             await room.acquire()
             group.create_task(send())
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -69,6 +71,7 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
     for _ in range(job.count):
         await _send(channel, job.bytes, job.queue)
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -88,6 +91,7 @@ async def move(job: Job, watch: Stopwatch) -> None:
     await channel.basic_consume(job.queue, on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -109,6 +113,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
     await channel.basic_consume(job.queue, on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.clients.measuring import Stopwatch, run_sync
+from benchmarks.clients.measuring import LINGER_S, Stopwatch, run_sync
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job
@@ -47,6 +48,7 @@ def consume(job: Job, watch: Stopwatch) -> None:
     worker.start()
     finished.wait()
     watch.stop()
+    time.sleep(LINGER_S)
     worker.stop()
     broker.close()
 
@@ -65,6 +67,7 @@ def publish_one(job: Job, watch: Stopwatch) -> None:
     for _ in range(job.count):
         actor.send(text)
     watch.stop()
+    time.sleep(LINGER_S)
     broker.close()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 
-from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.clients.measuring import Stopwatch, linger, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,6 +47,7 @@ async def _subscribe(
     await broker.start()
     await finished.wait()
     watch.stop()
+    await linger()
     await broker.stop()
 
 
@@ -78,6 +79,7 @@ async def publish(job: Job, watch: Stopwatch) -> None:
                 await room.acquire()
                 group.create_task(send())
         watch.stop()
+        await linger()
 
 
 async def publish_one(job: Job, watch: Stopwatch) -> None:
@@ -89,6 +91,7 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
                 job.bytes, job.queue, persist=True, content_type="application/json"
             )
         watch.stop()
+        await linger()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.clients.measuring import Stopwatch, linger, run_async
 from benchmarks.workload import Job
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
@@ -77,6 +77,7 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     await channel.consume(job.queue, chosen)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -105,6 +106,7 @@ async def publish(job: Job, watch: Stopwatch) -> None:
     send()
     await finished
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -115,6 +117,7 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
     for _ in range(job.count):
         await channel.publish(message)
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -141,6 +144,7 @@ async def move(job: Job, watch: Stopwatch) -> None:
     await channel.consume(job.queue, on_delivery)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -163,6 +167,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
     await channel.consume(job.queue, on_delivery)
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 
@@ -202,6 +207,7 @@ async def flow(job: Job, watch: Stopwatch) -> None:
     send()
     await finished.wait()
     watch.stop()
+    await linger()
     await connection.close()
 
 

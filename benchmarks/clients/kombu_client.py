@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import kombu
 
-from benchmarks.clients.measuring import Stopwatch, run_sync
+from benchmarks.clients.measuring import LINGER_S, Stopwatch, run_sync
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job
@@ -39,6 +40,7 @@ def consume(job: Job, watch: Stopwatch) -> None:
             while done < job.count:
                 connection.drain_events(timeout=30)
             watch.stop()
+            time.sleep(LINGER_S)
 
 
 def publish_one(job: Job, watch: Stopwatch) -> None:
@@ -55,6 +57,7 @@ def publish_one(job: Job, watch: Stopwatch) -> None:
                 mandatory=True,
             )
         watch.stop()
+        time.sleep(LINGER_S)
 
 
 if __name__ == "__main__":

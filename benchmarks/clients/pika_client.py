@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.clients.measuring import Stopwatch, linger, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,10 +58,10 @@ class Confirms:
         self._channel.confirm_delivery(self._on_frame, callback=ready.set_result)
         await ready
 
-    def send(self, body: bytes, key: str) -> int:
+    def send(self, body: bytes, key: str, exchange: str = "") -> int:
         self._sent += 1
         self._waiting[self._sent] = None
-        self._channel.basic_publish("", key, body, _PROPERTIES, mandatory=True)
+        self._channel.basic_publish(exchange, key, body, _PROPERTIES, mandatory=True)
         return self._sent
 
     def _on_frame(self, frame: Any) -> None:
@@ -92,10 +92,13 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     channel.basic_consume(job.queue, on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await _close(connection)
 
 
-async def _publish(job: Job, watch: Stopwatch, window: int) -> None:
+async def _publish(
+    job: Job, watch: Stopwatch, window: int, exchange: str = "", key: str = ""
+) -> None:
     connection, channel = await _open(job)
     confirmed, sent, body, finished = 0, 0, job.bytes, asyncio.Event()
 
@@ -103,7 +106,7 @@ async def _publish(job: Job, watch: Stopwatch, window: int) -> None:
         nonlocal sent
         while sent < job.count and sent - confirmed < window:
             sent += 1
-            confirms.send(body, job.queue)
+            confirms.send(body, key or job.queue, exchange)
 
     def on_confirmed(_: int) -> None:
         nonlocal confirmed
@@ -118,6 +121,7 @@ async def _publish(job: Job, watch: Stopwatch, window: int) -> None:
     send()
     await finished.wait()
     watch.stop()
+    await linger()
     await _close(connection)
 
 
@@ -150,6 +154,7 @@ async def move(job: Job, watch: Stopwatch) -> None:
     channel.basic_consume(job.queue, on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await _close(connection)
 
 
@@ -171,20 +176,13 @@ async def retry(job: Job, watch: Stopwatch) -> None:
     channel.basic_consume(job.queue, on_message)
     await finished.wait()
     watch.stop()
+    await linger()
     await _close(connection)
 
 
 async def fill(job: Job, watch: Stopwatch) -> None:
-    """Unconfirmed publishes, for the driver, where no C compiler is at hand."""
-    connection, channel = await _open(job)
-    key = "first" if job.target else job.queue
-    watch.start()
-    for number in range(job.count):
-        channel.basic_publish(job.target, key, job.bytes, _PROPERTIES)
-        if number % job.window == 0:
-            await asyncio.sleep(0)
-    watch.stop()
-    await _close(connection)
+    """For the driver, where no C compiler is at hand."""
+    await _publish(job, watch, job.window, job.target, "first" if job.target else job.queue)
 
 
 if __name__ == "__main__":
