@@ -42,8 +42,9 @@ class Transaction:
         mark = dialect.insert(inbox).values(
             consumer=consumer, message_id=message_id, processed_at=self._clock.now()
         )
-        result = await self.connection.execute(mark.on_conflict_do_nothing())
-        return result.rowcount == 1
+        # What was inserted comes back; a row count is not to be had from every driver.
+        written = mark.on_conflict_do_nothing().returning(inbox.c.message_id)
+        return (await self.connection.execute(written)).first() is not None
 
     async def publish(self, message: Message, *, key: str | None = None) -> None:
         """Publish after the commit, by the relay; messages of one key keep their order."""

@@ -1,0 +1,128 @@
+"""A private PostgreSQL server for tests: its own data folder, its own port, gone at the end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["PostgresFailed", "PostgresNode"]
+
+_MISSING = (
+    "the tests need PostgreSQL and found none; as root run "
+    "`python -m tests.harness.packages postgresql`, or install it your system's way"
+)
+_ACCOUNTS = ("postgres", "nobody")
+
+
+class PostgresFailed(RuntimeError):
+    """The server could not be started; the text says why."""
+
+
+class PostgresNode:
+    """One server on a free loopback port; it trusts whoever can reach that port."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="hopback-postgres-"))
+        self._data = self._folder / "data"
+        self._programs = _programs()
+        self.port = _free_port()
+        atexit.register(self.remove)
+
+    def url(self, database: str = "postgres") -> str:
+        """The address of a database, as Hopback takes it."""
+        return f"postgresql://hopback@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> PostgresNode:
+        """Make the data folder if need be, and start; returns when it answers."""
+        if not self._data.exists():
+            self._folder.chmod(0o755)
+            self._data.mkdir()
+            _give_to_server(self._data)
+            self._run(
+                "initdb",
+                "-D",
+                self._data,
+                "-U",
+                "hopback",
+                "-A",
+                "trust",
+                "--no-sync",
+                "-E",
+                "UTF8",
+            )
+        options = f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c max_connections=200 -c fsync=off"
+        self._run(
+            "pg_ctl", "-D", self._data, "-l", self._data / "log", "-w", "-o", options, "start"
+        )
+        return self
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it; `immediate` is as good as a crash."""
+        self._run("pg_ctl", "-D", self._data, "-m", mode, "-w", "stop")
+
+    def restart(self, mode: str = "fast") -> None:
+        """Stop it and start it again."""
+        self.stop(mode)
+        self.start()
+
+    def remove(self) -> None:
+        """Stop it and remove everything. Safe to repeat."""
+        if (self._data / "postmaster.pid").exists():
+            self.stop("immediate")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, program: str, *arguments: object) -> None:
+        """Run one of the server's programs; as root it runs as the server's own account."""
+        command = [str(self._programs / program), *map(str, arguments)]
+        if os.geteuid() == 0:
+            command = ["setpriv", f"--reuid={_account()}", "--clear-groups", *command]
+        # Its output goes to a file: the server would keep a pipe open for ever.
+        with (self._folder / "output").open("w+") as output:
+            done = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False
+            )
+            if done.returncode:
+                output.seek(0)
+                raise PostgresFailed(f"{program} ended with {done.returncode}: {output.read()}")
+
+
+def _programs() -> Path:
+    """The folder of the newest PostgreSQL installed."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: _version(path)
+    )
+    if found:
+        return found[-1].parent
+    elsewhere = shutil.which("initdb")
+    if elsewhere is None:
+        raise PostgresFailed(_MISSING)
+    return Path(elsewhere).resolve().parent
+
+
+def _version(path: Path) -> float:
+    name = path.parent.parent.name
+    return float(name) if name.replace(".", "", 1).isdigit() else 0.0
+
+
+def _account() -> str:
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(account for account in _ACCOUNTS if account in known)
+
+
+def _give_to_server(folder: Path) -> None:
+    """PostgreSQL refuses to run as root, so its folder belongs to another account."""
+    if os.geteuid() == 0:
+        shutil.chown(folder, _account())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

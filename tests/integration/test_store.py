@@ -1,0 +1,277 @@
+"""Inbox, outbox, migrations and relay, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+
+from hopback.clock import ManualClock, SystemClock
+from hopback.errors import Nacked
+from hopback.fields import FieldValue, Float32, Int8, LongStr, Timestamp, UInt64
+from hopback.message import Message, Properties
+from hopback.runtime.relay import Relay
+from hopback.store import (
+    LATEST,
+    DatabaseUrlError,
+    Outbox,
+    current_version,
+    forget_processed,
+    migrate,
+    open_database,
+    transaction,
+)
+from tests.integration.database import database_url, engine, postgres
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = ["database_url", "engine", "postgres"]
+
+CLOCK = SystemClock()
+
+
+def message(number: int, key: str = "k") -> Message:
+    """A message that can be told from others."""
+    return Message("events", key, str(number).encode(), Properties(message_id=f"{key}-{number}"))
+
+
+async def put(engine: AsyncEngine, *messages: Message, keyed: bool = True) -> None:
+    """Leave messages in the outbox, in one transaction."""
+    async with transaction(engine, CLOCK) as tx:
+        for one in messages:
+            await tx.publish(one, key=one.routing_key if keyed else None)
+
+
+class Sink:
+    """Where a relay publishes to: it keeps everything, and refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self.refuse: set[str] = set()
+        self.first = asyncio.Event()
+
+    async def publish(self, message: Message) -> None:
+        """Take the message, or refuse it as a full queue does."""
+        await asyncio.sleep(0)
+        name = message.properties.message_id or ""
+        if name in self.refuse:
+            raise Nacked("the queue is full")
+        self.got.append(name)
+        self.first.set()
+
+
+async def test_migrations_are_applied_once(database_url: str) -> None:
+    """The first call applies everything, the second nothing."""
+    fresh = open_database(database_url)
+    assert await current_version(fresh) == 0
+    assert await migrate(fresh, CLOCK) == list(range(1, LATEST + 1))
+    assert await migrate(fresh, CLOCK) == []
+    assert await current_version(fresh) == LATEST
+    await fresh.dispose()
+
+
+async def test_two_migrating_processes_do_not_hurt_each_other(database_url: str) -> None:
+    """Of two that migrate at once, each version is applied by exactly one."""
+    engines = [open_database(database_url) for _ in range(2)]
+    applied = await asyncio.gather(*(migrate(one, CLOCK) for one in engines))
+    assert sorted(chain.from_iterable(applied)) == list(range(1, LATEST + 1))
+    for one in engines:
+        await one.dispose()
+
+
+async def test_a_message_is_processed_once_by_each_consumer(engine: AsyncEngine) -> None:
+    """The second time is recognised; another consumer has its own first time."""
+    seen = []
+    for consumer in ("a", "a", "b"):
+        async with transaction(engine, CLOCK) as tx:
+            seen.append(await tx.first_time(consumer, "m1"))
+    assert seen == [True, False, True]
+
+
+async def test_a_crash_before_the_commit_leaves_no_mark(engine: AsyncEngine) -> None:
+    """Work, mark and events go together: what fails leaves nothing of them."""
+
+    async def handle() -> None:
+        async with transaction(engine, CLOCK) as tx:
+            await tx.execute(text("CREATE TABLE work (x INTEGER)"))
+            assert await tx.first_time("a", "m1")
+            await tx.publish(message(1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await handle()
+    outbox = Outbox(engine, "relay", CLOCK)
+    assert await outbox.depth() == 0
+    async with transaction(engine, CLOCK) as tx:
+        assert await tx.first_time("a", "m1")
+
+
+async def test_two_handlers_of_one_message_do_its_work_once(engine: AsyncEngine) -> None:
+    """A redelivery that runs beside the first one waits, and then finds it done."""
+
+    async def handle() -> bool:
+        async with transaction(engine, CLOCK) as tx:
+            first = await tx.first_time("a", "m1")
+            await asyncio.sleep(0.05)
+            return first
+
+    assert sorted(await asyncio.gather(handle(), handle())) == [False, True]
+
+
+async def test_old_marks_are_forgotten(engine: AsyncEngine) -> None:
+    """Marks older than the moment given go; the rest stay."""
+    clock = ManualClock(1000.0)
+    for moment, name in ((1000.0, "old"), (2000.0, "new")):
+        clock.advance_to(moment)
+        async with transaction(engine, clock) as tx:
+            await tx.first_time("a", name)
+    assert await forget_processed(engine, before=1500.0) == 1
+    async with transaction(engine, clock) as tx:
+        assert await tx.first_time("a", "old")
+        assert not await tx.first_time("a", "new")
+
+
+async def test_what_is_published_equals_what_was_left(engine: AsyncEngine) -> None:
+    """Body, routing and every property and header type survive the database."""
+    headers: dict[str, FieldValue] = {
+        "text": "ä",
+        "int": 5,
+        "int8": Int8(5),
+        "big": UInt64(2**63),
+        "float": 1.5,
+        "short": Float32(0.5),
+        "none": None,
+        "yes": True,
+        "bytes": b"\x00\xff",
+        "odd": LongStr(b"\xff"),
+        "when": Timestamp(2**40),
+        "price": Decimal("1.10"),
+        "list": [1, {"$bytes": "x"}],
+        "table": {"a": {"b": Int8(1)}},
+    }
+    sent = Message(
+        "ex",
+        "key",
+        b"\x00\x01",
+        Properties(message_id="m", headers=headers, priority=3, timestamp=9),
+    )
+    await put(engine, sent)
+    outbox = Outbox(engine, "relay", CLOCK)
+    (pending,) = await outbox.pending(await outbox.claim(), 10)
+    assert pending.message == sent
+    found = pending.message.properties.headers
+    assert {name: type(value) for name, value in found.items()} == {
+        name: type(value) for name, value in headers.items()
+    }
+
+
+async def test_a_message_without_id_is_refused(engine: AsyncEngine) -> None:
+    """What a relay may publish twice must be recognisable."""
+    with pytest.raises(ValueError, match="message id"):
+        async with transaction(engine, CLOCK) as tx:
+            await tx.publish(Message("e", "k", b""))
+
+
+async def test_the_relay_publishes_everything_and_empties_the_outbox(engine: AsyncEngine) -> None:
+    """Messages without key and with keys all arrive, those of a key in order."""
+    await put(engine, *(message(n, key) for n in range(20) for key in ("a", "b", "c")))
+    await put(engine, *(message(n, "free") for n in range(10)), keyed=False)
+    sink = Sink()
+    relay = Relay(Outbox(engine, "relay", CLOCK), sink.publish, most=7)
+    while await relay.sweep():
+        pass
+    assert len(sink.got) == 70
+    for key in "abc":
+        assert [name for name in sink.got if name.startswith(key)] == [
+            f"{key}-{n}" for n in range(20)
+        ]
+    assert await Outbox(engine, "other", CLOCK).depth() == 0
+
+
+async def test_a_message_that_fails_holds_up_its_key_and_nobody_else(engine: AsyncEngine) -> None:
+    """Order per key holds across a failure; when it is mended, everything goes."""
+    await put(engine, message(1, "a"), message(2, "a"), message(1, "b"), message(3, "a"))
+    sink = Sink()
+    sink.refuse = {"a-2"}
+    outbox = Outbox(engine, "relay", CLOCK)
+    relay = Relay(outbox, sink.publish)
+    await relay.sweep()
+    assert sorted(sink.got) == ["a-1", "b-1"]
+    assert await outbox.depth() == 2
+    sink.refuse = set()
+    await relay.sweep()
+    assert [name for name in sink.got if name.startswith("a")] == ["a-1", "a-2", "a-3"]
+
+
+async def test_leased_slots_are_not_claimed_by_another_relay(engine: AsyncEngine) -> None:
+    """While one relay works on a slot, others see nothing of it; after its lease they do."""
+    clock = ManualClock()
+    await put(engine, message(1))
+    first, second = (Outbox(engine, name, clock, lease=30) for name in ("one", "two"))
+    claimed = await first.claim()
+    assert len(claimed) == 1
+    assert await second.claim() == []
+    clock.advance(31)
+    assert await second.claim() == claimed
+    assert not await first.renew(claimed)
+
+
+async def test_a_relay_that_dies_loses_nothing(engine: AsyncEngine) -> None:
+    """Killed between confirm and settlement, its message is published again, with the same id."""
+    clock = ManualClock()
+    await put(engine, message(1))
+    dead = Outbox(engine, "dead", clock, lease=30)
+    (pending,) = await dead.pending(
+        await dead.claim(), 10
+    )  # published, confirmed, and then: nothing
+    clock.advance(31)
+    sink = Sink()
+    await Relay(Outbox(engine, "alive", clock, lease=30), sink.publish).sweep()
+    assert sink.got == [pending.message.properties.message_id]
+
+
+async def test_several_relays_share_the_work_and_publish_each_message_once(
+    engine: AsyncEngine,
+) -> None:
+    """Four relays at once: every message once, those of a key in order."""
+    await put(engine, *(message(n, f"key{k}") for n in range(10) for k in range(12)))
+    sink = Sink()
+    relays = [Relay(Outbox(engine, f"relay{n}", CLOCK), sink.publish, most=5) for n in range(4)]
+
+    async def drain(relay: Relay) -> None:
+        while await Outbox(engine, "look", CLOCK).depth():
+            await relay.sweep()
+
+    await asyncio.gather(*(drain(relay) for relay in relays))
+    assert len(sink.got) == len(set(sink.got)) == 120
+    for k in range(12):
+        mine = [name for name in sink.got if name.startswith(f"key{k}-")]
+        assert mine == [f"key{k}-{n}" for n in range(10)]
+
+
+async def test_a_nudge_wakes_a_resting_relay(engine: AsyncEngine) -> None:
+    """A relay that would rest for an hour publishes at once when it is told."""
+    sink = Sink()
+    relay = Relay(Outbox(engine, "relay", CLOCK), sink.publish, idle=3600)
+    running = asyncio.create_task(relay.run())
+    await asyncio.sleep(0.05)
+    await put(engine, message(1))
+    relay.nudge()
+    async with asyncio.timeout(10):
+        await sink.first.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("url", ["mysql://user:hunter2@host/db", "not a url hunter2"])
+def test_a_wrong_database_url_is_refused_without_showing_it(url: str) -> None:
+    """The error says what is expected and never repeats a password."""
+    with pytest.raises(DatabaseUrlError) as refused:
+        open_database(url)
+    assert "expected" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
