@@ -44,3 +44,5 @@ class Taken(NamedTuple):
 
     delivery: Delivery
     session: Session
+    answer: Answer | None = None
+    """Set where it is known before any handler runs: the delivery has no lane."""

@@ -62,6 +62,7 @@ class App:
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}
         self.handlers: dict[str, AnyHandler] = {}
+        """What handles each queue, by its name."""
         self._publish: Callable[[Message], Awaitable[None]] | None = None
 
     # --- declaring -------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ class App:
         `retry` lists the waits after the first, second, … failure (`"30s"`, `"5m"`); the last one
         serves all further attempts. `bind` maps topic exchanges to the routing keys wanted of them.
         """
+        self._refuse_second_plan(name)
         tiers_ms = [parse_duration_ms(wait) for wait in retry]
         plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
         bindings = []
@@ -87,6 +89,11 @@ class App:
             wanted = (keys,) if isinstance(keys, str) else tuple(keys)
             bindings += [Binding(exchange, name, key) for key in wanted]
         self._queues[name] = _Declared(plan, tuple(bindings))
+
+    def _refuse_second_plan(self, queue: str) -> None:
+        if queue in self._queues or (self._given and self._given.plan(queue) is not None):
+            found = Problem(f"queues.{queue}", "one failure plan", "a second one")
+            raise InvalidTopology((found,), where=f"app {self.name!r}")
 
     def handler(
         self,
@@ -131,8 +138,12 @@ class App:
         size: int = 1000,
         wait: str | int = "1s",
         batchers: int = 2,
+        prepare: Callable[..., Any] | None = None,
+        processors: int = 10,
         isolates: Callable[[Exception], bool] = blames_rows,
         rules: Iterable[Rule] = (),
+        deadline: float | None = None,
+        breaker: BreakerPolicy | None = None,
         retry: Iterable[str | int] | None = None,
         attempts: int | None = None,
         bind: Mapping[str, str | Iterable[str]] | None = None,
@@ -140,15 +151,21 @@ class App:
         """Make an async function of a list of payloads the batch handler of a queue.
 
         It returns nothing (all done) or an outcome for each. A batch goes at `size` messages or
-        after `wait`; `batchers` run at once; see `BatchOptions` for `isolates`.
+        after `wait`; `batchers` run at once. `prepare` is a handler of one message that returns its
+        row (or an outcome, if it is not to join a batch); `processors` of them run at once. The
+        rest is in `BatchOptions`.
         """
         if retry is not None or attempts is not None or bind is not None:
             self.queue(queue, retry=RETRY if retry is None else retry, attempts=attempts, bind=bind)
         seconds = parse_duration_ms(wait) / 1000
-        options = BatchOptions(size, seconds, batchers, isolates, tuple(rules))
+        options = BatchOptions(
+            size, seconds, batchers, isolates, tuple(rules), deadline=deadline, breaker=breaker
+        )
+        each = HandlerOptions(concurrency=processors, rules=tuple(rules))
+        preparing = None if prepare is None else inspect_handler(queue, prepare, each)
 
         def register(call: F) -> F:
-            self.add_handler(inspect_batch_handler(queue, call, options))
+            self.add_handler(inspect_batch_handler(queue, call, options, preparing))
             return call
 
         return register
@@ -206,7 +223,7 @@ class App:
         """Called by what runs the application: how `publish` reaches the broker from now on."""
         self._publish = publish
 
-    async def publish(
+    def publish(
         self,
         exchange: str,
         routing_key: str,
@@ -216,17 +233,18 @@ class App:
         message_type: str | None = None,
         correlation_id: str | None = None,
         headers: Headers | None = None,
-    ) -> None:
-        """Publish and return when the broker has confirmed; PublishFailed says why it has not.
+    ) -> Awaitable[None]:
+        """Publish and have it confirmed; PublishFailed says why it was not. To be awaited.
 
-        Called from a handler, the message carries on the correlation id and the trace.
+        Called from a handler, the message carries on the correlation id and the trace; a sync
+        handler just calls it, and it returns when the broker has confirmed.
         """
         if self._publish is None:
             raise RuntimeError(
                 f"app {self.name!r} is not running: publish from a handler, inside `Service`, "
                 "or use a Publisher of its own"
             )
-        await self._publish(
+        return self._publish(
             compose(
                 exchange,
                 routing_key,

@@ -1,4 +1,4 @@
-"""One queue's consumer: takes deliveries on a channel, runs the handler, settles.
+"""One queue's consumer: takes deliveries on a channel, hands them to their work, and lives on.
 
 It lives longer than any channel. Each channel is a session: when it ends, what was not started is
 forgotten (the broker has it back), what runs finishes and finds that it cannot settle any more.
@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hopback.errors import BrokerError, TopologyError
-from hopback.policy.breaker import Breaker, BreakerPolicy, BreakerState, after_run, at
-from hopback.policy.outcome import Done, Snooze
+from hopback.errors import BrokerError
 from hopback.runtime.answer import Session, Taken
+from hopback.runtime.braking import Brake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from hopback.broker.port import Connection
+    from hopback.broker.port import Connection, QueueState
     from hopback.message import Delivery
+    from hopback.policy.breaker import BreakerPolicy, BreakerState
     from hopback.runtime.answer import Answer
     from hopback.runtime.settling import Surroundings
     from hopback.runtime.work import Work
 
-__all__ = ["Consumer", "Leftover", "Limits"]
+__all__ = ["Consumer", "ConsumerState", "Leftover", "Limits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,33 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a consumer still held when it was closed; the broker delivers all of it again."""
+    """What a consumer still held when it was closed; the broker delivers all of it again.
+
+    `kept` could be neither settled nor moved, as its `delivery.held` events said.
+    """
 
     queue: str
     not_started: int
     interrupted: int
+    kept: int = 0
+
+
+class ConsumerState(StrEnum):
+    """What a consumer is doing, for liveness."""
+
+    STARTING = "starting"
+    """No channel yet, or no longer: it is being restored."""
+    CONSUMING = "consuming"
+    PAUSED = "paused"
+    """By command; a breaker that is open is told apart by `Consumer.breaker`."""
+    CLOSED = "closed"
+
+
+class _Ending(NamedTuple):
+    """Why a session ended, and whether that was not our wish."""
+
+    reason: str
+    lost: bool
 
 
 class Consumer:
@@ -60,21 +83,36 @@ class Consumer:
         self.queue = queue
         self._limits = limits
         self._world = world
-        self._work = make_work(self._observe)
+        self._brake = Brake(limits.breaker, limits.concurrency, self._tell)
+        self._work = make_work(self._brake.observe)
+        self._brake.control(self._work.limit)
         self._time = asyncio.get_running_loop().time
         self._session: Session | None = None
-        self._lost: asyncio.Future[str] | None = None
+        self._ending: asyncio.Future[_Ending] | None = None
         self._tag: str | None = None
         self._intake = asyncio.Event()
         self._intake.set()
+        self._resting = asyncio.Event()
+        self._resting.set()
         self._closing = False
-        self._breaker = Breaker()
-        self._probing: asyncio.TimerHandle | None = None
+        self._received = 0
+        self._seen = -1
+        self.started = asyncio.Event()
+        """Set when it consumed for the first time, or was told not to."""
 
     @property
     def handled(self) -> int:
-        """How many deliveries were concluded so far."""
+        """How many deliveries were settled so far."""
         return self._work.concluded
+
+    @property
+    def state(self) -> ConsumerState:
+        """What it is doing."""
+        if self._closing:
+            return ConsumerState.CLOSED
+        if not self._intake.is_set():
+            return ConsumerState.PAUSED
+        return ConsumerState.CONSUMING if self.consuming else ConsumerState.STARTING
 
     @property
     def consuming(self) -> bool:
@@ -89,51 +127,55 @@ class Consumer:
     @property
     def breaker(self) -> BreakerState:
         """Whether the queue is paused because everything failed."""
-        return self._breaker.state
+        return self._brake.state
 
-    @property
-    def _taking(self) -> bool:
-        """Whether deliveries are wanted: neither paused nor closing."""
-        return self._intake.is_set() and not self._closing
+    # --- sessions --------------------------------------------------------------------------------
 
-    async def serve(self, connection: Connection) -> None:
-        """Consume on this connection until it ends; a channel that ends is replaced."""
+    async def serve(
+        self, connection: Connection, prepare: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        """Consume on this connection until it ends; a channel that ends is replaced.
+
+        `prepare` is called before a consumer that was lost is started again: its queue may be gone.
+        """
         failures = 0
-        while not self._closing:
+        while True:
             await self._intake.wait()
+            if self._closing:
+                return
             began = self._time()
-            reason = await self._serve_once(connection)
-            if not self._taking:
+            ending = await self._serve_once(connection)
+            if not ending.lost or self._closing:
                 continue
-            self._world.bus.emit("consumer.lost", {"queue": self.queue, "reason": reason})
-            lasted = self._time() - began
-            failures = 1 if lasted >= self._world.backoff.stable else failures + 1
+            self._tell("consumer.lost", ending.reason)
+            stable = self._time() - began >= self._world.backoff.stable
+            failures = 1 if stable else failures + 1
             await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
+            await prepare(connection)
 
-    async def _serve_once(self, connection: Connection) -> str:
+    async def _serve_once(self, connection: Connection) -> _Ending:
         """One session; why it ended. What ends the whole connection is raised by its supervisor."""
-        session = Session(await connection.open_channel(), connection.version)
-        self._session = session
+        self._resting.clear()
+        self._ending = asyncio.get_running_loop().create_future()
+        session: Session | None = None
         try:
-            return await self._consume(session)
-        except TopologyError:
-            raise
+            session = Session(await connection.open_channel(), connection.version)
+            self._session = session
+            ending = await self._consume(session, self._ending)
+            await self._linger(session, hurried=ending.lost)
+            return ending
         except BrokerError as error:
-            return str(error)
+            return _Ending(str(error), lost=True)
         finally:
-            self._tag = None
-            session.ended.set()
-            self._work.withdraw()
-            with suppress(BrokerError):
-                await session.channel.close()
+            await self._end(session)
 
-    async def _consume(self, session: Session) -> str:
+    async def _consume(self, session: Session, ending: asyncio.Future[_Ending]) -> _Ending:
         channel = session.channel
-        self._lost = asyncio.get_running_loop().create_future()
         await channel.qos(self._limits.prefetch)
         self._tag = await channel.consume(
             self.queue, partial(self._on_delivery, session), on_cancel=self._on_cancel
         )
+        self.started.set()
         self._world.bus.emit(
             "consumer.started",
             {
@@ -142,71 +184,87 @@ class Consumer:
                 "concurrency": self._limits.concurrency,
             },
         )
-        ending = asyncio.ensure_future(channel.wait_closed())
-        ending.add_done_callback(self._on_closed)
+        closed = asyncio.ensure_future(channel.wait_closed())
+        closed.add_done_callback(partial(self._on_closed, session))
         try:
-            return await self._lost
+            return await ending
         finally:
-            ending.cancel()
+            closed.cancel()
+
+    async def _linger(self, session: Session, *, hurried: bool) -> None:
+        """The channel may be good though its consumer is not: let what runs settle on it."""
+        await self._stop_taking()
+        self._work.withdraw()
+        finishing = asyncio.ensure_future(self._work.finish())
+        over = asyncio.ensure_future(session.ended.wait())
+        limit = self._world.backoff.most if hurried else None
+        try:
+            await asyncio.wait(
+                {finishing, over}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            finishing.cancel()
+            over.cancel()
+
+    async def _end(self, session: Session | None) -> None:
+        self._tag = None
+        if session is not None:
+            session.ended.set()
+            self._work.withdraw()
+        self._resting.set()
+        if session is not None:
+            with suppress(BrokerError):
+                await session.channel.close()
 
     def restore(self, reason: str) -> None:
         """Give the present session up and start another."""
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(reason)
+        self._give_up(_Ending(reason, lost=True))
 
-    def _on_closed(self, ending: asyncio.Future[BrokerError | None]) -> None:
-        if not ending.cancelled():
-            self.restore(str(ending.result() or "the channel was closed"))
+    def _give_up(self, ending: _Ending) -> None:
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(ending)
+
+    def _on_closed(self, session: Session, closed: asyncio.Future[BrokerError | None]) -> None:
+        if not closed.cancelled():
+            session.ended.set()
+            self.restore(str(closed.result() or "the channel was closed"))
 
     def _on_cancel(self, _tag: str) -> None:
+        self._tag = None
         self.restore("the broker cancelled the consumer")
 
     def _on_delivery(self, session: Session, delivery: Delivery) -> None:
+        self._received += 1
         self._work.submit(Taken(delivery, session))
 
-    # --- pausing ---------------------------------------------------------------------------------
+    def looks_forgotten(self, queue: QueueState) -> bool:
+        """Whether the broker seems not to know us: no consumer, or messages that nobody brings us.
 
-    def _observe(self, answer: Answer) -> None:
-        """Tell the breaker; pause or go on as it says."""
-        policy = self._limits.breaker
-        if policy is None:
-            return
-        now = self._time()
-        failed = not isinstance(answer.outcome, Done | Snooze)
-        before, self._breaker = (
-            self._breaker,
-            after_run(self._breaker, policy, failed=failed, now=now),
-        )
-        if self._breaker.state is before.state:
-            return
-        if self._breaker.state is BreakerState.OPEN:
-            self._work.limit(0)
-            self._probing = asyncio.get_running_loop().call_at(self._breaker.until, self._probe)
-            self._tell("consumer.paused", "everything fails", until=self._breaker.until - now)
-        else:
-            self._work.limit(self._limits.concurrency)
-            self._tell("consumer.resumed", "a probe worked")
-
-    def _probe(self) -> None:
-        """The cool-down is over: let a few through and see."""
-        policy = self._limits.breaker
-        self._breaker = at(self._breaker, self._time())
-        if policy is not None:
-            self._work.limit(policy.probes)
+        Asked now and then. Other processes may consume the queue too; but messages that were ready
+        while we had nothing to do for the whole time between two looks should have come to us.
+        """
+        seen, self._seen = self._seen, self._received
+        if not self.consuming:
+            return False
+        idle = seen == self._received and not self._work.in_flight and not self._work.kept
+        return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.released)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:
         self._world.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
 
-    async def pause(self, reason: str) -> None:
+    # --- pausing ---------------------------------------------------------------------------------
+
+    def pause(self, reason: str) -> None:
         """Take no more deliveries; what runs finishes, what waits goes back to the queue."""
-        if not self._intake.is_set():
-            return
-        self._intake.clear()
-        await self._stop_taking()
-        self._work.withdraw()
-        await self._work.finish()
-        self.restore(reason)
-        self._tell("consumer.paused", reason, until=None)
+        if self._intake.is_set() and not self._closing:
+            self._intake.clear()
+            self.started.set()
+            self._tell("consumer.paused", reason, until=None)
+            self._give_up(_Ending(reason, lost=False))
+
+    async def rested(self) -> None:
+        """Return when a pause has come into effect: nothing runs any more."""
+        await self._resting.wait()
 
     def resume(self, reason: str) -> None:
         """Take deliveries again."""
@@ -233,12 +291,14 @@ class Consumer:
         """Return when no handler runs any more."""
         await self._work.finish()
 
-    async def close(self) -> int:
-        """Cancel what still runs, end the session; how many handlers were interrupted."""
-        if self._probing is not None:
-            self._probing.cancel()
+    async def close(self, not_started: int = 0) -> Leftover:
+        """Interrupt what still runs, end the session, and tell what is left to the broker."""
+        self._closing = True
+        self._brake.release()
+        kept = self._work.kept
         if self._session is not None:
             self._session.ended.set()
-        left = await self._work.stop()
-        self.restore("closed")
-        return left
+        interrupted = await self._work.stop()
+        not_started += self._work.withdraw()
+        self._give_up(_Ending("closed", lost=False))
+        return Leftover(self.queue, not_started, interrupted, kept)

@@ -74,7 +74,7 @@ class Context:
         """The routing key the message was first published with, also on a retry."""
         return original_routing_key(self.delivery, self.plan)
 
-    async def publish(
+    def publish(
         self,
         exchange: str,
         routing_key: str,
@@ -83,11 +83,14 @@ class Context:
         message_id: str | None = None,
         message_type: str | None = None,
         headers: Headers | None = None,
-    ) -> None:
-        """Publish a message that this one caused: confirmed, with its correlation id and trace."""
+    ) -> Awaitable[None]:
+        """Publish a message that this one caused: confirmed, with its correlation id and trace.
+
+        To be awaited; a sync handler just calls it, and it returns when the broker has confirmed.
+        """
         from hopback.runtime.outgoing import compose
 
-        await self._publish(
+        return self._publish(
             compose(
                 exchange,
                 routing_key,

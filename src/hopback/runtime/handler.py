@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from hopback.errors import InvalidTopology, Problem
 from hopback.runtime.batch import BatchHandler, BatchOptions
 from hopback.runtime.context import Context
+from hopback.runtime.limits import require
 from hopback.runtime.payload import Decoder, decoder_for
 
 if TYPE_CHECKING:
@@ -39,10 +40,19 @@ class HandlerOptions:
     breaker: BreakerPolicy | None = None
     rules: tuple[Rule, ...] = ()
 
+    def __post_init__(self) -> None:
+        require("concurrency", self.concurrency >= 1, "at least 1", self.concurrency)
+        window = self.prefetch is None or 1 <= self.prefetch <= 65_535
+        require("prefetch", window, "a number from 1 to 65535", self.prefetch)
+        late = self.deadline is None or self.deadline > 0
+        require("deadline", late, "more than 0 seconds", self.deadline)
+
     @property
     def window(self) -> int:
         """The prefetch: enough to keep every slot busy while acks are on their way."""
-        return self.prefetch if self.prefetch is not None else max(2 * self.concurrency, 20)
+        if self.prefetch is not None:
+            return self.prefetch
+        return min(max(2 * self.concurrency, 20), 65_535)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +92,25 @@ def inspect_handler(queue: str, call: Callable[..., Any], options: HandlerOption
             where=where,
         )
     decode = _decoder(payload[0], hints, where) if payload else None
-    return Handler(queue, call, decode, takes_context, inspect.iscoroutinefunction(call), options)
+    return Handler(queue, call, decode, takes_context, _is_async(call), options)
 
 
 def inspect_batch_handler(
-    queue: str, call: Callable[..., Any], options: BatchOptions
+    queue: str,
+    call: Callable[..., Any],
+    options: BatchOptions,
+    prepare: Handler | None = None,
 ) -> BatchHandler:
     """Read the signature of a batch handler: an async function of one list of payloads."""
     where = f"batch handler of queue {queue!r}"
     parameters = list(inspect.signature(call).parameters.values())
-    if len(parameters) != 1 or not inspect.iscoroutinefunction(call):
+    if len(parameters) != 1 or not _is_async(call):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         raise InvalidTopology(
             (Problem("signature", "async def (payloads: list[T])", found),), where=where
         )
+    if prepare is not None:
+        return BatchHandler(queue, call, bytes, options, prepare)
     wanted = _hints(call, where).get(parameters[0].name, list)
     item = (*get_args(wanted), Any)[0] if get_origin(wanted) in (list, Sequence) else Any
     try:
@@ -108,16 +123,29 @@ def inspect_batch_handler(
     return BatchHandler(queue, call, decode, options)
 
 
+def _is_async(call: Callable[..., Any]) -> bool:
+    """Whether a call has to be awaited: a coroutine function, or an object that is called as one."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - the method itself is asked
+    )
+
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
     """The annotations, resolved; a name that cannot be resolved is the developer's to mend."""
     try:
-        return get_type_hints(call)
+        return get_type_hints(call if inspect.isroutine(call) else _called(call))
     except NameError as error:
         problem = Problem("annotations", "names that the handler's module defines", str(error))
         raise InvalidTopology((problem,), where=where) from error
+
+
+def _called(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called in the end: the function in a partial, the method of an object."""
+    inner = getattr(call, "func", None)
+    return inner if callable(inner) else type(call).__call__
 
 
 def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,11 @@ from hopback.runtime.context import Context, current_context
 from hopback.runtime.payload import encode_payload
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
+
     from hopback.fields import Headers
 
-__all__ = ["TRACE_HEADERS", "compose"]
+__all__ = ["TRACE_HEADERS", "Outlet", "compose"]
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C trace context: passed on from the message that is being handled."""
@@ -55,3 +58,38 @@ def _inherited(cause: Context | None) -> Headers:
     if cause is None:
         return {}
     return {name: cause.headers[name] for name in TRACE_HEADERS if name in cause.headers}
+
+
+class Outlet:
+    """The way to the broker for coroutines and for threads.
+
+    On the loop `send` returns what has to be awaited. In a thread nothing can be awaited, and a
+    publish that nobody awaits would be lost without a word: there `send` returns when it is done.
+    """
+
+    def __init__(self, publish: Callable[[Message], Coroutine[None, None, None]]) -> None:
+        self._publish = publish
+        self._loop = asyncio.get_running_loop()
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Publish and have it confirmed; raises what the publisher raises."""
+        if _on_a_loop():
+            return self._publish(message)
+        asyncio.run_coroutine_threadsafe(self._publish(message), self._loop).result()
+        return _Sent()
+
+
+class _Sent:
+    """Nothing is left to be awaited."""
+
+    def __await__(self) -> Generator[None]:
+        return
+        yield
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -83,7 +83,7 @@ def _guarded(decode: Decoder) -> Decoder:
             return decode(body)
         except Misfit as misfit:
             raise Undecodable(str(misfit)) from misfit
-        except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        except Exception as error:  # a model's own validators may raise anything
             raise Undecodable(f"{type(error).__name__}: {_first_line(error)}") from error
 
     return guarded

@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hopback.runtime.lanes import Lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "ended"]
 
 T = TypeVar("T")
+
+_CANCELLATIONS = 3
+_SECONDS_FOR_EACH = 1.0
+
+
+async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end; one that will not be cancelled is not waited for."""
+    left = set(tasks)
+    for _ in range(_CANCELLATIONS):
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = await asyncio.wait(left, timeout=_SECONDS_FOR_EACH)
 
 
 class Pool(Generic[T]):
@@ -36,6 +49,7 @@ class Pool(Generic[T]):
         self._running: dict[asyncio.Task[None], T] = {}
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._context = copy_context()
         self._limit = size
         self._called = False
         """A worker was called and has not come yet: it will pass the call on if there is more."""
@@ -78,10 +92,8 @@ class Pool(Generic[T]):
     async def stop(self) -> tuple[T, ...]:
         """Cancel what still runs, wait for its end, and tell what was cancelled."""
         left = self.running
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._limit = 0
+        await ended(self._tasks)
         return left
 
     def _wake(self) -> None:
@@ -99,7 +111,11 @@ class Pool(Generic[T]):
         return self._lanes.has_ready and len(self._running) < self._limit
 
     def _hire(self) -> None:
-        task = asyncio.create_task(self._work(), name=self._name)
+        # Whoever calls may be a worker that a handler has tainted: its context stays its own.
+        context = self._context.copy()
+        task = asyncio.get_running_loop().create_task(
+            self._work(), name=self._name, context=context
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -112,8 +128,8 @@ class Pool(Generic[T]):
         while True:
             while self._may_start():
                 await self._handle_next(me)
-                if copy_context() != clean:
-                    self._replace(me)
+                if copy_context() != clean or me.cancelling():
+                    self._leave(me)
                     return
             await self._rest()
 
@@ -125,9 +141,12 @@ class Pool(Generic[T]):
             self._wake()
         try:
             await self._run(item)
+        except BaseException:
+            self._tasks.discard(me)
+            raise
         finally:
             del self._running[me]
-            if self._lanes.finished(key):
+            if self._lanes.finished(key) or me not in self._tasks:
                 self._wake()
             self._settle_quiet()
 
@@ -145,8 +164,8 @@ class Pool(Generic[T]):
             if call.done():
                 self._called = False
 
-    def _replace(self, me: asyncio.Task[None]) -> None:
-        """Leave a tainted context to end with its task."""
+    def _leave(self, me: asyncio.Task[None]) -> None:
+        """A tainted context ends with its task; another worker takes its place."""
         self._tasks.discard(me)
         self._wake()
 

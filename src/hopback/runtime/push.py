@@ -6,6 +6,7 @@ environment is used, and nothing of a message becomes an HTTP header unless it i
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hopback.policy.outcome import Done, Retry
 from hopback.policy.rules import reason_of
 from hopback.policy.status import TOO_EARLY, outcome_for_status
 from hopback.runtime.answer import DONE, Answer
+from hopback.runtime.limits import require
 
 if TYPE_CHECKING:
     import httpx
@@ -31,6 +33,8 @@ __all__ = ["PushHandler", "PushRunner", "PushTarget"]
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
 _LONGEST_WAIT = 86_400.0
+_LONGEST_ANSWER = 65_536
+"""Bytes of an answer that are read so that its connection can be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class PushTarget:
                 "url", "http://host/path or https://host/path, without credentials", repr(self.url)
             )
             raise InvalidTopology((problem,), where="push target")
+        require("timeout", self.timeout > 0, "more than 0 seconds", self.timeout)
+        require("connections", self.connections >= 1, "at least 1", self.connections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +76,29 @@ class PushRunner:
     async def __call__(self, delivery: Delivery) -> Answer:
         """Post it and read the answer."""
         try:
-            response = await self._client.post(
-                self._target.url, content=delivery.body, headers=self._headers(delivery)
-            )
+            async with asyncio.timeout(self._target.timeout):
+                status, retry_after = await self._post(delivery)
+        except TimeoutError as error:
+            reason = f"no answer within {self._target.timeout:g} s"
+            return Answer(Retry(reason), failure_from_exception(error))
         except Exception as error:
             return Answer(Retry(reason_of(error)), failure_from_exception(error))
-        status = response.status_code
-        outcome = outcome_for_status(
-            status,
-            due_in=self._due_in(delivery) if status == TOO_EARLY else 0.0,
-            retry_after=_seconds(response.headers.get("retry-after")),
-        )
+        due_in = self._due_in(delivery) if status == TOO_EARLY else 0.0
+        outcome = outcome_for_status(status, due_in=due_in, retry_after=_seconds(retry_after))
         return DONE if isinstance(outcome, Done) else Answer(outcome, None, status)
+
+    async def _post(self, delivery: Delivery) -> tuple[int, str | None]:
+        """The status and `Retry-After` of the answer; no more of its body is read than is harmless."""
+        request = self._client.stream(
+            "POST", self._target.url, content=delivery.body, headers=self._headers(delivery)
+        )
+        async with request as response:
+            size = 0
+            async for chunk in response.aiter_raw():
+                size += len(chunk)
+                if size > _LONGEST_ANSWER:
+                    break
+            return response.status_code, response.headers.get("retry-after")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -115,13 +132,20 @@ class PushRunner:
 
 def _client(target: PushTarget) -> httpx.AsyncClient:
     """httpx is needed by push alone, so it is imported here."""
+    from http.cookiejar import CookieJar, DefaultCookiePolicy
+
     import httpx
 
     limits = httpx.Limits(
         max_connections=target.connections, max_keepalive_connections=target.connections
     )
     return httpx.AsyncClient(
-        timeout=target.timeout, limits=limits, follow_redirects=False, trust_env=False
+        timeout=target.timeout,
+        limits=limits,
+        follow_redirects=False,
+        trust_env=False,
+        # A cookie of one answer must not travel with another event.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
 
 

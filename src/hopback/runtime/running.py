@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,34 @@ from hopback.runtime.context import Context, current_context
 from hopback.runtime.payload import Undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from hopback.message import Delivery, Message
     from hopback.observe.events import Bus
+    from hopback.policy.rules import Rule
     from hopback.runtime.handler import Handler
     from hopback.topology.plan import Plan
 
-__all__ = ["FunctionRunner"]
+__all__ = ["FunctionRunner", "answer_for", "is_being_cancelled", "undecodable"]
+
+
+def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
+    """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
+    return Answer(classify(error, rules), failure_from_exception(error))
+
+
+def undecodable(error: Undecodable) -> Answer:
+    """The answer for a payload that is not what the handler asks for."""
+    return Answer(Park(f"undecodable payload: {error}"), failure_from_exception(error))
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError was meant for our own task: what is left is to end.
+
+    Otherwise a handler awaited something that was cancelled, and that is a failure like others.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class FunctionRunner:
@@ -43,28 +64,44 @@ class FunctionRunner:
         self._call = self._awaited if handler.is_async else self._in_thread
 
     async def __call__(self, delivery: Delivery) -> Answer:
-        """Decode and call; an exception becomes a retry or a park by the handler's rules."""
+        """Run it; what it returned is its outcome."""
+        returned = await self.value(delivery)
+        if returned is None:
+            return DONE
+        if isinstance(returned, Answer):
+            return returned
+        if inspect.iscoroutine(returned):
+            returned.close()  # nobody will await it, and the reason says so better than a warning
+        return Answer(outcome_of(returned))
+
+    async def value(self, delivery: Delivery) -> Any:
+        """Decode and call: what the handler returned, or the Answer to what it raised."""
         handler = self._handler
         try:
             payload = None if handler.decode is None else handler.decode(delivery.body)
         except Undecodable as error:
-            return Answer(Park(f"undecodable payload: {error}"), failure_from_exception(error))
+            return undecodable(error)
         context = Context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
-            returned = await self._call(delivery, handler.arguments(payload, context))
+            return await self._call(delivery, handler.arguments(payload, context))
         except _Overdue as overdue:
             return self._overdue(delivery, overdue)
-        except Exception as error:
-            return Answer(classify(error, handler.options.rules), failure_from_exception(error))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Not only Exception: a handler that calls sys.exit, or awaits what was cancelled, has
+            # failed; it must neither end the service nor leave its message without an outcome.
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            return answer_for(error, handler.options.rules)
         finally:
             current_context.reset(token)
-        return DONE if returned is None else Answer(outcome_of(returned))
 
     async def close(self) -> None:
         """Let the threads go; those still at work end when their handler returns."""
         if self._threads is not None:
-            self._threads.shutdown(wait=False)
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _awaited(self, delivery: Delivery, arguments: tuple[object, ...]) -> Any:
         deadline = self._handler.options.deadline
@@ -84,16 +121,18 @@ class FunctionRunner:
             self._threads = ThreadPoolExecutor(
                 self._handler.options.concurrency, thread_name_prefix=self._handler.queue
             )
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(
-            self._threads, copy_context().run, self._handler.call, *arguments
+        work = asyncio.get_running_loop().run_in_executor(
+            self._threads, copy_context().run, _caught, self._handler.call, arguments
         )
         deadline = self._handler.options.deadline
         if deadline is not None:
             finished, _ = await asyncio.wait({work}, timeout=deadline)
             if not finished:
                 self._report(delivery, deadline, stopped=False)
-        return await asyncio.shield(work)
+        returned, error = await asyncio.shield(work)
+        if error is not None:
+            raise error
+        return returned
 
     def _overdue(self, delivery: Delivery, overdue: _Overdue) -> Answer:
         self._report(delivery, overdue.deadline, stopped=True)
@@ -111,6 +150,16 @@ class FunctionRunner:
                 "stopped": stopped,
             },
         )
+
+
+def _caught(
+    call: Callable[..., Any], arguments: tuple[object, ...]
+) -> tuple[Any, BaseException | None]:
+    """What a call returned or raised: some exceptions (StopIteration) cannot cross into a future."""
+    try:
+        return call(*arguments), None
+    except BaseException as error:
+        return None, error
 
 
 class _Overdue(Exception):

@@ -66,21 +66,41 @@ class Settling:
         self.plan = plan
         self._most_holds = most_holds
         self._holding = 0
+        self._kept: list[Taken] = []
         self._publish = publish
         self._world = world
         self._dead_letters_park = dead_letters_park
 
-    async def conclude(self, taken: Taken, answer: Answer, duration: float) -> Decision | None:
-        """Settle a delivery by its answer; the decision, or None if the channel died before."""
-        decision = self._decided(taken, answer)
+    @property
+    def kept(self) -> int:
+        """How many deliveries nothing safe could be done about; their channels still have them."""
+        self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
+        return len(self._kept)
+
+    async def conclude(self, taken: Taken, answer: Answer, duration: float) -> bool:
+        """Settle a delivery by its answer; False if it stays where it was, and that was said."""
         try:
+            decision = self._decided(taken, answer)
             await self._carried_out(self._effects(taken, answer, decision), taken, answer)
         except _Abandoned as abandoned:
-            self._record_abandoned(taken, duration, str(abandoned))
-            return None
+            self.abandon(taken, duration, str(abandoned))
+            return False
+        except Exception as error:
+            # Nothing of ours should raise here; if it does, the message stays where it was.
+            decision = decided.Keep(1, f"unexpected {type(error).__name__}: {error}")
+        if isinstance(decision, decided.Keep):
+            self._kept.append(taken)
         if self._world.bus.active:
             self._record(taken, answer, decision, duration)
-        return decision
+        return not isinstance(decision, decided.Keep)
+
+    def abandon(self, taken: Taken, duration: float, reason: str) -> None:
+        """Say that a delivery was not settled: the broker will deliver it again."""
+        if not taken.session.ended.is_set():
+            self._kept.append(taken)
+        if self._world.bus.active:
+            fields = self._fields(taken, duration) | {"reason": reason}
+            self._world.bus.emit("delivery.abandoned", fields)
 
     def acknowledge(self, taken: Taken) -> bool:
         """The short way for a handler that worked while nobody listens; False if it has to be long."""
@@ -182,11 +202,6 @@ class Settling:
         failed = _failure_fields(answer, f"{type(error).__name__}: {error}")
         self._world.bus.emit(
             "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
-        )
-
-    def _record_abandoned(self, taken: Taken, duration: float, reason: str) -> None:
-        self._world.bus.emit(
-            "delivery.abandoned", self._fields(taken, duration) | {"reason": reason}
         )
 
     def _fields(self, taken: Taken, duration: float) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import types
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum
-from functools import cache
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -48,9 +47,18 @@ def _describe(value: object) -> str:
     return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
 
 
-@cache
 def fitter(wanted: Any) -> Fit:
-    """A function of (value, path) that returns the value as `wanted` or raises Misfit."""
+    """A function of (value, path) that returns the value as `wanted` or raises Misfit.
+
+    TypeError if no JSON can be fitted to it.
+    """
+    known = _KNOWN.get(wanted)
+    if known is None:
+        known = _KNOWN[wanted] = _new_fitter(wanted)
+    return known
+
+
+def _new_fitter(wanted: Any) -> Fit:
     if wanted is Any or wanted is object:
         return lambda value, path: value
     if dataclasses.is_dataclass(wanted):
@@ -195,11 +203,7 @@ def _fit_dict(item: Fit) -> Fit:
 def _fit_dataclass(wanted: Any) -> Fit:
     """Objects with known keys; keys that nobody asked for are ignored, as producers may add some."""
     hints = get_type_hints(wanted)
-    fields = [
-        (field.name, fitter(hints[field.name]), _is_required(field))
-        for field in dataclasses.fields(wanted)
-        if field.init
-    ]
+    fields: list[tuple[str, Fit, bool]] = []
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
@@ -212,6 +216,16 @@ def _fit_dataclass(wanted: Any) -> Fit:
                 raise Misfit(f"{path}.{name}", "a value", None)
         return wanted(**arguments)
 
+    _KNOWN[wanted] = fit  # known before its fields are: a tree's nodes hold nodes
+    try:
+        fields += [
+            (field.name, fitter(hints[field.name]), _is_required(field))
+            for field in dataclasses.fields(wanted)
+            if field.init
+        ]
+    except TypeError:
+        del _KNOWN[wanted]
+        raise
     return fit
 
 
@@ -226,6 +240,7 @@ def _name(wanted: Any) -> str:
     return _PLAIN.get(wanted) or str(getattr(wanted, "__name__", wanted))
 
 
+_KNOWN: dict[Any, Fit] = {}
 _PLAIN: dict[Any, str] = {
     dict: "an object",
     list: "a list",

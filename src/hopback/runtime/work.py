@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hopback.runtime.answer import DONE
 from hopback.runtime.pool import Pool
+from hopback.runtime.running import answer_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,7 +29,11 @@ class Work(Protocol):
 
     @property
     def concluded(self) -> int:
-        """How many deliveries were concluded so far."""
+        """How many deliveries were settled so far."""
+
+    @property
+    def kept(self) -> int:
+        """How many deliveries are held unsettled because nothing safe can be done about them."""
 
     def submit(self, taken: Taken) -> None:
         """Take a delivery."""
@@ -61,6 +66,7 @@ class OneByOne:
         observe: Callable[[Answer], object],
     ) -> None:
         self._key = options.key
+        self._rules = options.rules
         self._run = run
         self._settling = settling
         self._observe = observe if options.breaker is not None else None
@@ -73,9 +79,29 @@ class OneByOne:
         """How many handlers run now."""
         return len(self._pool.running)
 
+    @property
+    def kept(self) -> int:
+        """How many deliveries can neither be settled nor moved."""
+        return self._settling.kept
+
     def submit(self, taken: Taken) -> None:
         """Hand it to the next free worker, behind others of its key."""
-        self._pool.submit(taken, None if self._key is None else self._key(taken.delivery))
+        if self._key is None:
+            self._pool.submit(taken)
+        else:
+            self._submit_in_order(taken, self._key)
+
+    def _submit_in_order(self, taken: Taken, key_of: Callable[[Delivery], str | None]) -> None:
+        """A message whose key cannot be told has failed: in no lane is it in order."""
+        try:
+            key = key_of(taken.delivery)
+            if key is not None and not isinstance(key, str):
+                raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
+        except Exception as error:
+            failed = taken._replace(answer=answer_for(error, self._rules))
+            self._pool.submit(failed)
+        else:
+            self._pool.submit(taken, key)
 
     def limit(self, size: int) -> None:
         """Run at most so many handlers at once."""
@@ -102,9 +128,15 @@ class OneByOne:
         if taken.session.ended.is_set():
             return
         began = self._time()
-        answer = await self._run(taken.delivery)
-        if answer is not DONE or not self._settling.acknowledge(taken):
-            await self._settling.conclude(taken, answer, self._time() - began)
-        self.concluded += 1
+        try:
+            answer = taken.answer or await self._run(taken.delivery)
+            if answer is not DONE or not self._settling.acknowledge(taken):
+                settled = await self._settling.conclude(taken, answer, self._time() - began)
+                self.concluded += settled
+            else:
+                self.concluded += 1
+        except asyncio.CancelledError:
+            self._settling.abandon(taken, self._time() - began, "the handler was interrupted")
+            raise
         if self._observe is not None:
             self._observe(answer)

@@ -1,0 +1,212 @@
+"""Batches: deliveries are gathered by size and time and handled together, each with its own outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hopback.policy.batching import Window
+from hopback.policy.outcome import Done, Park, Retry, Snooze
+from hopback.policy.rules import outcome_of
+from hopback.runtime.answer import DONE, Answer
+from hopback.runtime.isolating import Isolating
+from hopback.runtime.payload import Undecodable
+from hopback.runtime.pool import Pool, ended
+from hopback.runtime.running import undecodable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from hopback.observe.events import Bus
+    from hopback.runtime.answer import Taken
+    from hopback.runtime.batch import BatchHandler
+    from hopback.runtime.running import FunctionRunner
+    from hopback.runtime.settling import Settling
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """Gathers deliveries into batches and concludes each delivery by itself."""
+
+    def __init__(
+        self,
+        handler: BatchHandler,
+        prepare: FunctionRunner | None,
+        settling: Settling,
+        bus: Bus,
+        observe: Callable[[Answer], object],
+    ) -> None:
+        self._handler = handler
+        self._window = Window(handler.options.size, handler.options.wait)
+        self._prepare = prepare
+        self._settling = settling
+        self._bus = bus
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._processors = 1 if handler.prepare is None else handler.prepare.options.concurrency
+        self._pool: Pool[Taken] = Pool(
+            self._processors, self._process, name=f"hopback prepare {handler.queue}"
+        )
+        self._open: list[tuple[Taken, Any]] = []
+        self._due: asyncio.TimerHandle | None = None
+        self._full: list[list[tuple[Taken, Any]]] = []
+        self._running: dict[asyncio.Task[None], int] = {}
+        self._limit = handler.options.batchers
+        self.concluded = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries are being prepared or in batches that run now."""
+        return sum(self._running.values()) + len(self._pool.running)
+
+    @property
+    def kept(self) -> int:
+        """How many deliveries can neither be settled nor moved."""
+        return self._settling.kept
+
+    def submit(self, taken: Taken) -> None:
+        """Add a delivery to the open batch; what cannot be decoded is concluded alone."""
+        if self._prepare is not None:
+            self._pool.submit(taken)
+            return
+        try:
+            payload = self._handler.decode(taken.delivery.body)
+        except Undecodable as error:
+            self._start(self._conclude_all([taken], [undecodable(error)], 0.0), 1)
+        else:
+            self._add(taken, payload)
+
+    def limit(self, size: int) -> None:
+        """Run at most so many batches at once; 0 prepares nothing either."""
+        self._limit = min(size, self._handler.options.batchers)
+        self._pool.limit(self._processors if size else 0)
+        self._start_full()
+
+    def wind_down(self) -> int:
+        """Prepare nothing more; what was gathered is handled before the end."""
+        return len(self._pool.withdraw())
+
+    def withdraw(self) -> int:
+        """Forget batches that were not started."""
+        waiting = len(self._pool.withdraw()) + len(self._open) + sum(map(len, self._full))
+        self._open, self._full = [], []
+        self._cancel_due()
+        return waiting
+
+    async def finish(self) -> None:
+        """Handle the open batch now and wait until no batch runs."""
+        await self._pool.join()
+        self._close_open()
+        while self._running:
+            await asyncio.wait(set(self._running))
+
+    async def stop(self) -> int:
+        """Cancel the batches that run."""
+        left, self._limit = self.in_flight, 0
+        await self._pool.stop()
+        await ended(self._running)
+        return left
+
+    # --- from delivered to gathered ----------------------------------------------------------------
+
+    async def _process(self, taken: Taken) -> None:
+        """Make the row of one message; an outcome concludes it alone."""
+        assert self._prepare is not None  # noqa: S101 - the pool is fed only then
+        if taken.session.ended.is_set():
+            return
+        began = self._loop.time()
+        try:
+            row = await self._prepare.value(taken.delivery)
+        except asyncio.CancelledError:
+            self._settling.abandon(taken, self._loop.time() - began, "interrupted")
+            raise
+        if isinstance(row, Done | Retry | Park | Snooze):
+            row = Answer(outcome_of(row))
+        if isinstance(row, Answer):
+            await self._conclude_all([taken], [row], self._loop.time() - began)
+        else:
+            self._add(taken, row)
+
+    def _add(self, taken: Taken, payload: Any) -> None:
+        if not self._open:
+            self._due = self._loop.call_at(self._window.due_at(self._loop.time()), self._close_open)
+        self._open.append((taken, payload))
+        if self._window.is_full(len(self._open)):
+            self._close_open()
+
+    def _cancel_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+
+    # --- from gathered to handled ------------------------------------------------------------------
+
+    def _close_open(self) -> None:
+        self._cancel_due()
+        if self._open:
+            self._full.append(self._open)
+            self._open = []
+        self._start_full()
+
+    def _start_full(self) -> None:
+        while self._full and len(self._running) < self._limit:
+            batch = self._full.pop(0)
+            self._start(self._handle(batch), len(batch))
+
+    def _start(self, work: Coroutine[Any, Any, None], size: int) -> None:
+        task = self._loop.create_task(work, name=f"hopback batch {self._handler.queue}")
+        self._running[task] = size
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._start_full()
+        if not task.cancelled():
+            task.result()
+
+    async def _handle(self, batch: list[tuple[Taken, Any]]) -> None:
+        began, isolating = self._loop.time(), Isolating(self._handler)
+        alive = [one for one in batch if not one[0].session.ended.is_set()]
+        try:
+            answers = await isolating.answers([payload for _, payload in alive])
+        except asyncio.CancelledError:
+            for taken, _ in alive:
+                self._settling.abandon(taken, self._loop.time() - began, "interrupted")
+            raise
+        duration = self._loop.time() - began
+        await self._conclude_all([taken for taken, _ in alive], answers, duration)
+        if alive:
+            self._tell(answers, duration, isolating.splits)
+
+    def _tell(self, answers: list[Answer], duration: float, splits: int) -> None:
+        self._bus.emit(
+            "batch.handled",
+            {
+                "queue": self._handler.queue,
+                "size": len(answers),
+                "failed": sum(not isinstance(answer.outcome, Done) for answer in answers),
+                "duration": duration,
+                "splits": splits,
+            },
+        )
+
+    async def _conclude_all(
+        self, takens: Iterable[Taken], answers: Iterable[Answer], duration: float
+    ) -> None:
+        """Settle each by its own answer; a thousand failures are moved side by side."""
+        slow = []
+        for taken, answer in zip(takens, answers, strict=True):
+            if answer is DONE and self._settling.acknowledge(taken):
+                self.concluded += 1
+            else:
+                slow.append(self._conclude(taken, answer, duration))
+            self._observe(answer)
+        await asyncio.gather(*slow)
+
+    async def _conclude(self, taken: Taken, answer: Answer, duration: float) -> None:
+        try:
+            settled = await self._settling.conclude(taken, answer, duration)
+            self.concluded += settled
+        except asyncio.CancelledError:
+            self._settling.abandon(taken, duration, "interrupted")
+            raise
