@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("installed")
 
 _SYSTEMS = ("file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr")
-_HOSTILE = '[queues."evil\\u001b]0;owned\\u0007"]\npattern = "none"\n'
+_HOSTILE = (
+    '[queues."evil\\u001b]0;owned\\u0007"]\npattern = "none"\n'
+    'arguments = { x-dead-letter-exchange = "gone" }\n'
+)
 
 
 def _on_a_terminal(installed: Installed, *arguments: str, **environment: str) -> str:

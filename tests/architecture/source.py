@@ -24,6 +24,13 @@ class Module:
     path: Path
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+
+    @classmethod
+    def parse(cls, name: str, path: Path, text: str) -> Module:
+        """Parse it, and walk it once for all."""
+        tree = ast.parse(text, filename=str(path))
+        return cls(name, path, text, tree, tuple(ast.walk(tree)))
 
     @property
     def is_package(self) -> bool:
@@ -32,7 +39,7 @@ class Module:
 
     def imports(self) -> set[str]:
         """Every module it imports, wherever the import stands, as a full dotted name."""
-        return {name for node in ast.walk(self.tree) for name in self._imported(node)}
+        return {name for node in self.nodes for name in self._imported(node)}
 
     def _imported(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
@@ -51,7 +58,7 @@ class Module:
 
 def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method, nested ones too."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -59,8 +66,7 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 def _read(path: Path, root: Path) -> Module:
     parts = path.relative_to(root).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    text = path.read_text(encoding="utf-8")
-    return Module(name, path, text, ast.parse(text, filename=str(path)))
+    return Module.parse(name, path, path.read_text(encoding="utf-8"))
 
 
 @cache
