@@ -5,7 +5,7 @@ from hopback.broker.simulator.connection import EmbeddedConnection
 from hopback.broker.simulator.embedded import EmbeddedBroker
 from hopback.broker.simulator.faults import Fault, Faults
 from hopback.broker.simulator.journal import Event, EventKind, Loss
-from hopback.broker.simulator.node import Node
+from hopback.broker.simulator.node import Node, advance
 from hopback.broker.simulator.profile import PROFILES, Profile, profile_for
 from hopback.broker.simulator.refusal import Refusal
 from hopback.broker.simulator.session import ChannelState, Session, Sink
@@ -33,6 +33,7 @@ __all__ = [
     "Sink",
     "StoredMessage",
     "VirtualTimeLoop",
+    "advance",
     "profile_for",
     "run_virtual",
 ]

@@ -57,7 +57,7 @@ class Office:
             self._drop(entry, queue, Loss.NO_DEAD_LETTER_EXCHANGE)
             return
         try:
-            letter = make_letter(queue, entry, reason)
+            letter = _make_letter(queue, entry, reason)
         except MalformedDeaths:
             queue.crash(entry)
             return
@@ -77,7 +77,7 @@ class Office:
             self._node.journal.entry(EventKind.DROPPED, entry, queue.name, loss)
 
 
-def make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
+def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
     """The dead letter that a copy becomes; MalformedDeaths where an old broker stumbles."""
     settings = queue.settings
     letter = bury(
@@ -185,7 +185,7 @@ class Safekeeping:
         settings = self._queue.settings
         way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
         if letter.content is None or letter.way != way:
-            letter.content = make_letter(self._queue, letter.entry, letter.reason)
+            letter.content = _make_letter(self._queue, letter.entry, letter.reason)
             letter.way = way
         return letter.content
 

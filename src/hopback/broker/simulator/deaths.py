@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MalformedDeaths", "Reason", "bury", "is_cycle", "published_deaths"]
 
-Table: TypeAlias = "dict[str, FieldValue]"
+_Table: TypeAlias = "dict[str, FieldValue]"
 
 
 class Reason(StrEnum):
@@ -35,7 +35,7 @@ class MalformedDeaths(Exception):
     """An `x-death` that the queue process of an old broker does not survive."""
 
 
-def published_deaths(headers: Headers, profile: Profile) -> tuple[Table, ...]:
+def published_deaths(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
     """What a client's own `x-death` counts for when it is published (3.13.3 to before 4.0)."""
     found = headers.get("x-death")
     if profile.scrambles_deaths or not profile.interprets_published_deaths:
@@ -56,7 +56,7 @@ def bury(
     profile: Profile,
 ) -> Content:
     """The dead letter that `content` becomes when it dies in `queue`."""
-    headers = copied_table(content.headers)
+    headers = dict(content.headers)  # what is inside is shared, and never changed
     death = _death(content, queue, reason, now)
     deaths = _recorded(headers, content.deaths, death, profile)
     _write(headers, deaths, death, content, profile)
@@ -89,10 +89,10 @@ def is_cycle(content: Content, queue: str) -> bool:
     return False
 
 
-def _death(content: Content, queue: str, reason: Reason, now: float) -> Table:
+def _death(content: Content, queue: str, reason: Reason, now: float) -> _Table:
     copies = content.headers.get("CC")
     keys = [content.keys[0], *(copies if isinstance(copies, list) else ())]
-    death: Table = {
+    death: _Table = {
         "count": 1,
         "reason": str(reason),
         "queue": queue,
@@ -106,10 +106,10 @@ def _death(content: Content, queue: str, reason: Reason, now: float) -> Table:
 
 
 def _recorded(
-    headers: Table, own: tuple[Table, ...], death: Table, profile: Profile
-) -> list[Table]:
+    headers: _Table, own: tuple[_Table, ...], death: _Table, profile: Profile
+) -> list[_Table]:
     """The deaths so far and this one, most recent first."""
-    older: list[Table] = list(own)
+    older: list[_Table] = list(own)
     if profile.scrambles_deaths:
         older = _read(headers.get("x-death"))
         if len(older) > 1:
@@ -119,7 +119,7 @@ def _recorded(
     return [_again(same[0]) if same else death, *others]
 
 
-def _read(found: FieldValue) -> list[Table]:
+def _read(found: FieldValue) -> list[_Table]:
     """What an old broker takes from the header; anything but an array is begun anew."""
     if not isinstance(found, list):
         return []
@@ -129,11 +129,11 @@ def _read(found: FieldValue) -> list[Table]:
     return tables
 
 
-def _same(table: Table, death: Table) -> bool:
+def _same(table: _Table, death: _Table) -> bool:
     return table.get("queue") == death["queue"] and table.get("reason") == death["reason"]
 
 
-def _again(table: Table) -> Table:
+def _again(table: _Table) -> _Table:
     """The entry with its count raised; a new table, because copies share the old one."""
     count = table.get("count", 1)
     if not isinstance(count, int):
@@ -142,7 +142,7 @@ def _again(table: Table) -> Table:
 
 
 def _write(
-    headers: Table, deaths: list[Table], death: Table, content: Content, profile: Profile
+    headers: _Table, deaths: list[_Table], death: _Table, content: Content, profile: Profile
 ) -> None:
     """Put the record into the headers, and the names of the first and the last death."""
     last = {f"x-last-death-{key}": death[key] for key in ("exchange", "queue", "reason")}

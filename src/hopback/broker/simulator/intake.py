@@ -30,6 +30,8 @@ __all__ = ["FRAME_PAYLOAD", "Intake"]
 FRAME_PAYLOAD = 131_064
 """The bytes that properties and headers may take together: one frame without its frame."""
 
+_ALL_OTHERS = 4096
+"""More than all properties but the headers can take."""
 _NOTHING: dict[str, FieldValue] = {}
 _STRINGS = (
     "content_type",
@@ -98,9 +100,9 @@ class Intake:
 
     def _headers(self, properties: Properties) -> dict[str, FieldValue]:
         """The broker's own copy of the headers, in the order in which it hands them out."""
-        size = _header_size(properties)
-        if size > FRAME_PAYLOAD:
-            raise frame_error(size, FRAME_PAYLOAD)
+        table = table_size(properties.headers) + len(properties.opaque_headers)
+        if table > FRAME_PAYLOAD - _ALL_OTHERS:
+            _check_frame(properties, table)
         headers = copied_table(properties.headers)
         return dict(sorted(headers.items())) if self._profile.sorts_headers else headers
 
@@ -116,11 +118,11 @@ def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
     return tuple(key for key in found if isinstance(key, str))
 
 
-def _header_size(properties: Properties) -> int:
-    """The bytes of the content header: class, weight, body size, flags and properties."""
+def _check_frame(properties: Properties, table: int) -> None:
+    """Refuse what does not fit: class, weight, body size, flags, and then the properties."""
     given = (getattr(properties, name) for name in _STRINGS)
     strings = sum(1 + len(text.encode()) for text in given if text is not None)
     octets = sum(value is not None for value in (properties.delivery_mode, properties.priority))
-    moment = 8 * (properties.timestamp is not None)
-    table = table_size(properties.headers) + len(properties.opaque_headers)
-    return 14 + strings + octets + moment + table
+    size = 14 + strings + octets + 8 * (properties.timestamp is not None) + table
+    if size > FRAME_PAYLOAD:
+        raise frame_error(size, FRAME_PAYLOAD)

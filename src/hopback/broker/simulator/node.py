@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     from hopback.broker.simulator.journal import Event
     from hopback.broker.simulator.stored import Content, Taken
-    from hopback.clock import Clock
+    from hopback.clock import Clock, ManualClock
     from hopback.topology.model import Queue
     from hopback.version import BrokerVersion
 
-__all__ = ["Node"]
+__all__ = ["Node", "advance"]
 
 
 class Node:
@@ -262,6 +262,14 @@ class Node:
         """A name as the broker makes them, the same ones for the same seed."""
         noise = self._random.getrandbits(128).to_bytes(16, "big")
         return prefix + base64.urlsafe_b64encode(noise).decode().rstrip("=")
+
+
+def advance(node: Node, clock: ManualClock, moment: float) -> None:
+    """Let time pass until `moment` on the clock of `node`, from deadline to deadline."""
+    while (due := node.next_deadline()) is not None and due <= moment:
+        clock.advance_to(max(due, clock.now()))
+        node.run_due()
+    clock.advance_to(max(moment, clock.now()))
 
 
 def _check_same(queue: Queue, found: LiveQueue, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from hopback.broker.simulator.refusal import precondition_failed
@@ -26,17 +26,19 @@ class Patience:
     classic queues wait for ever.
     """
 
-    __slots__ = ("_alarm", "_channel", "_opened")
+    __slots__ = ("_alarm", "_channel", "_earliest", "_opened")
 
     def __init__(self, channel: ChannelState) -> None:
         self._channel = channel
         self._opened = channel.node.now()
         self._alarm = Alarm(channel.node.timers, self._look)
+        self._earliest = inf
+        """The deadline that the alarm was set for; it goes off at the next look after that."""
 
     def watch(self, taken: Taken) -> None:
         """A delivery has been handed out."""
         timeout = self._timeout(taken)
-        if timeout is not None and taken.at + timeout < self._alarm.due:
+        if timeout is not None and taken.at + timeout < self._earliest:
             self._set(taken.at + timeout)
 
     def clear(self) -> None:
@@ -44,6 +46,7 @@ class Patience:
         self._alarm.clear()
 
     def _set(self, due: float) -> None:
+        self._earliest = due
         ticks = ceil((due - self._opened) / _TICK_S)
         self._alarm.set(self._opened + ticks * _TICK_S)
 
@@ -56,6 +59,7 @@ class Patience:
 
     def _look(self) -> None:
         now = self._channel.node.now()
+        self._earliest = inf
         deadlines = [
             (taken.at + timeout, timeout, taken)
             for taken in self._channel.unacked.values()

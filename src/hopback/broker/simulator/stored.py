@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Content", "Entry", "Taken", "copied", "copied_table", "with_headers"]
 
+_PLAIN = frozenset({str, int, bool, float, type(None)})
+"""The types seen most, which need no copy."""
+
 
 def copied(value: FieldValue) -> FieldValue:
     """A copy that shares nothing mutable, with the types a client would read from the wire."""
@@ -26,7 +29,7 @@ def copied(value: FieldValue) -> FieldValue:
 
 def copied_table(table: Headers) -> dict[str, FieldValue]:
     """The same for a whole table."""
-    return {key: copied(value) for key, value in table.items()}
+    return {key: value if type(value) in _PLAIN else copied(value) for key, value in table.items()}
 
 
 def with_headers(
