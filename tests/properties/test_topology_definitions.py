@@ -21,6 +21,7 @@ from tests.properties.topology_values import (
     json_values,
     toml_values,
     topologies,
+    unhurried,
 )
 
 _VERSIONS = st.sampled_from(["3.7", "3.8", "3.9", "3.10.8", "3.12", "4.0", "4.2", "4.3", "4.3.1"])
@@ -123,6 +124,7 @@ def test_every_topology_can_be_written_for_every_version(
     assert bool(notes) or diff(topology, again).settled
 
 
+@unhurried
 @given(st.text() | st.binary())
 @example("[" * 100_000)
 @example('{"a": NaN}')

@@ -18,7 +18,14 @@ from hopback.topology.model import Topology
 from hopback.topology.places import Place
 from hopback.topology.toml import read_toml, write_toml
 from hopback.topology.validate import problems
-from tests.properties.topology_values import attempt, few, field_values, toml_values, topologies
+from tests.properties.topology_values import (
+    attempt,
+    few,
+    field_values,
+    toml_values,
+    topologies,
+    unhurried,
+)
 
 
 def typed(value: object) -> object:
@@ -30,6 +37,7 @@ def typed(value: object) -> object:
     return type(value), repr(value)
 
 
+@unhurried
 @given(st.integers(0, LONGEST_MS))
 def test_every_duration_is_read_back_as_written(duration_ms: int) -> None:
     """What `format_duration` writes, `parse_duration_ms` reads as the same number."""
@@ -45,6 +53,7 @@ def _is_duration(value: object) -> bool:
     return type(value) is int and 0 <= value <= LONGEST_MS
 
 
+@unhurried
 @given(st.text() | st.integers() | st.floats() | st.none() | st.booleans())
 def test_what_is_no_duration_is_refused_with_words(value: object) -> None:
     """Anything else than a duration is a ValueError that says what was expected."""
@@ -53,6 +62,7 @@ def test_what_is_no_duration_is_refused_with_words(value: object) -> None:
         parse_duration_ms(value)  # type: ignore[arg-type]
 
 
+@unhurried
 @given(field_values)
 def test_amqp_values_keep_their_type_in_json(value: object) -> None:
     """Every AMQP value comes back from JSON equal in value and type."""
@@ -97,6 +107,7 @@ def test_every_design_survives_toml_and_json(name: str, hardened: bool) -> None:
     assert from_document(json.loads(json.dumps(to_document(topology)))) == topology
 
 
+@unhurried
 @given(st.text())
 @example("[" * 5000)
 @example("x = " + "[" * 5000)
@@ -108,6 +119,7 @@ def test_any_text_is_a_topology_or_invalid(text: str) -> None:
     assert isinstance(found, Topology) or found.problems
 
 
+@unhurried
 @given(st.dictionaries(st.text(max_size=3), toml_values, max_size=4) | toml_values)
 @example({"queues": {"a": {"retry": [{"delay": "1s"}], "pattern": []}}})
 @example({"plans": {"a": {"tiers": [{"delay": -1}], "parking": 5}}})
@@ -120,6 +132,7 @@ def test_any_data_is_a_topology_or_invalid(data: object) -> None:
         assert len(set(found.problems)) == len(found.problems) > 0
 
 
+@unhurried
 @given(st.recursive(st.just({}), lambda inner: st.fixed_dictionaries({"a": inner}), max_leaves=3))
 def test_shallow_arguments_are_read(table: object) -> None:
     """Nested tables within the limit are read as they are."""

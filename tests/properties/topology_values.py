@@ -51,6 +51,7 @@ __all__ = [
     "names",
     "toml_values",
     "topologies",
+    "unhurried",
 ]
 
 
@@ -62,7 +63,10 @@ def attempt(read: Callable[[], Topology]) -> Topology | InvalidTopology:
         return error
 
 
-few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No example is judged by its time: the machine may be busy."""
+
+few = settings(unhurried, max_examples=40)
 """For properties of whole topologies, which take their time to draw."""
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
