@@ -24,6 +24,7 @@ class Answer(NamedTuple):
     outcome: Outcome
     failure: Failure | None = None
     status: int | None = None
+    error: BaseException | None = None
 
 
 DONE = Answer(Done())

@@ -37,7 +37,7 @@ __all__ = ["AnyHandler", "App"]
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler
 F = TypeVar("F", bound="Callable[..., Any]")
 
-RETRY = ("30s", "5m", "30m")
+_RETRY = ("30s", "5m", "30m")
 """How long failed messages wait when nothing else is said."""
 
 
@@ -71,7 +71,7 @@ class App:
         self,
         name: str,
         *,
-        retry: Iterable[str | int] = RETRY,
+        retry: Iterable[str | int] = _RETRY,
         attempts: int | None = None,
         bind: Mapping[str, str | Iterable[str]] | None = None,
     ) -> None:
@@ -115,7 +115,9 @@ class App:
         handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry.
         """
         if retry is not None or attempts is not None or bind is not None:
-            self.queue(queue, retry=RETRY if retry is None else retry, attempts=attempts, bind=bind)
+            self.queue(
+                queue, retry=_RETRY if retry is None else retry, attempts=attempts, bind=bind
+            )
         options = HandlerOptions(
             concurrency=concurrency,
             prefetch=prefetch,
@@ -156,7 +158,9 @@ class App:
         rest is in `BatchOptions`.
         """
         if retry is not None or attempts is not None or bind is not None:
-            self.queue(queue, retry=RETRY if retry is None else retry, attempts=attempts, bind=bind)
+            self.queue(
+                queue, retry=_RETRY if retry is None else retry, attempts=attempts, bind=bind
+            )
         seconds = parse_duration_ms(wait) / 1000
         options = BatchOptions(
             size, seconds, batchers, isolates, tuple(rules), deadline=deadline, breaker=breaker

@@ -80,9 +80,9 @@ class PushRunner:
                 status, retry_after = await self._post(delivery)
         except TimeoutError as error:
             reason = f"no answer within {self._target.timeout:g} s"
-            return Answer(Retry(reason), failure_from_exception(error))
+            return Answer(Retry(reason), failure_from_exception(error), error=error)
         except Exception as error:
-            return Answer(Retry(reason_of(error)), failure_from_exception(error))
+            return Answer(Retry(reason_of(error)), failure_from_exception(error), error=error)
         due_in = self._due_in(delivery) if status == TOO_EARLY else 0.0
         outcome = outcome_for_status(status, due_in=due_in, retry_after=_seconds(retry_after))
         return DONE if isinstance(outcome, Done) else Answer(outcome, None, status)

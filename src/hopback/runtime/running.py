@@ -29,12 +29,13 @@ __all__ = ["FunctionRunner", "answer_for", "is_being_cancelled", "undecodable"]
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
-    return Answer(classify(error, rules), failure_from_exception(error))
+    return Answer(classify(error, rules), failure_from_exception(error), error=error)
 
 
 def undecodable(error: Undecodable) -> Answer:
     """The answer for a payload that is not what the handler asks for."""
-    return Answer(Park(f"undecodable payload: {error}"), failure_from_exception(error))
+    reason = f"undecodable payload: {error}"
+    return Answer(Park(reason), failure_from_exception(error), error=error)
 
 
 def is_being_cancelled() -> bool:
@@ -137,7 +138,7 @@ class FunctionRunner:
     def _overdue(self, delivery: Delivery, overdue: _Overdue) -> Answer:
         self._report(delivery, overdue.deadline, stopped=True)
         reason = f"the handler did not finish within its deadline of {overdue.deadline:g} s"
-        return Answer(Retry(reason), failure_from_exception(overdue))
+        return Answer(Retry(reason), failure_from_exception(overdue), error=overdue)
 
     def _report(self, delivery: Delivery, deadline: float, *, stopped: bool) -> None:
         self._bus.emit(

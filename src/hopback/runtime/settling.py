@@ -38,13 +38,17 @@ __all__ = ["Settling", "Surroundings"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Everything that the runtime takes from the world: time, chance, the host, who listens."""
+    """Everything that the runtime takes from the world: time, chance, the host, who listens.
+
+    `witness` is shown every exception behind a failed run, as it was raised; events carry no objects.
+    """
 
     bus: Bus = field(default_factory=Bus)
     clock: Clock = field(default_factory=SystemClock)
     chance: Callable[[], float] = random.random
     host: str = field(default_factory=socket.gethostname)
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
+    witness: Callable[[BaseException], object] | None = None
 
 
 class _Abandoned(Exception):
@@ -79,6 +83,8 @@ class Settling:
 
     async def conclude(self, taken: Taken, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer; False if it stays where it was, and that was said."""
+        if answer.error is not None and self._world.witness is not None:
+            self._world.witness(answer.error)
         try:
             decision = self._decided(taken, answer)
             await self._carried_out(self._effects(taken, answer, decision), taken, answer)

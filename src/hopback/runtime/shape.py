@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Misfit", "fitter"]
 
-Fit: TypeAlias = "Callable[[Any, str], Any]"
+_Fit: TypeAlias = "Callable[[Any, str], Any]"
 
 
 class Misfit(ValueError):
@@ -47,7 +47,7 @@ def _describe(value: object) -> str:
     return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
 
 
-def fitter(wanted: Any) -> Fit:
+def fitter(wanted: Any) -> _Fit:
     """A function of (value, path) that returns the value as `wanted` or raises Misfit.
 
     TypeError if no JSON can be fitted to it.
@@ -58,7 +58,7 @@ def fitter(wanted: Any) -> Fit:
     return known
 
 
-def _new_fitter(wanted: Any) -> Fit:
+def _new_fitter(wanted: Any) -> _Fit:
     if wanted is Any or wanted is object:
         return lambda value, path: value
     if dataclasses.is_dataclass(wanted):
@@ -73,7 +73,7 @@ def _new_fitter(wanted: Any) -> Fit:
     return _fit_generic(wanted, get_origin(wanted) or wanted, get_args(wanted))
 
 
-def _fit_generic(wanted: Any, origin: Any, args: tuple[Any, ...]) -> Fit:
+def _fit_generic(wanted: Any, origin: Any, args: tuple[Any, ...]) -> _Fit:
     """Containers, unions and literals; at the end the plain types."""
     if origin in (Union, types.UnionType):
         return _fit_union(args)
@@ -91,7 +91,7 @@ def _fit_generic(wanted: Any, origin: Any, args: tuple[Any, ...]) -> Fit:
     )
 
 
-def _fit_plain(wanted: type) -> Fit:
+def _fit_plain(wanted: type) -> _Fit:
     """Plain JSON types; an int is welcome where a float is wanted, a bool never is an int."""
     accepted = (int, float) if wanted is float else (wanted,)
 
@@ -103,7 +103,7 @@ def _fit_plain(wanted: type) -> Fit:
     return fit
 
 
-def _fit_text(wanted: type, parse: Callable[[str], Any]) -> Fit:
+def _fit_text(wanted: type, parse: Callable[[str], Any]) -> _Fit:
     """Types that travel as text."""
 
     def fit(value: Any, path: str) -> Any:
@@ -117,7 +117,7 @@ def _fit_text(wanted: type, parse: Callable[[str], Any]) -> Fit:
     return fit
 
 
-def _fit_call(wanted: Callable[[Any], Any], expected: str) -> Fit:
+def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
     """Types that check the value themselves when called with it."""
 
     def fit(value: Any, path: str) -> Any:
@@ -129,7 +129,7 @@ def _fit_call(wanted: Callable[[Any], Any], expected: str) -> Fit:
     return fit
 
 
-def _fit_union(options: tuple[Any, ...]) -> Fit:
+def _fit_union(options: tuple[Any, ...]) -> _Fit:
     """The first option that fits; None only where it is one of them."""
     fits = [(option, fitter(option)) for option in options if option is not type(None)]
     optional = type(None) in options
@@ -149,7 +149,7 @@ def _fit_union(options: tuple[Any, ...]) -> Fit:
     return fit
 
 
-def _fit_literal(options: tuple[Any, ...]) -> Fit:
+def _fit_literal(options: tuple[Any, ...]) -> _Fit:
     """One of the values listed, of the same type."""
     allowed = {(type(option), option) for option in options}
 
@@ -161,7 +161,7 @@ def _fit_literal(options: tuple[Any, ...]) -> Fit:
     return fit
 
 
-def _fit_items(make: Callable[[Any], Any], item: Fit) -> Fit:
+def _fit_items(make: Callable[[Any], Any], item: _Fit) -> _Fit:
     """Lists and sets."""
 
     def fit(value: Any, path: str) -> Any:
@@ -172,7 +172,7 @@ def _fit_items(make: Callable[[Any], Any], item: Fit) -> Fit:
     return fit
 
 
-def _fit_tuple(args: tuple[Any, ...]) -> Fit:
+def _fit_tuple(args: tuple[Any, ...]) -> _Fit:
     """Tuples of any length of one type, or of a fixed form."""
     if not args or (len(args) == 2 and args[1] is Ellipsis):
         return _fit_items(tuple, fitter(args[0] if args else Any))
@@ -189,7 +189,7 @@ def _fit_tuple(args: tuple[Any, ...]) -> Fit:
     return fit
 
 
-def _fit_dict(item: Fit) -> Fit:
+def _fit_dict(item: _Fit) -> _Fit:
     """Objects with free keys."""
 
     def fit(value: Any, path: str) -> Any:
@@ -200,10 +200,10 @@ def _fit_dict(item: Fit) -> Fit:
     return fit
 
 
-def _fit_dataclass(wanted: Any) -> Fit:
+def _fit_dataclass(wanted: Any) -> _Fit:
     """Objects with known keys; keys that nobody asked for are ignored, as producers may add some."""
     hints = get_type_hints(wanted)
-    fields: list[tuple[str, Fit, bool]] = []
+    fields: list[tuple[str, _Fit, bool]] = []
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
@@ -240,7 +240,7 @@ def _name(wanted: Any) -> str:
     return _PLAIN.get(wanted) or str(getattr(wanted, "__name__", wanted))
 
 
-_KNOWN: dict[Any, Fit] = {}
+_KNOWN: dict[Any, _Fit] = {}
 _PLAIN: dict[Any, str] = {
     dict: "an object",
     list: "a list",

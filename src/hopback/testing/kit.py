@@ -1,0 +1,285 @@
+"""Run an application in a test: on the embedded broker, in virtual time.
+
+Retries that wait half an hour take milliseconds, and what a test sees is what RabbitMQ would do:
+real queues, real dead-lettering, real confirms, and faults on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
+
+from hopback.broker.simulator import EmbeddedBroker, VirtualTimeLoop, run_virtual
+from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.observe.events import Bus
+from hopback.runtime.outgoing import compose
+from hopback.runtime.service import Service
+from hopback.runtime.settling import Surroundings
+from hopback.testing.captured import Happening, Tally, tally_of
+from hopback.topology.expand import retry_queues
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from hopback.broker.simulator import Faults, StoredMessage
+    from hopback.fields import Headers
+    from hopback.runtime.app import App
+    from hopback.runtime.service import Report, ServiceOptions
+    from hopback.topology.plan import Plan
+
+__all__ = ["AppTest", "in_virtual_time"]
+
+P = ParamSpec("P")
+
+_INSTANT = 1e-5
+"""In virtual time, a wait of any length lets everything run that can run now."""
+_DAY = 86_400.0
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a plain test of an async one: its loop's time jumps to the next thing to happen.
+
+    No plugin is needed, and none is disturbed: for pytest it is an ordinary function.
+    """
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run
+
+
+class AppTest:
+    """An application at work on an embedded broker of its own; an async context manager.
+
+    `events` is everything the application said, `broker` the broker with its fault switches,
+    `service` what runs the application, `report` how it ended.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        broker: EmbeddedBroker | None = None,
+        options: ServiceOptions | None = None,
+        chance: float = 0.5,
+    ) -> None:
+        self.app = app
+        self.broker = broker or EmbeddedBroker()
+        self.events: list[Happening] = []
+        self.failures: list[BaseException] = []
+        """Every exception behind a failed run, as it was raised."""
+        self.report: Report | None = None
+        self._clock = LoopClock(time.time)
+        self._options = options
+        self._chance = chance
+        self._stirred = asyncio.Event()
+        self._counted = 0
+        self._shown = 0
+        self._running: asyncio.Task[Report] | None = None
+
+    # --- from start to end -------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        world = Surroundings(
+            bus=Bus(self._note),
+            clock=self._clock,
+            chance=lambda: self._chance,
+            host="test",
+            witness=self.failures.append,
+        )
+        self.broker.node.listen(lambda _event: self._stirred.set())
+        self.service = Service(self.app, self.broker, options=self._options, world=world)
+        self._running = asyncio.create_task(self.service.run(), name="app under test")
+        ready = asyncio.ensure_future(self.service.ready.wait())
+        await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._running.done():
+            await self._running
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.service.stop()
+        if kind is not None:
+            self.service.stop()  # the test has failed already: no need to wait
+        await self.stop()
+
+    async def stop(self) -> Report:
+        """Shut the application down as `hopback run` does, and return its report."""
+        if self.report is None:
+            assert self._running is not None  # noqa: S101 - entered before it is left
+            self.service.stop()
+            self.report = await self._running
+        return self.report
+
+    def _note(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.events.append(Happening(name, fields, self._clock.now()))
+        self._stirred.set()
+
+    # --- what a test does --------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        message_id: str | None = None,
+        message_type: str | None = None,
+        correlation_id: str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Publish as a producer would: to an exchange, or with `""` straight to a queue."""
+        message = compose(
+            exchange,
+            routing_key,
+            payload,
+            message_id=message_id,
+            message_type=message_type,
+            correlation_id=correlation_id,
+            headers=headers,
+        )
+        connection = await self.broker.connect("test")
+        channel = await connection.open_channel()
+        try:
+            await channel.publish(message)
+        finally:
+            await connection.close()
+
+    async def drain(self, *, reraise: bool = False, within: float = _DAY) -> Tally:
+        """Let everything play out, retries and all, and count what happened since the last drain.
+
+        It returns when no message of a handled queue is ready, in hand or waiting for a retry.
+        With `reraise` the first failure since the last drain is raised, as the handler raised it.
+        TimeoutError names what is left after `within` seconds.
+        """
+        try:
+            async with asyncio.timeout(within):
+                await self._until_idle()
+        except TimeoutError:
+            raise TimeoutError(f"not drained within {within:g} s: {self._left()}") from None
+        since, self._counted = self.events[self._counted :], len(self.events)
+        shown, self._shown = self.failures[self._shown :], len(self.failures)
+        if reraise:
+            _raise_first(shown, since)
+        return tally_of(since)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and everything happen that is due by then."""
+        if not isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
+            raise RuntimeError(
+                "advance needs virtual time: decorate the test with `in_virtual_time`"
+            )
+        await asyncio.sleep(seconds)
+        await asyncio.sleep(_INSTANT)
+
+    async def _until_idle(self) -> None:
+        while True:
+            self._stirred.clear()
+            await asyncio.sleep(_INSTANT)
+            if self._running is not None and self._running.done():
+                await self._running
+                return
+            if not self._left():
+                return
+            await self._stirred.wait()
+
+    def _left(self) -> dict[str, int]:
+        """How many messages each queue still holds that the application has to deal with."""
+        counts = {queue: self._count(queue) for queue in self._played()}
+        running = sum(one.in_flight for one in self.service.consumers)
+        return {queue: count for queue, count in counts.items() if count} | (
+            {"in flight": running} if running else {}
+        )
+
+    def _count(self, name: str) -> int:
+        queue = self.broker.node.queues.get(name)
+        if queue is None:
+            return 0
+        return (
+            len(queue.ready) + queue.unacked + len(queue.safe.letters) + len(queue.delays.entries)
+        )
+
+    def _played(self) -> list[str]:
+        """The queues that are to become empty: those handled, and their retry queues."""
+        plans = [self._plan(one.queue) for one in self.service.consumers]
+        waiting = [queue for plan in plans for queue, _ in retry_queues(plan)]
+        return [*(plan.queue for plan in plans), *waiting]
+
+    def _plan(self, queue: str) -> Plan:
+        plan = self.service.topology.plan(queue)
+        if plan is None:
+            known = ", ".join(one.queue for one in self.service.topology.plans)
+            raise LookupError(f"expected a queue with a failure plan ({known}), got {queue!r}")
+        return plan
+
+    # --- what a test looks at ----------------------------------------------------------------------
+
+    @property
+    def faults(self) -> Faults:
+        """The switches that make things go wrong on the way to the broker."""
+        return self.broker.faults
+
+    def happened(self, name: str, **fields: Any) -> tuple[Happening, ...]:
+        """The events of that name with those fields; of `reason` a part is enough."""
+        return tuple(one for one in self.events if one.fits(name, fields))
+
+    def dead_letters(self, queue: str) -> tuple[StoredMessage, ...]:
+        """What lies in the dead-letter queue of a queue, oldest first."""
+        parking = self._plan(queue).parking.queue
+        return self.broker.snapshot().queue(parking).messages
+
+    def assert_done(self, queue: str, *, times: int | None = None) -> None:
+        """Fail unless messages of the queue were handled (so many, if `times` is given)."""
+        self._expect("delivery.done", queue, times, {})
+
+    def assert_retried(
+        self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
+    ) -> None:
+        """Fail unless messages of the queue went to a retry queue, for such a reason.
+
+        Further fields of the event can be asked for: `tier="5m"`, `attempt=2`, `message_id=…`.
+        """
+        self._expect("delivery.retried", queue, times, {"reason": reason, **fields})
+
+    def assert_parked(
+        self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
+    ) -> None:
+        """Fail unless messages of the queue were parked for such a reason and are in its DLQ."""
+        found = self._expect("delivery.parked", queue, times, {"reason": reason, **fields})
+        resting = len(self.dead_letters(queue))
+        if resting < found:
+            raise AssertionError(
+                f"{queue}: {found} parked, but its dead-letter queue has {resting}"
+            )
+
+    def _expect(self, name: str, queue: str, times: int | None, fields: dict[str, Any]) -> int:
+        self._plan(queue)
+        found = len(self.happened(name, queue=queue, **fields))
+        if found == times or (times is None and found):
+            return found
+        wanted = "at least one" if times is None else times
+        told = [_told(one) for one in self.events if one.fields.get("queue") == queue]
+        raise AssertionError(
+            f"expected {wanted} {name} of {queue} with {fields or 'any fields'}, got {found}. "
+            f"What happened: {'; '.join(told) or 'nothing'}"
+        )
+
+
+def _told(one: Happening) -> str:
+    reason = one.fields.get("reason")
+    attempt = one.fields.get("attempt")
+    return one.name + (f" #{attempt}" if attempt else "") + (f" ({reason})" if reason else "")
+
+
+def _raise_first(failures: list[BaseException], events: list[Happening]) -> None:
+    """The first exception; where a handler only said so, the reason it gave."""
+    if failures:
+        if len(failures) > 1:
+            failures[0].add_note(f"and {len(failures) - 1} more failed runs")
+        raise failures[0]
+    said = [one for one in events if one.name in ("delivery.retried", "delivery.parked")]
+    if said:
+        raise AssertionError(_told(said[0]))
