@@ -22,7 +22,6 @@ __all__ = ["RealSubject", "needs_expendable", "play_embedded"]
 
 _SHORT = NodeTimings(consumer_timeout_ms=3_000)
 _EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
-_ROW_SECONDS = 120
 
 
 def needs_expendable(row: Row) -> bool:
@@ -60,7 +59,7 @@ class RealSubject:
             node=NodeInHand(node) if expendable else None,
             timings=_timings(node.timings),
         )
-        return await asyncio.wait_for(play(row, RabbitMQ(node.url), facilities), _ROW_SECONDS)
+        return await play(row, RabbitMQ(node.url), facilities)
 
     def remove(self) -> None:
         """End its nodes."""

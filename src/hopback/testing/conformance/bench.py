@@ -168,6 +168,14 @@ class Bench:
         """A further channel of the bench's connection."""
         return await self.connection.open_channel()
 
+    async def end_of(self, channel: Channel) -> BrokerError | None:
+        """Why the channel ends, as it must."""
+        try:
+            async with asyncio.timeout(10):
+                return await channel.wait_closed()
+        except TimeoutError:
+            raise Mismatch("expected the broker to end the channel, and it did not") from None
+
     # --- names and declarations
 
     def name(self, what: str = "queue") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.port import Broker
+    from hopback.testing.conformance.bench import Timings
 
 __all__ = ["Outcome", "Result", "exercise", "play"]
 
@@ -61,7 +63,10 @@ async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -
     try:
         if not row.holds_for(bench.version):
             return Result(row, Outcome.SAYS_NOTHING)
-        await row.experiment(bench)
+        async with asyncio.timeout(_limit(bench.timings)):
+            await row.experiment(bench)
+    except TimeoutError:
+        return Result(row, Outcome.FAILS, "it came to no end")
     except Lacking as lack:
         return Result(row, Outcome.NOT_SHOWN, str(lack))
     except (AssertionError, HopbackError, KeyError, IndexError) as error:
@@ -69,3 +74,8 @@ async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -
     finally:
         await bench.tear_down()
     return Result(row, Outcome.HOLDS)
+
+
+def _limit(timings: Timings) -> float:
+    """How long a row may take, in seconds: longer than any takes on such a broker."""
+    return 120 + 10 * timings.dead_letter_retry + 4 * timings.consumer_timeout

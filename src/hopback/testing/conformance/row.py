@@ -78,13 +78,13 @@ def row(
 
 def rows() -> tuple[Row, ...]:
     """All rows, in the order of their numbers."""
-    import hopback.testing.conformance.rows  # noqa: F401  entering is importing
+    import hopback.testing.conformance.chapters  # noqa: F401  entering is importing
 
     return tuple(sorted(_rows.values(), key=lambda each: _order(each.id)))
 
 
-def _order(number: str) -> tuple[str, int, str]:
+def _order(number: str) -> tuple[bool, str, int, str]:
     """`1.10b` after `1.9`, and letters after figures."""
     chapter, _, rest = number.partition(".")
     digits = "".join(sign for sign in rest if sign.isdigit())
-    return chapter.rjust(3), int(digits or 0), rest
+    return chapter.isalpha(), chapter.rjust(3), int(digits or 0), rest

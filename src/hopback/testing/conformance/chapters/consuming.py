@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
+from hopback.testing.conformance.chapters.arrangements import BOTH, V4_3
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import Tag, row
-from hopback.testing.conformance.rows.arrangements import BOTH, V4_3
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
-from hopback.testing.conformance.rows.arrangements import (
+from hopback.testing.conformance.chapters.arrangements import (
     AT_LEAST_ONCE,
     BOTH,
     V4_0,
@@ -16,6 +14,8 @@ from hopback.testing.conformance.rows.arrangements import (
     reject_loop,
     to,
 )
+from hopback.testing.conformance.expect import equal, that
+from hopback.testing.conformance.row import Tag, row
 from hopback.topology.model import Policy, QueueType
 
 if TYPE_CHECKING:

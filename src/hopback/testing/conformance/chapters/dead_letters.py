@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, cast
 from hopback.errors import Nacked, PreconditionFailed
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
+from hopback.testing.conformance.chapters.arrangements import (
+    BOTH,
+    V3_13,
+    V4_0,
+    deaths,
+    lap,
+    pair,
+    to,
+)
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import Tag, row
-from hopback.testing.conformance.rows.arrangements import BOTH, V3_13, V4_0, deaths, lap, pair, to
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from hopback.errors import (
     ResourceLocked,
 )
 from hopback.message import Message
+from hopback.testing.conformance.chapters.arrangements import BOTH, to
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import row
-from hopback.testing.conformance.rows.arrangements import BOTH, to
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ async def internal_exchange(bench: Bench) -> None:
     await bench.holds(dead, 1)
     channel = await bench.open_channel()
     fate = channel.publish(Message(exchange.name, "", b""))
-    error = await channel.wait_closed()
+    error = await bench.end_of(channel)
     that(isinstance(error, AccessRefused), f"403 for the publish, not {error!r}")
     await bench.refused(lambda _: fate)
     await bench.channel.delete_exchange(exchange.name)

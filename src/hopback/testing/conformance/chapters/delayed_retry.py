@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.testing.conformance.chapters.arrangements import V4_3
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import row
-from hopback.testing.conformance.rows.arrangements import V4_3
 
 if TYPE_CHECKING:
     from hopback.fields import Headers

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import PreconditionFailed
 from hopback.message import Message, Properties
+from hopback.testing.conformance.chapters.arrangements import BOTH, deaths, pair, to
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import Tag, row
-from hopback.testing.conformance.rows.arrangements import BOTH, deaths, pair, to
 from hopback.topology.model import Policy, Queue, QueueType
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def wrong_expirations(bench: Bench) -> None:
         message = Message("", queue, b"", Properties(expiration=text))
         channel = await bench.open_channel()
         fate = channel.publish(message)
-        error = await channel.wait_closed()
+        error = await bench.end_of(channel)
         that(isinstance(error, PreconditionFailed), f"{text!r} gives 406, not {error!r}")
         that(await bench.refused(lambda _, fate=fate: fate), "the publish has failed")  # type: ignore[misc]
     await bench.put(queue, expiration=str(_TEN_YEARS_MS))

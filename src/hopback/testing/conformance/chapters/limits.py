@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.testing.conformance.chapters.arrangements import BOTH
 from hopback.testing.conformance.expect import equal
 from hopback.testing.conformance.row import row
-from hopback.testing.conformance.rows.arrangements import BOTH
 
 if TYPE_CHECKING:
     from hopback.testing.conformance.bench import Bench

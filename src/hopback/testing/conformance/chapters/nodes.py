@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
+from hopback.testing.conformance.chapters.arrangements import BOTH
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import Tag, row
-from hopback.testing.conformance.rows.arrangements import BOTH
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:

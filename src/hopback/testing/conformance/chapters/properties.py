@@ -20,9 +20,9 @@ from hopback.fields import (
     UInt64,
 )
 from hopback.message import Message, Properties
+from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import row
-from hopback.testing.conformance.rows.arrangements import BOTH, V4_0
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -80,7 +80,7 @@ async def large_body(bench: Bench) -> None:
         await fate
         equal("kept", await bench.count(queue), 1)
         return
-    error = await channel.wait_closed()
+    error = await bench.end_of(channel)
     that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
     await bench.refused(lambda _: fate)
     equal("kept", await bench.count(queue), 0)
@@ -150,7 +150,7 @@ async def user_id(bench: Bench) -> None:
     queue = await bench.classic()
     channel = await bench.open_channel()
     fate = channel.publish(Message("", queue, b"", Properties(user_id="somebody-else")))
-    error = await channel.wait_closed()
+    error = await bench.end_of(channel)
     that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
     that("user_id" in str(error), f"user_id is named in {error}")
     await bench.refused(lambda _: fate)
@@ -177,7 +177,7 @@ async def unknown_mode(bench: Bench) -> None:
     if bench.version >= V4_0:
         await fate
         return
-    error = await channel.wait_closed()
+    error = await bench.end_of(channel)
     that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
     await bench.refused(lambda _: fate)
 

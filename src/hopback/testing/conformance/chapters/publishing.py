@@ -102,7 +102,7 @@ async def missing_exchange(bench: Bench) -> None:
     queue = await bench.classic()
     channel = await bench.open_channel()
     fate = channel.publish(Message(bench.name("exchange"), "key", b""))
-    error = await channel.wait_closed()
+    error = await bench.end_of(channel)
     that(isinstance(error, NotFound), f"404, not {error!r}")
     equal("fate", await _fate(fate), PublishInterrupted.__name__)
     late = await bench.refused(lambda _: channel.get(queue))
@@ -120,7 +120,7 @@ async def unknown_tag(bench: Bench) -> None:
         if settle_twice:
             channel.ack(first.tag)
         channel.ack(first.tag if settle_twice else 99)
-        error = await channel.wait_closed()
+        error = await bench.end_of(channel)
         equal("code", getattr(error, "code", error), 406)
         await bench.holds(queue, 2 if settle_twice else 3)
 

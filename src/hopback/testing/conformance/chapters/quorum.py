@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.errors import Nacked
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
-from hopback.testing.conformance.rows.arrangements import (
+from hopback.testing.conformance.chapters.arrangements import (
     AT_LEAST_ONCE,
     V3_12,
     V4_0,
@@ -18,6 +16,8 @@ from hopback.testing.conformance.rows.arrangements import (
     reject_loop,
     to,
 )
+from hopback.testing.conformance.expect import equal, that
+from hopback.testing.conformance.row import Tag, row
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:

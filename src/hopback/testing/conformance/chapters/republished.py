@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import row
-from hopback.testing.conformance.rows.arrangements import (
+from hopback.testing.conformance.chapters.arrangements import (
     V3_13,
     V4_0,
     deaths,
@@ -17,6 +15,8 @@ from hopback.testing.conformance.rows.arrangements import (
     reject_loop,
     to,
 )
+from hopback.testing.conformance.expect import equal, that
+from hopback.testing.conformance.row import row
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:

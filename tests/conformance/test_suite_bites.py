@@ -1,0 +1,113 @@
+"""The suite itself: wrong brokers do not pass it, lists and tables stay true."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hopback.broker.simulator import EmbeddedBroker, run_virtual
+from hopback.testing.conformance import Facilities, Outcome, Result, Row, Tag, exercise, rows
+from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
+from hopback.testing.conformance.row import row as enter
+from hopback.version import BrokerVersion
+from tests.conformance.table import PAGE, render
+from tests.conformance.wrong_brokers import WRONGS, Liar, WrongBroker
+
+_ROWS = {row.id: row for row in rows()}
+_V3_10, _V4_0, _V4_3 = map(BrokerVersion.parse, ("3.10", "4.0", "4.3"))
+
+
+def _exercise(broker: Any, numbers: set[str]) -> dict[str, Outcome]:
+    async def play() -> tuple[Result, ...]:
+        loop = asyncio.get_running_loop()
+        facilities = Facilities(now=loop.time, wall=loop.time)
+        chosen = [_ROWS[number] for number in sorted(numbers)]
+        return await exercise(broker, facilities, only=chosen)
+
+    return {result.row.id: result.outcome for result in run_virtual(play())}
+
+
+@pytest.mark.parametrize("wrong", WRONGS, ids=lambda kind: kind.__name__.strip("_"))
+def test_a_broker_that_is_wrong_in_one_thing_fails(wrong: type[Any]) -> None:
+    """Each of the rows that ought to notice the wrong does notice it."""
+    outcomes = _exercise(WrongBroker(EmbeddedBroker(version=_V4_3), wrong), WRONGS[wrong])
+    assert outcomes == dict.fromkeys(WRONGS[wrong], Outcome.FAILS)
+
+
+@pytest.mark.parametrize(
+    ("real", "claimed", "numbers"),
+    [
+        (_V4_0, _V3_10, {"1.4", "1.8", "1.9c", "2.1", "2.3b", "2.4", "5.1", "5.2a", "7.2b", "7.4a"}),
+        (_V3_10, _V4_0, {"1.4", "1.5a", "1.8", "1.9c", "2.1", "2.3b", "5.1", "5.2a", "7.2b", "10.3b"}),
+        (_V4_0, _V4_3, {"5.2b", "5.2d", "5.3a", "5.3d", "5.6", "5.12a", "5.13a", "7.4a", "9.10a"}),
+        (_V4_3, _V4_0, {"5.2b", "5.2d", "5.3a", "5.3d", "5.12d", "5.13a", "7.4a", "9.10a"}),
+    ],
+)  # fmt: skip
+def test_a_broker_of_another_version_fails(
+    real: BrokerVersion, claimed: BrokerVersion, numbers: set[str]
+) -> None:
+    """Rows that tell versions apart do not hold for a broker that is not what it claims."""
+    outcomes = _exercise(Liar(EmbeddedBroker(version=real), claimed), numbers)
+    assert outcomes == dict.fromkeys(numbers, Outcome.FAILS)
+
+
+def test_by_default_costly_rows_are_left_out() -> None:
+    """Whoever points the suite at a broker does not wreck it by default."""
+    costly = {row.id for row in rows() if row.tags & {Tag.SLOW, Tag.DESTRUCTIVE}}
+    assert costly
+    assert _exercise(EmbeddedBroker(), costly) == {}
+
+
+def test_what_the_bench_lacks_is_not_shown() -> None:
+    """A row that sets policies is neither held nor failed where no policies can be set."""
+    assert _exercise(EmbeddedBroker(), {"6.3a"}) == {"6.3a": Outcome.NOT_SHOWN}
+
+
+def test_rows_stand_in_order_and_a_number_is_given_once() -> None:
+    """1.10 comes after 1.9; a second row of a number is refused."""
+    numbers = [row.id for row in rows()]
+    assert numbers.index("1.10a") > numbers.index("1.9a")
+    assert numbers.index("A.1") > numbers.index("10.8")
+    with pytest.raises(ValueError, match=r"expected a new row number, got 1\.4"):
+        enter("1.4", "Again")(rows()[0].experiment)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HOLDS, Outcome.FAILS])
+def test_a_difference_must_be_listed_and_must_be_one(outcome: Outcome) -> None:
+    """An unlisted failure is wrong, and so is a listed row that holds."""
+    listed = EMBEDDED_DIFFERENCES[0].row
+    plain = next(number for number in _ROWS if number != listed)
+    verdicts = [judge(_result(number, outcome), _V4_0) for number in (plain, listed)]
+    expected = [outcome is Outcome.HOLDS, outcome is Outcome.FAILS]
+    assert [verdict is None for verdict in verdicts] == expected
+
+
+def _result(number: str, outcome: Outcome) -> Result:
+    return Result(_ROWS[number], outcome, "as found")
+
+
+def test_the_table_in_the_docs_has_every_row_and_every_difference() -> None:
+    """The page was written by a run of this very suite: `make test-brokers` writes it anew."""
+    lines = PAGE.read_text().splitlines()
+    for row in rows():
+        assert any(line.startswith(f"| {row.id} | {row.title}") for line in lines), row.id
+    for difference in EMBEDDED_DIFFERENCES:
+        assert f"- {difference.row}: {difference.reason}" in lines
+    assert not [line for line in lines if "✗" in line.partition(" | ")[2] and line[0] == "|"]
+
+
+def test_the_table_shows_what_was_found() -> None:
+    """A cell is the sign of its result; a known difference of the embedded broker is marked."""
+    row: Row = rows()[0]
+    listed = EMBEDDED_DIFFERENCES[0].row
+    page = render(
+        {
+            (row.id, "RabbitMQ 4.0.5"): Outcome.FAILS,
+            (row.id, "embedded 4.0"): Outcome.HOLDS,
+            (listed, "embedded 4.0"): Outcome.FAILS,
+        }
+    )
+    assert f"| {row.id} | {row.title} | ✓ | ✗ |" in page
+    assert f"| {listed} | {_ROWS[listed].title} | ≠ | ? |" in page
