@@ -56,7 +56,7 @@ class PostgresNode:
                 "-E",
                 "UTF8",
             )
-        options = f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c max_connections=200 -c fsync=off"
+        options = f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c fsync=off"
         self._run(
             "pg_ctl", "-D", self._data, "-l", self._data / "log", "-w", "-o", options, "start"
         )
@@ -94,9 +94,7 @@ class PostgresNode:
 
 def _programs() -> Path:
     """The folder of the newest PostgreSQL installed."""
-    found = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: _version(path)
-    )
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=_version)
     if found:
         return found[-1].parent
     elsewhere = shutil.which("initdb")
