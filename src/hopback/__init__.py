@@ -9,10 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hopback.broker.declare import Ownership
+    from hopback.broker.publisher import Publisher
+    from hopback.broker.rabbitmq import RabbitMQ
+    from hopback.broker.simulator import EmbeddedBroker
     from hopback.errors import HopbackError
     from hopback.message import Delivery, Message, Properties
     from hopback.patterns import DESIGNS, recommended
+    from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
+    from hopback.policy.rules import Rule, Verdict
+    from hopback.runtime.app import App
+    from hopback.runtime.context import Context
+    from hopback.runtime.outgoing import compose
+    from hopback.runtime.service import Report, Service, ServiceOptions
+    from hopback.runtime.settling import Surroundings
     from hopback.topology.check import Finding, Severity, check
     from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
     from hopback.topology.plan import Plan
@@ -20,36 +31,61 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DESIGNS",
+    "App",
     "Binding",
+    "BreakerPolicy",
     "BrokerVersion",
+    "Context",
     "Delivery",
     "Done",
+    "EmbeddedBroker",
     "Exchange",
     "Finding",
     "HopbackError",
     "Message",
     "Outcome",
+    "Ownership",
     "Park",
     "Plan",
     "Properties",
+    "Publisher",
     "Queue",
     "QueueType",
+    "RabbitMQ",
+    "Report",
     "Retry",
+    "Rule",
+    "Service",
+    "ServiceOptions",
     "Severity",
     "Snooze",
+    "Surroundings",
     "Topology",
+    "Verdict",
     "__version__",
     "check",
+    "compose",
     "recommended",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "hopback.broker.declare": ("Ownership",),
+    "hopback.broker.publisher": ("Publisher",),
+    "hopback.broker.rabbitmq": ("RabbitMQ",),
+    "hopback.broker.simulator": ("EmbeddedBroker",),
     "hopback.errors": ("HopbackError",),
     "hopback.message": ("Delivery", "Message", "Properties"),
     "hopback.patterns": ("DESIGNS", "recommended"),
+    "hopback.policy.breaker": ("BreakerPolicy",),
     "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
+    "hopback.policy.rules": ("Rule", "Verdict"),
+    "hopback.runtime.app": ("App",),
+    "hopback.runtime.context": ("Context",),
+    "hopback.runtime.outgoing": ("compose",),
+    "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
+    "hopback.runtime.settling": ("Surroundings",),
     "hopback.topology.check": ("Finding", "Severity", "check"),
     "hopback.topology.model": ("Binding", "Exchange", "Queue", "QueueType", "Topology"),
     "hopback.topology.plan": ("Plan",),
