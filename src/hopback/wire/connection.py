@@ -12,9 +12,11 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from hopback.errors import ProtocolError
+from hopback.wire.assembly import Assembler
 from hopback.wire.channel import ChannelCore
-from hopback.wire.contents import Delivered, read_content
+from hopback.wire.contents import Delivered, Got
 from hopback.wire.events import HeaderReceived, MethodReceived, SettlementReceived, Violation
+from hopback.wire.faults import Broken, ReplyCode
 from hopback.wire.frames import (
     BODY,
     END,
@@ -33,6 +35,7 @@ from hopback.wire.states import CHANNEL, CONNECTION, ChannelState, ConnectionSta
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hopback.wire.contents import Content
     from hopback.wire.events import Event
     from hopback.wire.methods import MethodSpec
 
@@ -40,8 +43,6 @@ __all__ = ["Connection"]
 
 _envelope = struct.Struct(">BHI").unpack_from
 _method_id = struct.Struct(">I").unpack_from
-_header = struct.Struct(">HHQ").unpack_from
-_lengths = struct.Struct(">BHIHHQ").unpack_from
 _settlement = struct.Struct(">QB").unpack_from
 
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
@@ -60,16 +61,6 @@ _CONTENTS_FOR: Final = {
     )
     for role in Role
 }
-_FRAME_ERROR, _SYNTAX_ERROR, _COMMAND_INVALID = 501, 502, 503
-_CHANNEL_ERROR, _UNEXPECTED_FRAME, _RESOURCE_ERROR = 504, 505, 506
-
-
-class _Broken(ProtocolError):
-    """A protocol error with the code that tells the peer."""
-
-    def __init__(self, code: int, text: str) -> None:
-        self.code = code
-        super().__init__(text)
 
 
 class Connection:
@@ -89,7 +80,7 @@ class Connection:
         self._accept_max = max(self.limits.receive_max, self.frame_max) - 8
         self._buffer = bytearray()
         self._needed = 0
-        self._partial = 0
+        self._assembler = Assembler(self.limits)
         self._out: list[bytes] = []
         self._contents = _CONTENTS_FOR[role]
         if role is Role.CLIENT:
@@ -125,7 +116,7 @@ class Connection:
         return events
 
     def _violation(self, error: ProtocolError) -> Violation:
-        code = error.code if isinstance(error, _Broken) else _SYNTAX_ERROR
+        code = error.code if isinstance(error, Broken) else ReplyCode.SYNTAX_ERROR
         self._buffer.clear()
         if self.state is ConnectionState.AWAIT_HEADER:
             self._out.append(PROTOCOL_HEADER)
@@ -153,8 +144,8 @@ class Connection:
                 self._needed = following - position
                 break
             if data[following - 1] != END:
-                raise _Broken(
-                    _FRAME_ERROR, f"expected a frame end (0xCE), got {data[following - 1]}"
+                raise Broken(
+                    ReplyCode.FRAME_ERROR, f"expected a frame end (0xCE), got {data[following - 1]}"
                 )
             channel = channels.get(number)
             if channel is None or kind > BODY:
@@ -162,140 +153,59 @@ class Connection:
             elif kind == METHOD:
                 (method_id,) = _method_id(data, position + 7)
                 if method_id in self._contents and channel.open:
-                    following = self._on_content(
-                        channel, method_id, data, position, following, end, events
+                    found, following = self._assembler.at_once(
+                        channel, method_id, data, position, following
                     )
+                    if found is not None:
+                        self._emit(channel, found, events)
                 else:
                     self._on_method(channel, method_id, data[position + 7 : following - 1], events)
-            elif kind == HEADER:
-                self._on_header(channel, data[position + 7 : following - 1], events)
             else:
-                self._on_body(channel, data[position + 7 : following - 1], events)
+                self._on_part(kind, channel, data[position + 7 : following - 1], events)
             position = following
         return position
 
     def _read_protocol_header(self, data: bytes, events: list[Event]) -> int:
         if not PROTOCOL_HEADER.startswith(data[:8]):
-            raise _Broken(_FRAME_ERROR, f"expected {PROTOCOL_HEADER!r}, got {data[:8]!r}")
+            raise Broken(ReplyCode.FRAME_ERROR, f"expected {PROTOCOL_HEADER!r}, got {data[:8]!r}")
         if len(data) < 8:
             return 0
         self.state = ConnectionState.AWAIT_START
         events.append(HeaderReceived())
         return 8
 
-    def _bad_envelope(self, data: bytes, position: int, kind: int, size: int) -> _Broken:
+    def _bad_envelope(self, data: bytes, position: int, kind: int, size: int) -> Broken:
         if data[position : position + 4] == b"AMQP":
             version = ".".join(map(str, data[position + 5 : position + 8]))
-            return _Broken(_FRAME_ERROR, f"expected AMQP 0.9.1, the peer speaks AMQP {version}")
+            return Broken(
+                ReplyCode.FRAME_ERROR, f"expected AMQP 0.9.1, the peer speaks AMQP {version}"
+            )
         if not 1 <= kind <= 8:
             found = data[position : position + 8]
-            return _Broken(_FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
-        return _Broken(
-            _FRAME_ERROR, f"expected a frame of at most {self._accept_max} bytes, got one of {size}"
+            return Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
+        return Broken(
+            ReplyCode.FRAME_ERROR,
+            f"expected a frame of at most {self._accept_max} bytes, got one of {size}",
         )
 
-    def _on_content(
-        self,
-        channel: ChannelCore,
-        method_id: int,
-        data: bytes,
-        position: int,
-        following: int,
-        end: int,
-        events: list[Event],
-    ) -> int:
-        """A message begins. If it is all here in three frames, take it in one go: the hot path."""
-        body_at = end + 1
-        if end - following >= 19:
-            kind, number, size, class_id, _, body_size = _lengths(data, following)
-            body_at = following + 8 + size
-        if (
-            body_at + 7 <= end
-            and body_size
-            and kind == HEADER
-            and number == channel.number
-            and size >= 14
-            and class_id == 60
-            and data[body_at - 1] == END
-            and body_size <= self.limits.body_max
-        ):
-            after: int = body_at + 8 + body_size
-            if (
-                after <= end
-                and _envelope(data, body_at) == (BODY, number, body_size)
-                and data[after - 1] == END
-            ):
-                found = read_content(
-                    method_id,
-                    number,
-                    data[position + 11 : following - 1],
-                    data[following + 19 : body_at - 1],
-                    data[body_at + 7 : after - 1],
-                )
-                self._emit(channel, method_id, found, events)
-                return after
-        channel.begin_content(method_id, data[position + 11 : following - 1])
-        return following
-
-    def _emit(self, channel: ChannelCore, method_id: int, found: Any, events: list[Event]) -> None:
-        if type(found) is Delivered:
+    def _emit(self, channel: ChannelCore, found: Content, events: list[Event]) -> None:
+        """Hand a message over; a delivery is unsettled from now on."""
+        if isinstance(found, Delivered):
+            if type(found) is Got:
+                self._expect_reply(channel, self.role.other, "basic.get-ok")
             channel.settlements.unsettled[found.tag] = True
-        elif isinstance(found, Delivered):
-            self._expect_reply(channel, self.role.other, "basic.get-ok")
-            channel.settlements.unsettled[found.tag] = True
-        events.append(found)
+        events.append(found)  # type: ignore[arg-type]
 
-    def _on_header(self, channel: ChannelCore, payload: bytes, events: list[Event]) -> None:
+    def _on_part(
+        self, kind: int, channel: ChannelCore, payload: bytes, events: list[Event]
+    ) -> None:
+        """A header, or a piece of a body."""
         if self._ignored(channel):
             return
-        if not channel.content_id or channel.content_properties is not None or len(payload) < 14:
-            raise _Broken(_UNEXPECTED_FRAME, "expected no content header here, got one")
-        class_id, _, size = _header(payload)
-        if class_id != 60:
-            raise _Broken(_FRAME_ERROR, f"expected a header of class 60, got class {class_id}")
-        if size > self.limits.body_max:
-            limit = self.limits.body_max
-            raise _Broken(
-                _RESOURCE_ERROR, f"expected a body of at most {limit} bytes, got one of {size}"
-            )
-        channel.content_properties = payload[12:]
-        channel.body_left = size
-        if not size:
-            self._complete(channel, events)
-
-    def _on_body(self, channel: ChannelCore, payload: bytes, events: list[Event]) -> None:
-        if self._ignored(channel):
-            return
-        if channel.content_properties is None:
-            raise _Broken(_UNEXPECTED_FRAME, "expected no message body here, got one")
-        if len(payload) > channel.body_left:
-            raise _Broken(_FRAME_ERROR, "expected the rest of a message body, got more than that")
-        if not payload:
-            return
-        channel.body_left -= len(payload)
-        channel.chunks.append(payload)
-        self._partial += len(payload)
-        if not channel.body_left:
-            self._complete(channel, events)
-        elif self._partial > self.limits.partial_max:
-            raise _Broken(_RESOURCE_ERROR, "expected messages to be finished, got too many begun")
-
-    def _complete(self, channel: ChannelCore, events: list[Event]) -> None:
-        body = b"".join(channel.chunks)
-        method_id = channel.content_id
-        found = read_content(
-            method_id,
-            channel.number,
-            channel.content_method,
-            channel.content_properties or b"",
-            body,
-        )
-        self._drop_content(channel)
-        self._emit(channel, method_id, found, events)
-
-    def _drop_content(self, channel: ChannelCore) -> None:
-        self._partial -= sum(map(len, channel.chunks))
-        channel.end_content()
+        take = self._assembler.header if kind == HEADER else self._assembler.body
+        found = take(channel, payload)
+        if found is not None:
+            self._emit(channel, found, events)
 
     def _ignored(self, channel: ChannelCore) -> bool:
         """We asked to close: whatever still comes before the answer does not count."""
@@ -305,7 +215,9 @@ class Connection:
         """Heartbeats, the connection's own methods, and the first frame of a channel."""
         if kind == HEARTBEAT:
             if number or payload:
-                raise _Broken(_FRAME_ERROR, "expected an empty heartbeat on channel 0, got another")
+                raise Broken(
+                    ReplyCode.FRAME_ERROR, "expected an empty heartbeat on channel 0, got another"
+                )
             return
         if kind == METHOD and number == 0:
             self._on_connection_method(payload, events)
@@ -313,12 +225,13 @@ class Connection:
         if self.state is _CLOSING[self.role]:
             return
         if kind != METHOD or self.state is not ConnectionState.OPEN:
-            raise _Broken(
-                _CHANNEL_ERROR, f"expected no frame of kind {kind} on channel {number} now"
+            raise Broken(
+                ReplyCode.CHANNEL_ERROR, f"expected no frame of kind {kind} on channel {number} now"
             )
         if number > self.channel_max:
-            raise _Broken(
-                _CHANNEL_ERROR, f"expected a channel up to {self.channel_max}, got {number}"
+            raise Broken(
+                ReplyCode.CHANNEL_ERROR,
+                f"expected a channel up to {self.channel_max}, got {number}",
             )
         self._on_method(ChannelCore(number), int(_method_id(payload)[0]), payload, events)
 
@@ -326,7 +239,9 @@ class Connection:
         found = BY_ID.get(method_id)
         if found is None or self.role.other not in found.senders:
             name = found.name if found else f"{method_id >> 16}.{method_id & 0xFFFF}"
-            raise _Broken(_COMMAND_INVALID, f"expected a method of a {self.role.other}, got {name}")
+            raise Broken(
+                ReplyCode.COMMAND_INVALID, f"expected a method of a {self.role.other}, got {name}"
+            )
         return found
 
     def _on_connection_method(self, payload: bytes, events: list[Event]) -> None:
@@ -335,7 +250,9 @@ class Connection:
         if following is None:
             if self.state is _CLOSING[self.role]:
                 return
-            raise _Broken(_COMMAND_INVALID, f"{method.name} is not allowed in state {self.state}")
+            raise Broken(
+                ReplyCode.COMMAND_INVALID, f"{method.name} is not allowed in state {self.state}"
+            )
         arguments = decode_arguments(method, payload)
         self.state = following
         if method.name == "connection.close":
@@ -373,13 +290,15 @@ class Connection:
     def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Role) -> None:
         """Whether `sender` may send `method` on this channel now."""
         if method.name.startswith("connection."):
-            raise _Broken(_COMMAND_INVALID, f"{method.name} belongs on channel 0")
+            raise Broken(ReplyCode.COMMAND_INVALID, f"{method.name} belongs on channel 0")
         if channel.content_id and method.name != "channel.close":
-            raise _Broken(_UNEXPECTED_FRAME, f"expected the rest of a message, got {method.name}")
+            raise Broken(
+                ReplyCode.UNEXPECTED_FRAME, f"expected the rest of a message, got {method.name}"
+            )
         moves = (channel.state, sender, method.name) in CHANNEL
         if not moves and (channel.state is not ChannelState.OPEN or method.name in _MOVING):
-            raise _Broken(
-                _CHANNEL_ERROR,
+            raise Broken(
+                ReplyCode.CHANNEL_ERROR,
                 f"{method.name} is not allowed on channel {channel.number} in state {channel.state}",
             )
 
@@ -389,7 +308,7 @@ class Connection:
         """Follow a method that was sent by either side."""
         following = CHANNEL.get((channel.state, sender, method.name))
         if following is not None:
-            self._drop_content(channel)
+            self._assembler.drop(channel)
             channel.enter(following)
             self._keep(channel)
         elif method.is_reply:
@@ -399,7 +318,9 @@ class Connection:
         elif method.awaits_reply(arguments):
             owed = channel.owed[sender.other]
             if len(owed) >= self.limits.requests_max:
-                raise _Broken(_RESOURCE_ERROR, "expected fewer requests at once on one channel")
+                raise Broken(
+                    ReplyCode.RESOURCE_ERROR, "expected fewer requests at once on one channel"
+                )
             owed.append(method.replies)
 
     def _keep(self, channel: ChannelCore) -> None:
@@ -412,7 +333,7 @@ class Connection:
         owed = channel.owed[sender]
         if not owed or name not in owed[0]:
             expected = " or ".join(owed[0]) if owed else "no reply"
-            raise _Broken(_COMMAND_INVALID, f"expected {expected}, got {name}")
+            raise Broken(ReplyCode.COMMAND_INVALID, f"expected {expected}, got {name}")
         owed.popleft()
 
     def _answer(self, channel: ChannelCore, method: MethodSpec, arguments: dict[str, Any]) -> None:

@@ -16,14 +16,14 @@ from hopback.wire.properties import decode_properties
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Delivered", "Got", "Published", "ReturnedMessage", "read_content"]
+__all__ = ["Content", "Delivered", "Got", "Published", "ReturnedMessage", "read_content"]
 
 _tag_and_bit = struct.Struct(">QB").unpack_from
 _unpack_u32 = struct.Struct(">I").unpack_from
 _unpack_u16 = struct.Struct(">H").unpack_from
 
 
-class _Content:
+class Content:
     """What all messages share: a channel, a route, properties and a body."""
 
     __slots__ = ("_properties", "_route", "body", "channel", "raw_properties")
@@ -73,7 +73,7 @@ class _Content:
         )
 
 
-class Delivered(_Content):
+class Delivered(Content):
     """basic.deliver with its message; `queue` is filled in by whoever knows the consumer."""
 
     __slots__ = ("consumer", "queue", "redelivered", "tag")
@@ -107,7 +107,7 @@ class Got(Delivered):
     remaining: int
 
 
-class ReturnedMessage(_Content):
+class ReturnedMessage(Content):
     """basic.return with its message: nobody wanted it."""
 
     __slots__ = ("code", "text")
@@ -116,7 +116,7 @@ class ReturnedMessage(_Content):
     text: str
 
 
-class Published(_Content):
+class Published(Content):
     """basic.publish with its message, as a server receives it."""
 
     __slots__ = ("immediate", "mandatory")
@@ -165,7 +165,7 @@ def _read_publish(channel: int, method: bytes, properties: bytes, body: bytes) -
     return found
 
 
-_READERS: dict[int, Callable[[int, bytes, bytes, bytes], _Content]] = {
+_READERS: dict[int, Callable[[int, bytes, bytes, bytes], Content]] = {
     (60 << 16) | 60: _read_deliver,
     (60 << 16) | 71: _read_get_ok,
     (60 << 16) | 50: _read_return,
@@ -175,7 +175,7 @@ _READERS: dict[int, Callable[[int, bytes, bytes, bytes], _Content]] = {
 
 def read_content(
     method_id: int, channel: int, method: bytes, properties: bytes, body: bytes
-) -> _Content:
+) -> Content:
     """The message that a content method, its header and its body make; `method` are the arguments."""
     try:
         return _READERS[method_id](channel, method, properties, body)
