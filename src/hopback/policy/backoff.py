@@ -49,7 +49,8 @@ def show_schedule(policy: Backoff, attempts: int) -> str:
 
 def _plain(attempt: int, policy: Backoff) -> float:
     try:
-        return min(policy.first * policy.factor ** (attempt - 1), policy.cap)
+        # As floats: whole numbers would grow without end instead of overflowing.
+        return min(policy.first * float(policy.factor) ** (attempt - 1), policy.cap)
     except OverflowError:
         return policy.cap
 

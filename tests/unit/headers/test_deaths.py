@@ -1,0 +1,179 @@
+"""Reading `x-death`, whatever its shape, and remembering it within bounds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.fields import Int32, LongStr, Timestamp
+from hopback.headers import (
+    Death,
+    broker_failures,
+    deaths,
+    entered_by,
+    last_death_queue,
+    remembered_deaths,
+    well_formed_deaths,
+)
+from hopback.headers.deaths import deaths_json
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+
+def _entry(
+    queue: str = "q", reason: str = "rejected", count: FieldValue = 1
+) -> dict[str, FieldValue]:
+    return {
+        "count": count,
+        "reason": reason,
+        "queue": queue,
+        "time": Timestamp(1_700_000_000),
+        "exchange": "domain.events",
+        "routing-keys": ["files.uploaded.v1", "cc.key"],
+    }
+
+
+def test_an_entry_is_read_as_the_broker_wrote_it() -> None:
+    """Every field of a well-formed entry."""
+    assert deaths({"x-death": [_entry(count=3)]}) == (
+        Death("q", "rejected", 3, "domain.events", ("files.uploaded.v1", "cc.key"), 1_700_000_000),
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "rejected",
+        {"queue": "q"},
+        None,
+        7,
+        [None],
+        ["q"],
+        [{"queue": "q"}],
+        [{"reason": "rejected"}],
+    ],
+)
+def test_what_names_no_queue_and_reason_is_no_death(value: FieldValue) -> None:
+    """Anything else under that name reads as no deaths at all."""
+    assert deaths({"x-death": value}) == ()
+
+
+def test_a_half_broken_entry_is_read_as_far_as_it_makes_sense() -> None:
+    """A count that is no number still stands for one death; other fields fall back."""
+    broken: dict[str, FieldValue] = {
+        "queue": "q",
+        "reason": "rejected",
+        "count": "3",
+        "time": "yesterday",
+        "exchange": 5,
+        "routing-keys": ["key", 7],
+    }
+    assert deaths({"x-death": [broken, {**broken, "routing-keys": "key"}]}) == (
+        Death("q", "rejected", 1, "", ("key",)),
+        Death("q", "rejected", 1),
+    )
+
+
+def test_only_failures_of_this_queue_count() -> None:
+    """Rejections and delivery limits, whatever their order; expiry and other queues do not count."""
+    headers: dict[str, FieldValue] = {
+        "x-death": [
+            _entry("q.retry", "expired", 2),
+            _entry("q", "expired", 5),
+            _entry("q", "rejected", 2),
+            _entry("other", "rejected", 9),
+            _entry("q", "delivery_limit", 1),
+        ]
+    }
+    assert broker_failures(headers, "q") == 3
+
+
+def test_the_last_death_is_the_first_entry() -> None:
+    """Only the first place is certain on every broker; without entries the newer header tells."""
+    assert last_death_queue({"x-death": [_entry("a"), _entry("b")]}) == "a"
+    assert last_death_queue({"x-death": ["broken", _entry("b")]}) is None
+    assert last_death_queue({"x-last-death-queue": "c"}) == "c"
+    assert last_death_queue({"x-last-death-queue": 5}) is None
+
+
+def test_the_way_into_a_queue_is_that_of_its_first_death() -> None:
+    """Exchange and first routing key of the queue's own entry, if it has one."""
+    headers: dict[str, FieldValue] = {"x-death": [_entry("q.retry", "expired"), _entry("q")]}
+    assert entered_by(headers, "q") == ("domain.events", "files.uploaded.v1")
+    assert entered_by(headers, "elsewhere") is None
+    assert entered_by({"x-death": [{**_entry(), "routing-keys": []}]}, "q") is None
+
+
+def test_what_a_broker_writes_is_well_formed() -> None:
+    """Also absent, empty, with more fields, and with another width of integer."""
+    assert well_formed_deaths({})
+    assert well_formed_deaths({"x-death": []})
+    extra: dict[str, FieldValue] = {**_entry(), "original-expiration": "300"}
+    assert well_formed_deaths({"x-death": [extra, _entry(count=Int32(2))]})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("count", "3"),
+        ("count", True),
+        ("count", 0),
+        ("count", 1.0),
+        ("count", Timestamp(3)),
+        ("queue", LongStr(b"\xff")),
+        ("reason", None),
+        ("exchange", 1),
+        ("time", 1_700_000_000),
+        ("time", "2023-11-14"),
+        ("routing-keys", "key"),
+        ("routing-keys", [1]),
+    ],
+)
+def test_what_a_broker_never_writes_is_not_well_formed(field: str, value: FieldValue) -> None:
+    """One wrong field is enough, as after a round trip through JSON."""
+    assert not well_formed_deaths({"x-death": [_entry(), {**_entry(), field: value}]})
+
+
+@pytest.mark.parametrize("value", ["text", {"a": 1}, None, 3, ["text"], [[]]])
+def test_what_is_no_list_of_tables_is_not_well_formed(value: FieldValue) -> None:
+    """A header of another type, or a list of something else."""
+    assert not well_formed_deaths({"x-death": value})
+
+
+def test_deaths_are_remembered_as_json_and_read_back() -> None:
+    """The ten most recent, with the broker's own names of fields."""
+    known = [Death(f"q{n}", "rejected", n + 1, "x", ("k",), 5) for n in range(12)]
+    text = deaths_json(known, 10_000)
+    assert text is not None
+    assert json.loads(text)[0] == {
+        "queue": "q0",
+        "reason": "rejected",
+        "count": 1,
+        "exchange": "x",
+        "routing-keys": ["k"],
+        "time": 5,
+    }
+    assert remembered_deaths({"hopback-deaths": text}) == tuple(known[:10])
+
+
+def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
+    """As many as fit, and nothing where not even one does."""
+    known = [Death(f"q{n}", "rejected") for n in range(3)]
+    whole = deaths_json(known, 10_000)
+    assert whole is not None
+    shorter = deaths_json(known, len(whole) - 1)
+    assert shorter is not None
+    assert [entry["queue"] for entry in json.loads(shorter)] == ["q0", "q1"]
+    assert deaths_json(known, 10) is None
+    assert deaths_json([], 10_000) is None
+
+
+@pytest.mark.parametrize(
+    "value", [5, "not json", "[" * 100_000, "[" * 20_000, '{"queue": "q"}', "5", '[{"queue": "q"}]']
+)
+def test_a_memory_that_makes_no_sense_is_none(value: FieldValue) -> None:
+    """Not text, too long, not JSON, nested beyond reason, or not deaths."""
+    assert remembered_deaths({"hopback-deaths": value}) == ()

@@ -1,0 +1,176 @@
+"""Our own headers, read for one queue; identity; texts and counts of unknown origin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.fields import Int8, LongStr, Timestamp
+from hopback.headers import (
+    Death,
+    Failure,
+    History,
+    clipped,
+    counter_in,
+    failure_json,
+    identity,
+    marked_queue,
+    read_history,
+    text_in,
+    timestamp,
+)
+from hopback.headers.deaths import deaths_json
+from hopback.headers.text import count_in, seconds_in
+from hopback.message import Properties, Received
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+
+
+def _headers() -> dict[str, FieldValue]:
+    return {
+        "hopback-queue": "q",
+        "hopback-attempts": 2,
+        "hopback-snoozes": 1,
+        "hopback-failure": failure_json(Failure("E", "m", first=1.0)),
+        "hopback-redrives": 4,
+        "hopback-redrive-job": "job-7",
+        "hopback-origin-exchange": "x",
+        "hopback-origin-routing-key": "k",
+        "hopback-origin-user-id": "alice",
+        "hopback-deaths": deaths_json([Death("old", "expired")], 999),
+        "x-death": [{"queue": "q.retry", "reason": "expired"}],
+    }
+
+
+def test_a_history_is_everything_our_headers_tell() -> None:
+    """Counts, failure, re-drives, origin, and deaths of now and before."""
+    assert read_history(_headers(), "q") == History(
+        attempts=2,
+        snoozes=1,
+        failure=Failure("E", "m", first=1.0),
+        redrives=4,
+        redrive_job="job-7",
+        origin_exchange="x",
+        origin_routing_key="k",
+        origin_user="alice",
+        deaths=(Death("q.retry", "expired"), Death("old", "expired")),
+    )
+
+
+def test_counts_of_another_queue_are_not_ours() -> None:
+    """A copy that reached another queue keeps its origin and re-drives and loses its counts."""
+    found = read_history(_headers(), "audit")
+    assert (found.attempts, found.snoozes, found.failure) == (0, 0, None)
+    assert (found.redrives, found.origin_routing_key) == (4, "k")
+
+
+def test_a_message_without_our_headers_has_no_history() -> None:
+    """Nothing is made up."""
+    assert read_history({"tenant": "acme"}, "q") == History()
+    assert marked_queue({}) is None
+    assert marked_queue({"hopback-queue": 3}) is None
+
+
+def test_values_of_a_wrong_type_read_as_absent() -> None:
+    """Whatever a hostile producer writes under our names, the history stays empty."""
+    wrong: Headers = {name: LongStr(b"\xff") for name in _headers()} | {"hopback-queue": "q"}
+    assert read_history(wrong, "q") == History()
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (3, 3),
+        (Int8(5), 5),
+        (-1, 0),
+        (2**63 - 1, 2**31 - 1),
+        (True, 0),
+        ("3", 0),
+        (2.0, 0),
+        (Decimal(3), 0),
+        (None, 0),
+    ],
+)
+def test_a_count_is_a_number_within_reason(value: FieldValue, count: int) -> None:
+    """Anything else counts for nothing."""
+    assert count_in(value) == count
+    assert counter_in({"x-retries": value}, "x-retries") == count
+    assert counter_in({"x-retries": value}, None) == 0
+
+
+def test_texts_are_short_and_times_are_real() -> None:
+    """Too long a text is none; a moment that no calendar has is the beginning of time."""
+    assert text_in("ü" * 127) == "ü" * 127
+    assert text_in("ü" * 128) is None
+    assert text_in(b"bytes") is None
+    assert timestamp(1.25) == "1970-01-01T00:00:01.250Z"
+    assert timestamp(float("nan")) == timestamp(1e300) == "1970-01-01T00:00:00.000Z"
+    assert seconds_in("1970-01-01T00:00:01.250Z") == 1.25
+    assert seconds_in("1960-01-01T00:00:00Z") == 0.0
+    assert seconds_in("soon") == seconds_in(5) == 0.0
+
+
+def test_a_cut_never_exceeds_its_limit() -> None:
+    """Down to no room at all."""
+    assert clipped("abcdef", 6) == "abcdef"
+    assert clipped("abcdef", 5) == "ab…"
+    assert clipped("abcdef", 3) == ""
+
+
+def _message(**headers: FieldValue) -> Received:
+    return Received("q", "x", "k", b"body", Properties(type="Order", headers=headers))
+
+
+def test_a_message_id_is_the_identity() -> None:
+    """Nothing else matters where there is one."""
+    message = replace(_message(), properties=Properties(message_id="m-1"))
+    assert identity(message) == "m-1"
+
+
+def test_a_message_without_id_is_known_by_what_no_hop_changes() -> None:
+    """Not by queue, route, flags of the broker, our headers or the designs'."""
+    here = _message(tenant="acme")
+    there = Received(
+        "q.dlq", "", "parking", b"body",
+        Properties(
+            type="Order", delivery_mode=2,
+            headers={
+                "x-death": [], "hopback-attempts": 3, "tenant": "acme", "x-retries": 2,
+                "x-parked-at": "now", "CC": ["a"], "mine": 1,
+            },
+        ),
+    )  # fmt: skip
+    assert identity(here) == identity(there, ignoring={"mine"})
+    assert identity(here) != identity(there)
+    assert identity(here).startswith("sha256-")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _message(tenant="other"),
+        _message(tenant=b"acme"),
+        _message(tenant="acme", n=1),
+        replace(_message(tenant="acme"), body=b"else"),
+        replace(_message(), properties=Properties(type="Refund", headers={"tenant": "acme"})),
+        replace(
+            _message(),
+            properties=Properties(type="Order", headers={"tenant": "acme"}, opaque_headers=b"x"),
+        ),
+    ],
+)
+def test_messages_that_differ_are_two(other: Received) -> None:
+    """In body, property, header value, header type, header name or unreadable headers."""
+    assert identity(other) != identity(_message(tenant="acme"))
+
+
+def test_order_of_headers_does_not_matter_but_nested_values_do() -> None:
+    """Some brokers sort headers, also inside tables."""
+    one = _message(a={"x": 1, "y": [Timestamp(1)]}, b=2)
+    two = _message(b=2, a={"y": [Timestamp(1)], "x": 1})
+    three = _message(b=2, a={"y": [1], "x": 1})
+    assert identity(one) == identity(two) != identity(three)

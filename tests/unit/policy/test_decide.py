@@ -1,0 +1,291 @@
+"""Decisions in the cases that the rules at the head of `decide.py` name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.fields import Timestamp
+from hopback.headers import FRAME_BYTES, frame_size
+from hopback.message import Properties, Received
+from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, ratatoskr, recommended
+from hopback.policy import Done, Park, Retry, Snooze, decide
+from hopback.policy import decision as decided
+from hopback.topology.plan import Leave, Route
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+    from hopback.policy import Outcome
+    from hopback.policy.decision import Decision
+    from hopback.topology.plan import Plan
+
+_V310, _V313, _V40, _V43 = map(BrokerVersion.parse, ("3.10.8", "3.13.7", "4.0.5", "4.3.6"))
+_AUDIT = file_pipeline().plans[-1]
+_BUS = event_bus().plans[0]
+_USERS = freeflow().plans[0]
+_RAFFLE = raffle().plans[0]
+_ORDERS = recommended().plans[0]
+
+
+def _death(queue: str, reason: str = "rejected", count: FieldValue = 1) -> dict[str, FieldValue]:
+    return {
+        "queue": queue,
+        "reason": reason,
+        "count": count,
+        "exchange": "",
+        "routing-keys": ["k"],
+        "time": Timestamp(1),
+    }
+
+
+def _decided(
+    plan: Plan,
+    outcome: Outcome,
+    headers: Headers | None = None,
+    *,
+    version: BrokerVersion = _V40,
+    key: str = "k",
+    chance: float = 0.0,
+) -> Decision:
+    delivery = Received(plan.queue, "x", key, b"", Properties(headers=headers or {}))
+    return decide(delivery, outcome, plan, version=version, chance=chance)
+
+
+def _counted(plan: Plan, failures: int) -> Headers:
+    return {"hopback-queue": plan.queue, "hopback-attempts": failures}
+
+
+def test_done_is_acked() -> None:
+    """Whatever the message went through before."""
+    assert _decided(_AUDIT, Done(), _counted(_AUDIT, 3)) == decided.Ack()
+
+
+def test_a_failure_leaves_by_the_plans_way() -> None:
+    """By reject in the file pipeline, by publish in the raffle, first tier first."""
+    out = decided.Retry(_AUDIT.tiers[0], _AUDIT.tiers[0].routes[0], Leave.REJECT, 1, "no")
+    assert _decided(_AUDIT, Retry("no")) == out
+    out = decided.Retry(_RAFFLE.tiers[0], _RAFFLE.tiers[0].routes[0], Leave.PUBLISH, 1, "no")
+    assert _decided(_RAFFLE, Retry("no")) == out
+
+
+@pytest.mark.parametrize(("failures", "tier"), [(0, "30s"), (1, "5m"), (2, "30m")])
+def test_each_failure_waits_in_the_next_tier(failures: int, tier: str) -> None:
+    """30 s, 5 min, 30 min."""
+    decision = _decided(_USERS, Retry("no"), _counted(_USERS, failures))
+    assert isinstance(decision, decided.Retry)
+    assert (decision.tier.name, decision.attempt) == (tier, failures + 1)
+
+
+def test_more_attempts_than_tiers_use_the_last() -> None:
+    """A plan of ten attempts and three tiers."""
+    plan = replace(_ORDERS, attempts=10)
+    decision = _decided(plan, Retry("no"), _counted(plan, 7))
+    assert isinstance(decision, decided.Retry)
+    assert decision.tier is plan.tiers[-1]
+
+
+@pytest.mark.parametrize(
+    ("after", "tier"),
+    [(0, "30s"), (30, "30s"), (30.001, "5m"), (1800, "30m"), (9999, "30m"), (float("inf"), "30m"),
+     (float("nan"), "30s"), (-4, "30s"), (10**400, "30m")],
+)  # fmt: skip
+def test_the_consumer_may_choose_the_tier(after: float, tier: str) -> None:
+    """The smallest that is long enough, else the last; nonsense counts as no wish."""
+    decision = _decided(_USERS, Retry("no", after), _counted(_USERS, 1))
+    assert isinstance(decision, decided.Retry)
+    assert (decision.tier.name, decision.counted) == (tier, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "domain"), [("user.created", "user"), ("auth.login", "auth"), ("alarm.x", "user")]
+)
+def test_the_route_follows_the_original_routing_key(key: str, domain: str) -> None:
+    """FreeFlow's users queue serves two domains, each with retry queues of its own."""
+    decision = _decided(_USERS, Retry("no"), key=key)
+    assert isinstance(decision, decided.Retry)
+    assert decision.route.queue == f"freeflow.{domain}.retry.30s"
+    back: Headers = {"hopback-origin-routing-key": key}
+    again = _decided(_USERS, Retry("no"), back, key="user.retry")
+    assert isinstance(again, decided.Retry)
+    assert again.route == decision.route
+
+
+def test_the_last_failure_parks_and_so_does_a_hopeless_one_at_once() -> None:
+    """By the plan's way: publish in the file pipeline, reject in FreeFlow and the raffle."""
+    parked = decided.Park(Leave.PUBLISH, 3, "no")
+    assert _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 2)) == parked
+    assert parked.carries_reason
+    hopeless = decided.Park(Leave.REJECT, 1, "bad")
+    assert _decided(_RAFFLE, Park("bad")) == hopeless
+    assert not hopeless.carries_reason
+    assert _decided(_USERS, Retry("no"), _counted(_USERS, 3)) == decided.Park(Leave.REJECT, 4, "no")
+
+
+def test_a_count_of_ours_makes_a_reject_loop_publish() -> None:
+    """Its `x-death` was stripped: a nack would let the broker count from 0 again."""
+    decision = _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 1))
+    assert isinstance(decision, decided.Retry)
+    assert (decision.by, decision.attempt) == (Leave.PUBLISH, 2)
+    zero = _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 0))
+    assert isinstance(zero, decided.Retry)
+    assert zero.by is Leave.REJECT
+
+
+_HARMFUL: list[FieldValue] = [
+    [_death("q.audit", "expired")],
+    [_death("q.audit.retry", "expired"), _death("q.audit", "delivery_limit")],
+    [_death("elsewhere", count="3")],
+    "text",
+    ["text"],
+]
+
+
+@pytest.mark.parametrize("value", _HARMFUL)
+@pytest.mark.parametrize(
+    ("version", "by"),
+    [(_V310, Leave.PUBLISH), (_V313, Leave.PUBLISH), (_V40, Leave.REJECT), (_V43, Leave.REJECT)],
+)
+def test_an_old_broker_is_not_shown_an_x_death_that_harms_it(
+    value: FieldValue, version: BrokerVersion, by: Leave
+) -> None:
+    """Before 4.0 it leaves by a stripped publish; later brokers ignore what a client wrote."""
+    decision = _decided(_AUDIT, Retry("no"), {"x-death": value}, version=version)
+    assert isinstance(decision, decided.Retry)
+    assert decision.by is by
+
+
+@pytest.mark.parametrize(("version", "by"), [(_V310, Leave.PUBLISH), (_V40, Leave.REJECT)])
+def test_nor_is_it_when_it_parks(version: BrokerVersion, by: Leave) -> None:
+    """Rejecting a malformed `x-death` into a dead-letter queue crashes the same queue."""
+    headers: Headers = {"x-death": ["text"]}
+    assert _decided(_RAFFLE, Park("bad"), headers, version=version) == decided.Park(by, 1, "bad")
+
+
+def test_the_ordinary_loop_is_harmless_on_every_broker() -> None:
+    """Rejected here and expired in the retry queue is what a reject loop looks like."""
+    lap: Headers = {"x-death": [_death("q.audit.retry", "expired"), _death("q.audit")]}
+    decision = _decided(_AUDIT, Retry("no"), lap, version=_V310)
+    assert isinstance(decision, decided.Retry)
+    assert (decision.by, decision.attempt) == (Leave.REJECT, 2)
+
+
+def test_a_tier_that_rejecting_does_not_lead_to_is_published_into() -> None:
+    """A queue has one dead-letter exchange; only the first tier lies behind it."""
+    plan = replace(_USERS, leave=Leave.REJECT)
+    first = _decided(plan, Retry("no"))
+    later = _decided(plan, Retry("no", after=300))
+    assert isinstance(first, decided.Retry)
+    assert isinstance(later, decided.Retry)
+    assert (first.by, later.by) == (Leave.REJECT, Leave.PUBLISH)
+
+
+@pytest.mark.parametrize(
+    ("delay", "chance", "wait"),
+    [(60, 0.0, 0.5), (60, 1.0, 2.0), (60, 0.5, 1.25), (0.2, 1.0, 0.2), (-1, 0.5, 0.0),
+     (60, 7.0, 2.0), (60, -7.0, 0.5), (60, float("nan"), 2.0), (float("inf"), 0.0, 0.5)],
+)  # fmt: skip
+def test_an_event_that_is_not_due_waits_locally(delay: float, chance: float, wait: float) -> None:
+    """min(time still due, random 0.5–2 s) on the event bus, then it is requeued."""
+    decision = _decided(_BUS, Snooze(delay), chance=chance)
+    assert isinstance(decision, decided.Requeue)
+    assert decision.delay == pytest.approx(wait)
+
+
+def test_on_quorum_queues_a_snooze_waits_in_a_retry_queue_without_counting() -> None:
+    """The hardened event bus, and every other plan: a publish that counts no attempt."""
+    (plan, _) = event_bus(hardened=True).plans
+    decision = _decided(plan, Snooze(1))
+    assert decision == decided.Retry(
+        plan.tiers[0], plan.tiers[0].routes[0], Leave.PUBLISH, 1, "not due yet", counted=False
+    )
+    faithful = _decided(ratatoskr().plans[0], Snooze(1))
+    assert isinstance(faithful, decided.Retry)
+    assert (faithful.by, faithful.counted) == (Leave.PUBLISH, False)
+
+
+def test_a_snooze_takes_the_smallest_tier_that_is_long_enough() -> None:
+    """Not the tier of the attempt."""
+    decision = _decided(_ORDERS, Snooze(200), _counted(_ORDERS, 3))
+    assert isinstance(decision, decided.Retry)
+    assert (decision.tier.name, decision.attempt) == ("5m", 4)
+
+
+def test_a_snooze_with_no_attempt_left_parks_on_the_event_bus_only() -> None:
+    """425 with ten retries behind it goes to the dead-letter queue, as the document says."""
+    died: Headers = {"x-death": [_death(_BUS.queue, count=10)]}
+    decision = _decided(_BUS, Snooze(1), died)
+    assert decision == decided.Park(Leave.PUBLISH, 11, "not due yet, and no attempt is left")
+    assert isinstance(_decided(_BUS, Snooze(1), _counted(_BUS, 9)), decided.Requeue)
+    assert isinstance(_decided(_RAFFLE, Snooze(1), _counted(_RAFFLE, 4)), decided.Retry)
+
+
+def test_a_plan_without_tiers_parks_what_would_wait() -> None:
+    """There is nowhere to wait, and a requeue would burn deliveries."""
+    plan = replace(_ORDERS, tiers=())
+    assert isinstance(_decided(plan, Retry("no")), decided.Park)
+    parked = _decided(plan, Snooze(1))
+    assert isinstance(parked, decided.Park)
+    assert "no retry queue to wait in" in parked.reason
+
+
+def test_a_tier_without_a_fitting_route_parks() -> None:
+    """A plan of one's own whose patterns do not cover every key loses nothing."""
+    only = replace(_ORDERS.tiers[0], routes=(Route("x", "k", "q", "user.*"),))
+    plan = replace(_ORDERS, tiers=(only,))
+    decision = _decided(plan, Retry("no"), key="order.created")
+    assert decision == decided.Park(
+        Leave.PUBLISH, 1, "no (no way into a retry queue fits its routing key)"
+    )
+
+
+def _filled(size: int, headers: Headers | None = None) -> Properties:
+    """Properties whose frame carries exactly `size` bytes."""
+    empty = Properties(delivery_mode=2, headers={"u": "", **(headers or {})})
+    filling = "u" * (size - frame_size(empty))
+    return replace(empty, headers={**empty.headers, "u": filling})
+
+
+def _full(plan: Plan, outcome: Outcome, properties: Properties, **given: bool) -> Decision:
+    delivery = Received(plan.queue, "x", "k", b"", properties)
+    return decide(delivery, outcome, plan, version=_V40, **given)
+
+
+@pytest.mark.parametrize("outcome", [Retry("no"), Snooze(1)])
+def test_a_message_with_no_room_for_its_count_is_parked_instead_of_retried(
+    outcome: Outcome,
+) -> None:
+    """Published without a count it would be retried for ever."""
+    decision = _full(_ORDERS, outcome, _filled(FRAME_BYTES - 10))
+    assert isinstance(decision, decided.Park)
+    assert decision.by is Leave.PUBLISH
+    assert decision.reason.endswith("(its headers leave no room for the count of attempts)")
+
+
+def test_a_reject_loop_needs_no_room() -> None:
+    """The broker counts, we add nothing."""
+    decision = _full(_AUDIT, Retry("no"), _filled(FRAME_BYTES))
+    assert isinstance(decision, decided.Retry)
+    assert decision.by is Leave.REJECT
+
+
+def test_what_cannot_be_published_is_rejected_only_into_a_dead_letter_queue() -> None:
+    """Where rejecting would feed the retry loop, or delete, the message stays and says why."""
+    too_large = _filled(FRAME_BYTES + 1)
+    kept = _full(_ORDERS, Park("bad"), too_large)
+    assert kept == decided.Keep(1, "bad (its headers do not fit a frame)")
+    rejected = _full(_ORDERS, Park("bad"), too_large, dead_letters_park=True)
+    assert rejected == decided.Park(Leave.REJECT, 1, "bad")
+    assert _full(_RAFFLE, Park("bad"), too_large) == decided.Park(Leave.REJECT, 1, "bad")
+
+
+def test_an_old_broker_is_not_trusted_with_the_last_resort_either() -> None:
+    """Too large to publish and with an `x-death` that crashes the queue: it stays."""
+    properties = _filled(FRAME_BYTES + 100, {"x-death": "text"})
+    grown = replace(properties, headers={**properties.headers, "v": "v" * 100})
+    delivery = Received(_RAFFLE.queue, "x", "k", b"", grown)
+    for parks in (False, True):
+        decision = decide(delivery, Park("bad"), _RAFFLE, version=_V310, dead_letters_park=parks)
+        assert isinstance(decision, decided.Keep)

@@ -1,0 +1,258 @@
+"""What each decision does, step by step, and what it writes on the message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.fields import Timestamp
+from hopback.headers import FRAME_BYTES, Failure, frame_size, read_history
+from hopback.message import Properties, Received
+from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, ratatoskr, recommended
+from hopback.policy import Occasion, Park, Retry, Snooze, decide, effects
+from hopback.policy import decision as decided
+from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.topology.plan import Fact, Leave, Stamp
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+    from hopback.message import Message
+    from hopback.policy import Outcome
+    from hopback.topology.plan import Plan
+
+_V310, _V40 = BrokerVersion(3, 10), BrokerVersion(4, 0)
+_NOW = 1_700_000_000.0
+_OCCASION = Occasion(_NOW, "host-1")
+_RAFFLE = raffle().plans[0]
+_USERS = freeflow().plans[0]
+_ORDERS = recommended().plans[0]
+
+
+def _published(
+    plan: Plan,
+    outcome: Outcome,
+    headers: Headers | None = None,
+    *,
+    occasion: Occasion = _OCCASION,
+    key: str = "user.created",
+    version: BrokerVersion = _V40,
+) -> Message:
+    properties = Properties(headers=headers or {}, message_id="m")
+    delivery = Received(plan.queue, "freeflow.events", key, b"body", properties)
+    decision = decide(delivery, outcome, plan, version=version)
+    publish, settle = effects(decision, delivery, plan, occasion)
+    assert isinstance(publish, Publish)
+    assert settle == Settle(Settlement.ACK)
+    assert (publish.message.body, publish.message.properties.message_id) == (b"body", "m")
+    return publish.message
+
+
+def _without_failure(message: Message) -> dict[str, FieldValue]:
+    return {k: v for k, v in message.properties.headers.items() if k != "hopback-failure"}
+
+
+def test_a_freeflow_retry_carries_its_count_and_origin() -> None:
+    """Published to the retry exchange by domain and tier, with the document's headers and ours."""
+    message = _published(_USERS, Retry("no"), {"tenant": "acme"})
+    assert (message.exchange, message.routing_key) == ("freeflow.events.retry", "user.30s")
+    assert _without_failure(message) == {
+        "tenant": "acme",
+        "hopback-queue": "freeflow.users.queue",
+        "hopback-attempts": 1,
+        "x-retry-count": 1,
+        "hopback-origin-routing-key": "user.created",
+        "hopback-origin-exchange": "freeflow.events",
+        "x-original-routing-key": "user.created",
+        "x-original-exchange": "freeflow.events",
+    }
+
+
+def test_the_original_routing_key_is_never_overwritten() -> None:
+    """The second retry comes in as `user.retry` and still says `user.created`."""
+    first = _published(_USERS, Retry("no"))
+    second = _published(_USERS, Retry("no"), first.properties.headers, key="user.retry")
+    assert second.routing_key == "user.5m"
+    headers = second.properties.headers
+    assert headers["x-original-routing-key"] == "user.created"
+    assert headers["hopback-origin-routing-key"] == "user.created"
+    assert (headers["x-retry-count"], headers["hopback-attempts"]) == (2, 2)
+
+
+def test_a_raffle_retry_says_how_often_and_why() -> None:
+    """`x-retries` counts up from 0 and `x-retry-reason` is the latest reason."""
+    first = _published(_RAFFLE, Retry("db_error: connection timeout"))
+    assert (first.exchange, first.routing_key) == ("raffle_retry_exchange", "raffle_retry_10s")
+    assert first.properties.headers["x-retries"] == 1
+    assert first.properties.headers["x-retry-reason"] == "db_error: connection timeout"
+    second = _published(_RAFFLE, Retry("db_error: deadlock"), first.properties.headers)
+    assert second.properties.headers["x-retries"] == 2
+    assert second.properties.headers["x-retry-reason"] == "db_error: deadlock"
+
+
+def test_a_parked_file_message_carries_the_documents_headers() -> None:
+    """When, from where, at which attempt, why; published to `dlq.q.X` by `parking`."""
+    plan = file_pipeline().plans[1]
+    message = _published(
+        plan, Park("bad file"), {"hopback-queue": plan.queue, "hopback-attempts": 1}
+    )
+    assert (message.exchange, message.routing_key) == ("dlq.q.validator", "parking")
+    headers = message.properties.headers
+    assert headers["x-parked-at"] == "2023-11-14T22:13:20.000Z"
+    assert headers["x-parked-from-queue"] == "q.validator"
+    assert headers["x-parked-delivery-attempt"] == 2
+    assert headers["x-parked-reason"] == "bad file"
+    assert headers["hopback-attempts"] == 2
+
+
+def test_a_parked_event_carries_status_error_and_retries() -> None:
+    """What there is of them; `x-death` stays as it was."""
+    plan = event_bus().plans[0]
+    death: FieldValue = {
+        "queue": plan.queue, "reason": "rejected", "count": 10, "exchange": "wms.main-exchange",
+        "routing-keys": [""], "time": Timestamp(1),
+    }  # fmt: skip
+    died: Headers = {"x-death": [death]}
+    by_status = _published(plan, Retry("HTTP 500"), died, occasion=Occasion(_NOW, status=500))
+    assert (by_status.exchange, by_status.routing_key) == ("", "wms.dlq.wms-cincout")
+    headers = by_status.properties.headers
+    assert headers["x-death"] == [death]
+    assert headers["x-original-queue"] == "wms.queue.wms-cincout"
+    assert headers["x-final-status-code"] == 500
+    assert headers["x-final-retry-count"] == 10
+    assert "x-final-error" not in headers
+    failure = Failure("httpx.ReadTimeout", "timed out")
+    by_error = _published(
+        plan, Retry("no"), headers, occasion=Occasion(_NOW, failure=failure)
+    ).properties.headers
+    assert by_error["x-final-error"] == "timed out"
+    assert "x-final-status-code" not in by_error, "a stale status would be a lie"
+    nameless = Occasion(_NOW, failure=Failure("Boom", ""))
+    assert (
+        _published(plan, Park("x"), occasion=nameless).properties.headers["x-final-error"] == "Boom"
+    )
+
+
+def test_a_parked_ratatoskr_message_says_its_retries() -> None:
+    """`x-retry-count` on parking in the faithful form, and on every retry in the hardened one."""
+    faithful = ratatoskr().plans[0]
+    counted: Headers = {"hopback-queue": faithful.queue, "hopback-attempts": 3}
+    parked = _published(faithful, Retry("no"), counted)
+    assert (parked.exchange, parked.routing_key) == ("my-service.events.dlq", "")
+    assert parked.properties.headers["x-retry-count"] == 3
+    hardened = ratatoskr(hardened=True).plans[0]
+    retried = _published(hardened, Retry("no"))
+    assert retried.properties.headers["x-retry-count"] == 1
+    last = _published(hardened, Retry("no"), {**counted, "x-retry-count": 3})
+    assert last.properties.headers["x-retry-count"] == 3
+
+
+def test_the_failure_record_knows_the_first_and_the_last_time() -> None:
+    """First once, last and attempts anew, the host that failed last."""
+    failure = Failure("shop.OutOfStock", "none left", fingerprint="f", frame="shop:reserve")
+    first = _published(_ORDERS, Retry("no"), occasion=Occasion(_NOW, "a", failure))
+    later = Occasion(_NOW + 60, "b", failure)
+    second = _published(_ORDERS, Retry("no"), first.properties.headers, occasion=later)
+    assert read_history(second.properties.headers, "orders").failure == replace(
+        failure, host="b", first=_NOW, last=_NOW + 60, attempts=2
+    )
+
+
+def test_a_failure_without_exception_is_its_reason() -> None:
+    """What the handler returned stands in the record."""
+    record = read_history(_published(_ORDERS, Park("bad")).properties.headers, "orders").failure
+    assert record is not None
+    assert (record.message, record.type, record.attempts) == ("bad", "", 1)
+
+
+def test_a_snooze_counts_itself_and_nothing_else() -> None:
+    """Attempts and the last failure stay; what was counted survives the stripping."""
+    failed = _published(_ORDERS, Retry("no"))
+    snoozed = _published(_ORDERS, Snooze(1), failed.properties.headers)
+    again = _published(_ORDERS, Snooze(1), snoozed.properties.headers)
+    before = read_history(failed.properties.headers, "orders")
+    assert read_history(again.properties.headers, "orders") == replace(before, snoozes=2)
+    then = _published(_ORDERS, Retry("no"), again.properties.headers)
+    assert read_history(then.properties.headers, "orders").attempts == 2
+    assert read_history(then.properties.headers, "orders").snoozes == 2
+
+
+def test_a_copy_that_is_snoozed_elsewhere_does_not_inherit_the_count() -> None:
+    """Audit's copy carries the users' counter; audit writes its own zero over it."""
+    copy = _published(_USERS, Retry("no")).properties.headers
+    audit = freeflow().plans[-1]
+    snoozed = _published(audit, Snooze(1), copy).properties.headers
+    assert (snoozed["x-retry-count"], snoozed["hopback-attempts"]) == (0, 0)
+    assert snoozed["hopback-queue"] == "freeflow.audit.queue"
+
+
+def test_texts_that_a_design_stamps_are_bounded() -> None:
+    """A reason of a megabyte, or with half a character, does not travel whole."""
+    message = _published(_RAFFLE, Retry("\udc80" + "x" * 2_000_000))
+    reason = message.properties.headers["x-retry-reason"]
+    assert isinstance(reason, str)
+    assert len(reason.encode()) <= 1024
+
+
+def test_a_plan_of_ones_own_can_stamp_every_fact() -> None:
+    """Each fact under the name that the plan gives it, on retry as on parking."""
+    stamps = tuple(Stamp(f"s-{fact}", fact) for fact in Fact)
+    plan = replace(_ORDERS, retry_stamps=stamps, park_stamps=stamps)
+    occasion = Occasion(_NOW, failure=Failure("E", "m"), status=503)
+    expected = {
+        "s-now": "2023-11-14T22:13:20.000Z",
+        "s-queue": "orders",
+        "s-attempt": 1,
+        "s-retries": 0,
+        "s-reason": "no",
+        "s-error": "m",
+        "s-status": 503,
+        "s-origin-exchange": "freeflow.events",
+        "s-origin-routing-key": "user.created",
+    }
+    for outcome in (Retry("no"), Park("no")):
+        headers = _published(plan, outcome, occasion=occasion).properties.headers
+        assert {k: v for k, v in headers.items() if k.startswith("s-")} == expected
+
+
+def test_done_is_a_single_ack() -> None:
+    """Nothing else happens to a message that is done with."""
+    steps = effects(decided.Ack(), Received("orders", "", "orders"), _ORDERS, _OCCASION)
+    assert steps == (Settle(Settlement.ACK),)
+
+
+def test_the_brokers_moves_are_a_single_nack() -> None:
+    """Nothing is published where the broker moves the message."""
+    delivery = Received("raffle_queue", "x", "k")
+    parked = decide(delivery, Park("bad"), _RAFFLE, version=_V40)
+    assert effects(parked, delivery, _RAFFLE, Occasion(_NOW)) == (Settle(Settlement.DEAD_LETTER),)
+
+
+def test_a_local_wait_holds_and_then_releases() -> None:
+    """The event bus's way for what is not due."""
+    steps = effects(
+        decided.Requeue(0.7), Received("q", "", "q"), event_bus().plans[0], Occasion(_NOW)
+    )
+    assert steps == (Hold(0.7), Settle(Settlement.RELEASE))
+
+
+def test_a_malformed_record_of_deaths_parks_on_an_old_broker_by_publish() -> None:
+    """The dead letter keeps what it carried, and we say where it failed."""
+    message = _published(_RAFFLE, Park("bad"), {"x-death": ["text"]}, version=_V310)
+    assert (message.exchange, message.routing_key) == ("raffle_dlx", "raffle_dlq")
+    assert message.properties.headers["x-death"] == ["text"]
+    assert message.properties.headers["hopback-queue"] == "raffle_queue"
+
+
+def test_what_is_kept_and_what_fits_no_frame_has_no_effect() -> None:
+    """Nothing is published, nothing is settled: the message stays where it was."""
+    assert effects(decided.Keep(1, "x"), Received("q", "", "q"), _ORDERS, Occasion(_NOW)) == ()
+    large = Properties(headers={"u": "u" * FRAME_BYTES})
+    assert frame_size(large) > FRAME_BYTES
+    delivery = Received("orders", "", "orders", b"", large)
+    retry = decided.Retry(
+        _ORDERS.tiers[0], _ORDERS.tiers[0].routes[0], Leave.PUBLISH, 1, "asked for all the same"
+    )
+    assert effects(retry, delivery, _ORDERS, Occasion(_NOW)) == ()
+    park = decided.Park(Leave.PUBLISH, 1, "asked for all the same")
+    assert effects(park, delivery, _ORDERS, Occasion(_NOW)) == ()

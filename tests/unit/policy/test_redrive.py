@@ -1,0 +1,186 @@
+"""Sending dead letters back: whose they are, whether they may go, and what they become."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.errors import UnsafeOperation
+from hopback.fields import Timestamp
+from hopback.headers import FRAME_BYTES, Failure, failure_json, read_history
+from hopback.message import Properties, Received
+from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, ratatoskr
+from hopback.policy import RedriveOccasion, plan_of, redrive_message, redrive_refusal
+from hopback.topology.plan import Redrive
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.plan import Plan
+
+_NOW = 1_700_000_000.0
+_JOB = RedriveOccasion(_NOW, "job-1")
+_AUDIT = file_pipeline().plans[-1]
+_BUS = event_bus().plans[0]
+_RAFFLE = raffle().plans[0]
+
+
+def _death(queue: str, reason: str = "rejected", count: int = 1) -> dict[str, FieldValue]:
+    return {
+        "queue": queue,
+        "reason": reason,
+        "count": count,
+        "exchange": "domain.events",
+        "routing-keys": ["files.uploaded.v1"],
+        "time": Timestamp(1),
+    }
+
+
+def _dead(plan: Plan, headers: Headers) -> Received:
+    properties = Properties(
+        headers=headers, message_id="m", expiration="5", user_id="alice", delivery_mode=1
+    )
+    return Received(plan.parking.queue, plan.parking.exchange, "dlq", b"body", properties)
+
+
+def _parked(plan: Plan, attempts: int) -> dict[str, FieldValue]:
+    return {
+        "tenant": "acme",
+        "CC": ["other"],
+        "hopback-queue": plan.queue,
+        "hopback-attempts": attempts,
+        "hopback-snoozes": 2,
+        "hopback-origin-exchange": "domain.events",
+        "hopback-origin-routing-key": "files.uploaded.v1",
+        "hopback-failure": failure_json(Failure("E", "m")),
+        "x-death": [_death(plan.queue, count=2)],
+    }
+
+
+def test_a_redriven_file_message_waits_once_more_and_begins_anew() -> None:
+    """To `retry.q.X` by `retry`: attempts at 0, history kept, nothing dangerous replayed."""
+    message = redrive_message(_dead(_AUDIT, _parked(_AUDIT, 3)), _AUDIT, _JOB)
+    assert (message.exchange, message.routing_key, message.body) == (
+        "retry.q.audit",
+        "retry",
+        b"body",
+    )
+    headers = message.properties.headers
+    assert dict(headers) == {
+        "tenant": "acme",
+        "hopback-queue": "q.audit",
+        "hopback-attempts": 0,
+        "hopback-redrives": 1,
+        "hopback-origin-routing-key": "files.uploaded.v1",
+        "hopback-origin-exchange": "domain.events",
+        "hopback-redrive-job": "job-1",
+        "hopback-origin-user-id": "alice",
+        "hopback-deaths": headers["hopback-deaths"],
+        "hopback-failure": headers["hopback-failure"],
+    }
+    properties = message.properties
+    assert (properties.expiration, properties.user_id, properties.delivery_mode) == (None, None, 2)
+    assert properties.message_id == "m"
+    assert read_history(headers, "q.audit").failure == Failure("E", "m")
+
+
+def test_the_documents_audit_headers_are_stamped_where_asked() -> None:
+    """Who, when, from where, in which operation, and the original routing key."""
+    occasion = RedriveOccasion(_NOW, "job-1", "u-7", "Ana", "corr-9", stamped=True)
+    headers = redrive_message(
+        _dead(_AUDIT, _parked(_AUDIT, 3)), _AUDIT, occasion
+    ).properties.headers
+    stamped = {k: v for k, v in headers.items() if k.startswith("x-")}
+    assert stamped == {
+        "x-redriven-from-dlq": "q.audit.dlq",
+        "x-redriven-at": "2023-11-14T22:13:20.000Z",
+        "x-redriven-by-user-id": "u-7",
+        "x-redriven-by-user-name": "Ana",
+        "x-redrive-operation-correlation-id": "corr-9",
+        "x-original-routing-key": "files.uploaded.v1",
+    }
+    nobody = redrive_message(_dead(_AUDIT, {}), _AUDIT, _JOB._replace(stamped=True))
+    assert "x-redriven-by-user-id" not in nobody.properties.headers
+
+
+def test_a_redriven_event_continues_its_count_and_shows_its_deaths() -> None:
+    """Straight to the service's queue; the next failure parks."""
+    message = redrive_message(_dead(_BUS, _parked(_BUS, 11)), _BUS, _JOB)
+    assert (message.exchange, message.routing_key) == ("", "wms.queue.wms-cincout")
+    headers = message.properties.headers
+    assert headers["x-death"] == [_death(_BUS.queue, count=2)]
+    assert (headers["hopback-attempts"], headers["hopback-snoozes"]) == (11, 2)
+
+
+def test_an_event_parked_by_another_make_continues_by_its_deaths() -> None:
+    """No header of ours: the broker's count is written down, for brokers that forget it."""
+    dead = _dead(_BUS, {"x-death": [_death(_BUS.queue, count=10)]})
+    headers = redrive_message(dead, _BUS, _JOB).properties.headers
+    assert headers["hopback-attempts"] == 10
+
+
+def test_a_reset_takes_the_designs_own_counters_along() -> None:
+    """Left standing, `x-retries` or `x-retry-count` would end the next run at once."""
+    dead = _dead(_RAFFLE, {**_parked(_RAFFLE, 4), "x-retries": 3, "x-retry-reason": "db"})
+    headers = redrive_message(dead, _RAFFLE, _JOB).properties.headers
+    assert "x-retries" not in headers
+    assert headers["x-retry-reason"] == "db"
+    plan = ratatoskr().plans[0]
+    tired = _dead(plan, {**_parked(plan, 4), "x-retry-count": 3})
+    assert "x-retry-count" not in redrive_message(tired, plan, _JOB).properties.headers
+
+
+def test_a_continued_count_writes_the_designs_counter_too() -> None:
+    """Where a target keeps the attempts of a design that has its own header."""
+    target = Redrive("", _RAFFLE.queue, reset=False)
+    dead = _dead(_RAFFLE, _parked(_RAFFLE, 2))
+    headers = redrive_message(dead, _RAFFLE, _JOB, target=target).properties.headers
+    assert (headers["x-retries"], headers["hopback-attempts"]) == (2, 2)
+
+
+def test_another_target_can_be_chosen() -> None:
+    """The original exchange, say, for someone who knows what they do."""
+    message = redrive_message(
+        _dead(_AUDIT, {}), _AUDIT, _JOB, target=Redrive("domain.events", "files.uploaded.v1")
+    )
+    assert (message.exchange, message.routing_key) == ("domain.events", "files.uploaded.v1")
+
+
+def test_a_message_is_not_redriven_for_ever() -> None:
+    """The loop guard counts re-drives, and can be lifted."""
+    dead = _dead(_AUDIT, {"hopback-redrives": 3})
+    assert redrive_refusal(dead, _AUDIT) == "re-driven 3 times already, expected fewer than 3"
+    assert redrive_refusal(dead, _AUDIT, max_redrives=4) is None
+    assert redrive_refusal(dead, _AUDIT, max_redrives=None) is None
+    assert redrive_message(dead, _AUDIT, _JOB).properties.headers["hopback-redrives"] == 4
+
+
+def test_a_message_without_room_for_its_counts_stays() -> None:
+    """Re-driven without them it could loop for ever; the refusal comes before the attempt."""
+    dead = _dead(_AUDIT, {"u": "u" * (FRAME_BYTES - 60)})
+    refusal = redrive_refusal(dead, _AUDIT)
+    assert refusal == "its headers leave no room for the counts that a re-drive needs"
+    with pytest.raises(UnsafeOperation, match="was not re-driven"):
+        redrive_message(dead, _AUDIT, _JOB)
+
+
+def test_a_dead_letter_queue_of_its_own_tells_the_plan() -> None:
+    """Whatever the headers say, or do not."""
+    plans = file_pipeline().plans
+    assert plan_of(_dead(_AUDIT, {"hopback-queue": "q.validator"}), plans) == _AUDIT
+    assert plan_of(replace(_dead(_AUDIT, {}), queue="q.audit"), plans) is None
+
+
+def test_in_a_shared_dead_letter_queue_the_message_tells_the_plan() -> None:
+    """The broker's last word first, then our mark, then any earlier death."""
+    plans = freeflow().plans
+    users, alarms, *_, audit = plans
+    rejected: Headers = {"x-death": [_death(audit.queue)], "hopback-queue": users.queue}
+    assert plan_of(_dead(users, rejected), plans) is audit
+    marked: Headers = {"hopback-queue": users.queue}
+    assert plan_of(_dead(users, marked), plans) is users
+    waited = _death("freeflow.alarm.retry.30s", "expired")
+    earlier: Headers = {"x-death": [waited, _death(alarms.queue)]}
+    assert plan_of(_dead(users, earlier), plans) is alarms
+    assert plan_of(_dead(users, {}), plans) is None
