@@ -26,7 +26,7 @@ def _broker(job: Job) -> Any:
                 arguments["x-queue-type"] = "quorum"
             return arguments
 
-    return Broker(url=job.url, confirm_delivery=True, middleware=[])
+    return Broker(url=job.url, confirm_delivery=True)
 
 
 def consume(job: Job, watch: Stopwatch) -> None:
