@@ -25,7 +25,7 @@ demo: $(READY) ## play the five documented designs on the embedded broker
 	@$(BIN)/python tools/demo.py
 
 test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI runs
-	@$(BIN)/python -m tests.harness.packages rabbitmq-server
+	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql
 	$(PYTEST) -n $(WORKERS) --dist loadgroup \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
