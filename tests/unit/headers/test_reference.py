@@ -1,0 +1,43 @@
+"""The page on headers names what the code writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hopback.headers.names import OURS
+from hopback.patterns import DESIGNS
+
+_PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "headers.md").read_text("utf-8")
+_DESIGNS = sorted(
+    {
+        header
+        for design in DESIGNS.values()
+        for hardened in (False, True)
+        for plan in design.build(hardened=hardened).plans
+        for header in (
+            plan.count_header,
+            *(stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)),
+        )
+        if header is not None
+    }
+)
+
+
+@pytest.mark.parametrize("header", sorted(OURS))
+def test_every_header_of_ours_has_its_row(header: str) -> None:
+    """A header that is written and not documented is no contract."""
+    assert f"| `{header}` |" in _PAGE
+
+
+@pytest.mark.parametrize("header", _DESIGNS)
+def test_every_header_of_a_design_is_named(header: str) -> None:
+    """The documents' own headers too."""
+    assert f"`{header}`" in _PAGE
+
+
+def test_no_header_is_promised_that_does_not_exist() -> None:
+    """Each row of the first table is a header that the code knows."""
+    rows = [line.split("`")[1] for line in _PAGE.splitlines() if line.startswith("| `hopback-")]
+    assert sorted(rows) == sorted(OURS)
