@@ -1,0 +1,1 @@
+"""The runtime on the embedded broker, in virtual time."""

@@ -1,0 +1,398 @@
+"""What a handler says or raises, and what becomes of its message."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, Context, Done, EmbeddedBroker, Park, Retry, Rule, Service, Snooze
+from hopback.observe.events import Bus
+from hopback.policy.rules import MENU, Verdict
+from hopback.runtime.settling import Surroundings
+from hopback.testing import AppTest, Tally, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+WAITS = ["30s", "5m", "30m"]
+
+
+def _app(behave: Callable[..., Any], **options: Any) -> App:
+    """An application whose one queue is handled by `behave`."""
+    app = App("shop")
+    app.handler("orders", retry=WAITS, **options)(behave)
+    return app
+
+
+async def _play(app: App, *payloads: object) -> tuple[Tally, AppTest]:
+    async with AppTest(app) as test:
+        for payload in payloads or ({"id": 1},):
+            await test.publish("", "orders", payload)
+        tally = await test.drain()
+    return tally, test
+
+
+@pytest.mark.parametrize("returned", [None, Done()])
+@in_virtual_time
+async def test_nothing_and_done_are_done(returned: object) -> None:
+    """A handler that returns nothing, or says Done, is run once."""
+
+    async def behave() -> object:
+        return returned
+
+    tally, test = await _play(_app(behave))
+    assert tally == Tally(done=1)
+    assert test.report is not None
+    assert test.report.handled == 1
+
+
+@in_virtual_time
+async def test_a_failure_takes_the_tiers_in_order_and_parks_at_the_end() -> None:
+    """Three waits mean four runs, at 0 s, 30 s, 5 min 30 s and 35 min 30 s."""
+    began = asyncio.get_running_loop().time()
+    runs: list[tuple[int, bool, int]] = []
+
+    async def behave(context: Context) -> None:
+        after = round(asyncio.get_running_loop().time() - began)
+        runs.append((context.attempt, context.is_last_attempt, after))
+        raise LookupError("no such customer")
+
+    tally, test = await _play(_app(behave))
+    assert runs == [(1, False, 0), (2, False, 30), (3, False, 330), (4, True, 2130)]
+    assert tally == Tally(retried=3, parked=1)
+    test.assert_parked("orders", times=1, reason="LookupError: no such customer", exhausted=True)
+    [dead] = test.dead_letters("orders")
+    assert dead.body == b'{"id":1}'
+    assert dead.properties.headers["hopback-attempts"] == 4
+
+
+@in_virtual_time
+async def test_retry_by_return_takes_the_tier_it_asks_for() -> None:
+    """`after` chooses the smallest tier that is long enough; the last one if none is."""
+    answers = [Retry("later", after=100), Retry("much later", after=10**6), Retry("again"), None]
+
+    async def behave(context: Context) -> object:
+        return answers[context.attempt - 1]
+
+    tally, test = await _play(_app(behave))
+    tiers = [one.fields["tier"] for one in test.happened("delivery.retried")]
+    assert tiers == ["5m", "30m", "30m"]
+    assert tally == Tally(retried=3, done=1)
+
+
+class _Later(Exception):
+    """An exception that knows when to come back."""
+
+    def __init__(self, after: object) -> None:
+        self.retry_after = after
+
+
+@pytest.mark.parametrize(
+    ("after", "tier"), [(60, "5m"), (timedelta(minutes=20), "30m"), ("nonsense", "30s")]
+)
+@in_virtual_time
+async def test_an_exception_can_ask_for_its_wait(after: object, tier: str) -> None:
+    """`retry_after` of the exception is honoured; what is no time is not."""
+
+    async def behave(context: Context) -> None:
+        if context.attempt == 1:
+            raise _Later(after)
+
+    _, test = await _play(_app(behave))
+    test.assert_retried("orders", times=1, tier=tier)
+
+
+@in_virtual_time
+async def test_rules_say_which_exceptions_park() -> None:
+    """The first rule that fits decides; what no rule fits is retried."""
+    rules = [
+        Rule(ValueError, Verdict.PARK, when=lambda error: "hopeless" in str(error)),
+        Rule(ValueError, Verdict.RETRY, after=200),
+    ]
+
+    async def behave(payload: dict[str, str], context: Context) -> None:
+        if context.attempt == 1:
+            raise ValueError(payload["say"]) if payload["say"] != "other" else KeyError("other")
+
+    tally, test = await _play(
+        _app(behave, rules=rules), {"say": "hopeless"}, {"say": "busy"}, {"say": "other"}
+    )
+    assert tally == Tally(parked=1, retried=2, done=2)
+    test.assert_parked("orders", times=1, reason="hopeless", exhausted=False, attempt=1)
+    test.assert_retried("orders", times=1, reason="busy", tier="5m")
+    test.assert_retried("orders", times=1, reason="other", tier="30s")
+
+
+@in_virtual_time
+async def test_a_snooze_waits_without_counting() -> None:
+    """A message may be snoozed more often than it may fail."""
+    seen: list[int] = []
+
+    async def behave(context: Context) -> object:
+        seen.append(context.attempt)
+        return Snooze(10) if len(seen) <= 6 else Retry("now it fails")
+
+    tally, _ = await _play(_app(behave))
+    assert seen == [1] * 6 + [1, 2, 3, 4]
+    assert tally == Tally(snoozed=6, retried=3, parked=1)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [True, "ok", 0, Retry, Retry(5), Snooze(-1), Snooze(float("nan"))],  # type: ignore[arg-type]
+)
+@in_virtual_time
+async def test_a_wrong_return_parks_at_once_with_the_menu(returned: object) -> None:
+    """What is not on the menu is neither success nor retried: the developer is told what may be."""
+
+    async def behave() -> object:
+        return returned
+
+    tally, test = await _play(_app(behave))
+    assert tally == Tally(parked=1)
+    test.assert_parked("orders", reason=f"expected {MENU}")
+
+
+@in_virtual_time
+async def test_a_coroutine_that_nobody_awaits_parks() -> None:
+    """A sync wrapper of an async handler has not handled anything."""
+
+    async def inner() -> None: ...
+
+    tally, _ = await _play(_app(lambda: inner()))
+    assert tally == Tally(parked=1)
+
+
+@in_virtual_time
+async def test_an_undecodable_message_parks_at_once_and_says_where() -> None:
+    """It never loops, the handler never sees it, and the next message is handled."""
+    seen: list[int] = []
+
+    async def behave(payload: dict[str, int]) -> None:
+        seen.append(payload["id"])
+
+    tally, test = await _play(_app(behave), b"{", {"id": "x"}, {"id": 3})
+    assert seen == [3]
+    assert tally == Tally(parked=2, done=1)
+    test.assert_parked("orders", times=1, reason="undecodable payload: .id: expected an integer")
+
+
+@in_virtual_time
+async def test_a_handler_past_its_deadline_is_cancelled_and_retried() -> None:
+    """The coroutine is ended, the event says so, and the message takes the first tier."""
+    ended: list[str] = []
+
+    async def behave(context: Context) -> None:
+        if context.attempt == 1:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append("cleaned up")
+
+    tally, test = await _play(_app(behave, deadline=5))
+    assert ended == ["cleaned up"]
+    assert tally == Tally(retried=1, done=1)
+    test.assert_retried("orders", reason="did not finish within its deadline of 5 s")
+    assert [one.fields["stopped"] for one in test.happened("handler.overdue")] == [True]
+
+
+@in_virtual_time
+async def test_a_timeout_of_the_handlers_own_is_not_its_deadline() -> None:
+    """A TimeoutError that the handler raises is a failure like others."""
+
+    async def behave() -> None:
+        raise TimeoutError("the database")
+
+    _, test = await _play(_app(behave, deadline=5))
+    test.assert_retried("orders", reason="TimeoutError: the database")
+    assert not test.happened("handler.overdue")
+
+
+async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_returns() -> None:
+    """A thread cannot be stopped: its message stays in hand, then has the outcome it returned."""
+    overdue, release = asyncio.Event(), threading.Event()
+    names: list[str] = []
+
+    def listen(name: str, fields: Mapping[str, Any]) -> None:
+        names.append(name)
+        if name == "handler.overdue":
+            assert fields["stopped"] is False
+            overdue.set()
+
+    app = _app(lambda: release.wait(10) and None, deadline=0.01)
+    broker = EmbeddedBroker()
+    service = Service(app, broker, world=Surroundings(bus=Bus(listen)))
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    await app.publish("", "orders", {})
+    await overdue.wait()
+    assert broker.snapshot().queue("orders").unacked
+    assert not [name for name in names if name.startswith("delivery.")]
+    release.set()
+    service.stop()
+    report = await running
+    assert report.handled == 1
+    assert [name for name in names if name.startswith("delivery.")] == ["delivery.done"]
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(1), asyncio.CancelledError(), GeneratorExit(), StopIteration(), MemoryError()],
+)
+@pytest.mark.parametrize("in_thread", [False, True])
+@in_virtual_time
+async def test_no_exception_ends_the_service(raised: BaseException, in_thread: bool) -> None:
+    """Whatever a handler raises, its message is retried and the next one is handled."""
+    runs: list[int] = []
+
+    def fail(context: Context) -> None:
+        runs.append(context.attempt)
+        if context.attempt == 1:
+            raise raised
+
+    async def fail_async(context: Context) -> None:
+        fail(context)
+
+    tally, _ = await _play(_app(fail if in_thread else fail_async, concurrency=1), {}, {})
+    assert sorted(runs) == [1, 1, 2, 2]
+    assert tally == Tally(retried=2, done=2)
+
+
+@in_virtual_time
+async def test_a_handler_that_awaits_what_was_cancelled_has_failed() -> None:
+    """Only a cancellation of the worker itself means the end."""
+
+    async def behave(context: Context) -> None:
+        if context.attempt == 1:
+            waiting = asyncio.get_running_loop().create_future()
+            waiting.cancel()
+            await waiting
+
+    tally, _ = await _play(_app(behave, concurrency=1), {}, {})
+    assert tally == Tally(retried=2, done=2)
+
+
+@in_virtual_time
+async def test_a_handler_that_cancels_its_own_task_is_told_of_and_others_go_on() -> None:
+    """It cannot be told from a shutdown, so nothing is settled; the message is said to be left."""
+    seen: list[int] = []
+
+    async def behave(payload: dict[str, int]) -> None:
+        seen.append(payload["id"])
+        if payload["id"] == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async with AppTest(_app(behave, concurrency=1)) as test:
+        for number in (1, 2, 3):
+            await test.publish("", "orders", {"id": number})
+        await test.advance(1)
+        assert seen == [1, 2, 3]
+        assert len(test.happened("delivery.abandoned", reason="interrupted")) == 1
+        report = await test.stop()
+    assert [(one.kept, one.interrupted) for one in report.left] == [(1, 0)]
+    assert not report.clean
+
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@in_virtual_time
+async def test_context_variables_do_not_reach_the_next_message(fails: bool) -> None:
+    """One worker handles them all, and still each message finds the variable as it was at first."""
+    found: list[str] = []
+
+    async def behave(payload: dict[str, int], context: Context) -> None:
+        found.append(TENANT.get())
+        TENANT.set(f"tenant of {payload['id']}")
+        await asyncio.sleep(0.1)
+        if fails and context.attempt == 1:
+            raise ValueError("once")
+
+    await _play(_app(behave, concurrency=1), *({"id": n} for n in range(5)))
+    assert set(found) == {"nobody"}
+    assert len(found) == (10 if fails else 5)
+
+
+@in_virtual_time
+async def test_sync_handlers_run_in_threads_with_the_context_of_their_message() -> None:
+    """They see the current message, and what they leave in context variables stays there."""
+    found: list[tuple[str, bool]] = []
+
+    def behave(payload: str) -> None:
+        found.append((TENANT.get(), threading.current_thread() is threading.main_thread()))
+        TENANT.set(payload)
+
+    tally, _ = await _play(_app(behave, concurrency=1), "a", "b")
+    assert found == [("nobody", False)] * 2
+    assert tally == Tally(done=2)
+
+
+@in_virtual_time
+async def test_the_context_tells_of_its_message() -> None:
+    """Headers, ids, the first routing key also on a retry, and a stable id where there is none."""
+    seen: list[tuple[Any, ...]] = []
+
+    async def behave(context: Context) -> None:
+        seen.append(
+            (
+                context.queue,
+                context.attempt,
+                context.message_id,
+                context.correlation_id,
+                context.routing_key,
+                context.headers.get("shop"),
+            )
+        )
+        if context.attempt == 1:
+            raise ValueError("once")
+
+    app = App("shop")
+    app.handler("orders", retry=["1s"], bind={"events": "order.*"})(behave)
+    async with AppTest(app) as test:
+        await test.publish(
+            "events", "order.new", {}, message_id="m1", correlation_id="c1", headers={"shop": 5}
+        )
+        await test.drain()
+    assert seen == [("orders", n, "m1", "c1", "order.new", 5) for n in (1, 2)]
+
+
+def test_recursion_in_a_handler_is_a_failure() -> None:
+    """A handler that never ends by itself in depth is retried as any other."""
+
+    async def dive(depth: int) -> None:
+        await dive(depth + 1)
+
+    @in_virtual_time
+    async def play() -> None:
+        async def behave(context: Context) -> None:
+            if context.attempt == 1:
+                await dive(0)
+
+        tally, _ = await _play(_app(behave))
+        assert tally == Tally(retried=1, done=1)
+
+    limit = sys.getrecursionlimit()
+    play()
+    assert sys.getrecursionlimit() == limit
+
+
+@in_virtual_time
+async def test_park_by_return_carries_its_reason() -> None:
+    """Park is final at the first run."""
+
+    async def behave() -> Park:
+        return Park("unknown customer")
+
+    tally, test = await _play(_app(behave))
+    assert tally == Tally(parked=1)
+    test.assert_parked("orders", reason="unknown customer", exhausted=False)

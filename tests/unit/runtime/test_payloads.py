@@ -1,0 +1,187 @@
+"""Payloads: what a handler asks for is what it gets, or the message is undecodable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+
+from hopback.runtime.payload import Undecodable, decoder_for, encode_payload
+
+
+class Colour(Enum):
+    """A choice."""
+
+    RED = "red"
+
+
+@dataclass
+class Line:
+    """Nested."""
+
+    sku: str
+    count: int = 1
+
+
+@dataclass
+class Order:
+    """Most of what a payload is made of."""
+
+    id: int
+    lines: list[Line] = field(default_factory=list)
+    colour: Colour | None = None
+    price: Decimal = Decimal(0)
+    on: date | None = None
+    kind: Literal["new", "old"] = "new"
+
+
+@dataclass
+class Tree:
+    """A dataclass that holds itself."""
+
+    name: str
+    children: list[Tree] = field(default_factory=list)
+
+
+@dataclass
+class Picky:
+    """A dataclass with an opinion."""
+
+    id: int
+
+    def __post_init__(self) -> None:
+        raise KeyError("not in the catalogue")
+
+
+class Struct(msgspec.Struct):
+    """A msgspec model."""
+
+    id: int
+
+
+class Model(pydantic.BaseModel):
+    """A pydantic model."""
+
+    id: int
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+UID = UUID("12345678123456781234567812345678")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "body", "expected"),
+    [
+        (bytes, b"\xff\x00", b"\xff\x00"),
+        (str, "grün".encode(), "grün"),
+        (dict, b'{"a": [1, 2]}', {"a": [1, 2]}),
+        (list, b"[1]", [1]),
+        (int, b"7", 7),
+        (float, b"7", 7.0),
+        (bool, b"true", True),
+        (Any, b'"x"', "x"),
+        (int | str, b'"x"', "x"),
+        (int | None, b"null", None),
+        (list[int], b"[1, 2]", [1, 2]),
+        (set[int], b"[1, 1]", {1}),
+        (tuple[int, str], b'[1, "a"]', (1, "a")),
+        (tuple[int, ...], b"[1, 2, 3]", (1, 2, 3)),
+        (dict[str, int], b'{"a": 1}', {"a": 1}),
+        (UUID, f'"{UID}"'.encode(), UID),
+        (datetime, f'"{MOMENT.isoformat()}"'.encode(), MOMENT),
+        (Struct, b'{"id": 1}', Struct(1)),
+        (Model, b'{"id": 1}', Model(id=1)),
+        (Tree, b'{"name": "a", "children": [{"name": "b"}]}', Tree("a", [Tree("b")])),
+        (
+            Order,
+            b'{"id": 1, "lines": [{"sku": "x"}], "colour": "red", "price": "1.50",'
+            b' "on": "2026-01-02", "kind": "old", "unknown": true}',
+            Order(1, [Line("x")], Colour.RED, Decimal("1.50"), date(2026, 1, 2), "old"),
+        ),
+        (dict, "{}".encode("utf-16"), {}),
+    ],
+)
+def test_a_payload_becomes_what_was_asked_for(wanted: Any, body: bytes, expected: object) -> None:
+    """Every supported annotation decodes to a value of its own type."""
+    found = decoder_for(wanted)(body)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "body", "told"),
+    [
+        (str, b"\xff", "UnicodeDecodeError"),
+        (dict, b"{", "JSONDecodeError"),
+        (dict, b"[" * 100_000, "RecursionError"),
+        (dict, b"[]", "$: expected an object, got list []"),
+        (int, b"true", "$: expected an integer, got bool True"),
+        (int, b"1" * 5000, "ValueError"),
+        (list[int], b'[1, "x"]', "[1]: expected an integer, got str 'x'"),
+        (Order, b"{}", ".id: expected a value"),
+        (Order, b'{"id": 1, "lines": [{"sku": 5}]}', ".lines[0].sku: expected text, got int 5"),
+        (Order, b'{"id": 1, "colour": "blue"}', ".colour: expected one of ['red']"),
+        (Order, b'{"id": 1, "kind": "odd"}', ".kind: expected one of ['new', 'old']"),
+        (Tree, b'{"name": "a", "children": [{}]}', ".children[0].name: expected a value"),
+        (Struct, b'{"id": "x"}', "ValidationError"),
+        (Model, b'{"id": "x"}', "ValidationError"),
+        (Picky, b'{"id": 1}', "KeyError"),
+        (tuple[int, str], b"[1]", "$: expected a list of 2"),
+    ],
+)
+def test_a_payload_of_another_form_is_undecodable(wanted: Any, body: bytes, told: str) -> None:
+    """Whatever the bytes are, Undecodable is raised, and it says where and what was expected."""
+    with pytest.raises(Undecodable) as caught:
+        decoder_for(wanted)(body)
+    assert told in str(caught.value)
+
+
+def test_a_reason_never_repeats_a_payload_at_length() -> None:
+    """A large wrong value is told by its type, so that payloads stay out of headers and logs."""
+    with pytest.raises(Undecodable) as caught:
+        decoder_for(int)(json.dumps("secret" * 100).encode())
+    assert "secret" not in str(caught.value)
+
+
+def test_a_type_that_no_json_fits_is_refused_at_once() -> None:
+    """The developer hears of it when the handler is declared, not when messages come."""
+    with pytest.raises(TypeError, match="cannot decode a payload into"):
+        decoder_for(complex)
+
+
+@pytest.mark.parametrize(
+    ("payload", "body", "content_type"),
+    [
+        (b"raw", b"raw", None),
+        ("text", b"text", "text/plain"),
+        ({"a": 1}, b'{"a":1}', "application/json"),
+        (Line("x"), b'{"sku":"x","count":1}', "application/json"),
+        ([UID, MOMENT.date(), Colour.RED], None, "application/json"),
+        (Struct(1), b'{"id":1}', "application/json"),
+        (Model(id=1), b'{"id":1}', "application/json"),
+    ],
+)
+def test_payloads_are_encoded_by_their_type(
+    payload: object, body: bytes | None, content_type: str | None
+) -> None:
+    """What a handler can ask for can also be published."""
+    encoded, kind = encode_payload(payload)
+    assert kind == content_type
+    if body is not None:
+        assert encoded == body
+    else:
+        assert json.loads(encoded) == [str(UID), "2026-01-02", "red"]
+
+
+def test_what_cannot_be_sent_is_refused_by_its_type() -> None:
+    """A payload that has no JSON form is an error of the caller, told by its type."""
+    with pytest.raises(TypeError, match="got object"):
+        encode_payload({"a": object()})
