@@ -11,14 +11,16 @@ from hopback.broker.simulator import EmbeddedBroker, run_virtual
 from hopback.testing.conformance import Facilities, Tag, Timings, play
 from tests.conformance.facilities import EmbeddedNode, EmbeddedPolicies, HttpPolicies, NodeInHand
 from tests.harness.configuration import Timings as NodeTimings
+from tests.harness.installation import HOST
 from tests.harness.rabbitmq import RabbitNode
+from tests.harness.versions import build
 
 if TYPE_CHECKING:
     from hopback.testing.conformance import Result, Row
     from hopback.version import BrokerVersion
     from tests.harness.installation import Installation
 
-__all__ = ["RealSubject", "needs_expendable", "play_embedded"]
+__all__ = ["RealSubject", "Subjects", "needs_expendable", "play_embedded"]
 
 _SHORT = NodeTimings(consumer_timeout_ms=3_000)
 _EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
@@ -73,6 +75,24 @@ class RealSubject:
             self._nodes[expendable] = node
             self.version = str(node.management.call("GET", "/overview")["rabbitmq_version"])
         return self._nodes[expendable]
+
+
+@dataclass(slots=True)
+class Subjects:
+    """RabbitMQ by suite: `host` is what is installed here, the others are built if missing."""
+
+    _known: dict[str, RealSubject] = field(default_factory=dict)
+
+    def get(self, suite: str) -> RealSubject:
+        """The RabbitMQ of that suite."""
+        if suite not in self._known:
+            self._known[suite] = RealSubject(HOST if suite == "host" else build(suite))
+        return self._known[suite]
+
+    def remove(self) -> None:
+        """End them all."""
+        for subject in self._known.values():
+            subject.remove()
 
 
 def _timings(node: NodeTimings) -> Timings:

@@ -9,9 +9,8 @@ import pytest
 from hopback.testing.conformance import Outcome, Row, rows
 from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
 from hopback.version import BrokerVersion
-from tests.conformance.subjects import RealSubject, needs_expendable, play_embedded
-from tests.harness.installation import HOST
-from tests.harness.versions import SUITES, build
+from tests.conformance.subjects import Subjects, needs_expendable, play_embedded
+from tests.harness.versions import SUITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,23 +45,23 @@ def test_the_embedded_broker_does_as_rabbitmq_does(
 
 
 @pytest.fixture(scope="session")
-def subject(request: pytest.FixtureRequest) -> Iterator[RealSubject]:
-    """The RabbitMQ under test, with nodes of its own."""
-    chosen = RealSubject(HOST if request.param == "host" else build(request.param))
+def subjects() -> Iterator[Subjects]:
+    """RabbitMQ by the suite it comes from; each is started once, and all end with the session."""
+    chosen = Subjects()
     yield chosen
     chosen.remove()
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize(
-    ("row", "subject"),
+    ("row", "suite"),
     [parameters for suite in ("host", *SUITES) for parameters in _real(suite)],
-    indirect=["subject"],
 )
 async def test_rabbitmq_does_as_the_row_says(
-    row: Row, subject: RealSubject, record_property: Callable[[str, object], None]
+    row: Row, suite: str, subjects: Subjects, record_property: Callable[[str, object], None]
 ) -> None:
     """Each row holds on RabbitMQ itself: the suite tells the truth."""
+    subject = subjects.get(suite)
     result = await subject.play(row)
     record_property("conformance", [row.id, f"RabbitMQ {subject.version}", str(result.outcome)])
     assert result.outcome in (Outcome.HOLDS, Outcome.SAYS_NOTHING), result.reason
