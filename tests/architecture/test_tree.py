@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -31,10 +32,11 @@ _ONE_WORD = {
 
 def _tracked() -> list[str]:
     """Files under version control, or every file where there is no git (an unpacked archive)."""
-    command = ["git", "ls-files", "-z"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if ran.returncode == 0 and ran.stdout:
-        return [name for name in ran.stdout.split("\0") if name and (ROOT / name).is_file()]
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        command = ["git", "ls-files", "-z"]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if ran.returncode == 0:
+            return [name for name in ran.stdout.split("\0") if name and (ROOT / name).is_file()]
     parts = ("src", "tests", "docs", "tools", "benchmarks")
     paths = (path for part in parts for path in (ROOT / part).rglob("*") if path.is_file())
     return [str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts]
