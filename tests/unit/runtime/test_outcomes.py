@@ -165,7 +165,10 @@ async def test_a_coroutine_that_nobody_awaits_parks() -> None:
 
     async def inner() -> None: ...
 
-    tally, _ = await _play(_app(lambda: inner()))
+    def wrapper() -> object:
+        return inner()
+
+    tally, _ = await _play(_app(wrapper))
     assert tally == Tally(parked=1)
 
 

@@ -1,0 +1,167 @@
+"""Workers and lanes: nothing is lost, nothing overtakes its key, nobody starves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.runtime.lanes import Lanes
+from hopback.runtime.pool import Pool
+from hopback.testing import in_virtual_time
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("offer"), st.sampled_from([None, "a", "b"])),
+            st.tuples(st.sampled_from(["take", "finish", "clear"]), st.none()),
+        ),
+        max_size=40,
+    )
+)
+def test_lanes_keep_order_and_lose_nothing(steps: list[tuple[str, str | None]]) -> None:
+    """Whatever the order of calls: each item is taken or cleared once, one at a time per key."""
+    lanes: Lanes[int] = Lanes()
+    offered: dict[str | None, list[int]] = {}
+    gone: dict[str | None, list[int]] = {}
+    running: list[tuple[str | None, int]] = []
+    keys: dict[int, str | None] = {}
+    for number, (step, key) in enumerate(steps):
+        if step == "offer":
+            lanes.offer(key, number)
+            offered.setdefault(key, []).append(number)
+            keys[number] = key
+        elif step == "take" and lanes.has_ready:
+            taken = lanes.take()
+            assert taken[0] is None or taken[0] not in [one for one, _ in running]
+            running.append(taken)
+            gone.setdefault(taken[0], []).append(taken[1])
+        elif step == "finish" and running:
+            lanes.finished(running.pop(0)[0])
+        elif step == "clear":
+            for item in lanes.clear():
+                gone.setdefault(keys[item], []).append(item)
+            assert len(lanes) == 0
+    for item in lanes.clear():
+        gone.setdefault(keys[item], []).append(item)
+    assert gone == offered
+
+
+@given(
+    size=st.integers(1, 4),
+    items=st.lists(
+        st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 3), st.booleans()), max_size=30
+    ),
+    limits=st.lists(st.integers(0, 5), max_size=4),
+)
+def test_every_item_is_run_once_within_the_limits(
+    size: int, items: list[tuple[str | None, int, bool]], limits: list[int]
+) -> None:
+    """Items that take any time, fail or not, under limits that change: all run, in order per key."""
+
+    @in_virtual_time
+    async def play() -> None:
+        began: list[int] = []
+        busy: set[str] = set()
+        at_once = 0
+
+        async def run(number: int) -> None:
+            nonlocal at_once
+            key, seconds, fails = items[number]
+            assert key not in busy
+            at_once += 1
+            assert at_once <= size
+            if key is not None:
+                busy.add(key)
+            began.append(number)
+            await asyncio.sleep(seconds)
+            busy.discard(key or "")
+            at_once -= 1
+            if fails:
+                raise asyncio.CancelledError  # the worst that can come out of a run
+
+        pool = Pool(size, run)
+        for number, (key, _, _) in enumerate(items):
+            pool.submit(number, key)
+        for limit in limits:
+            pool.limit(limit)
+            await asyncio.sleep(0.5)
+        pool.limit(size)
+        await pool.join()
+        assert sorted(began) == list(range(len(items)))
+        for lane in ("a", "b"):
+            mine = [number for number in began if items[number][0] == lane]
+            assert mine == sorted(mine)
+        assert await pool.stop() == ()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    play()
+
+
+@in_virtual_time
+async def test_a_limit_of_nothing_pauses_and_a_raised_one_goes_on() -> None:
+    """What runs finishes; what waits stays until the limit allows it."""
+    done: list[int] = []
+
+    async def run(number: int) -> None:
+        await asyncio.sleep(1)
+        done.append(number)
+
+    pool = Pool(2, run)
+    for number in range(5):
+        pool.submit(number)
+    await asyncio.sleep(0.5)
+    pool.limit(0)
+    await asyncio.sleep(100)
+    assert (done, pool.waiting) == ([0, 1], 3)
+    pool.limit(1)
+    await asyncio.sleep(1.5)
+    assert len(pool.running) == 1
+    pool.limit(9)
+    await pool.join()
+    assert done == [0, 1, 2, 3, 4]
+    await pool.stop()
+
+
+@in_virtual_time
+async def test_stopping_tells_what_was_interrupted_even_if_it_resists() -> None:
+    """A run that swallows its cancellation is cancelled again and at last left behind."""
+    resisted = 0
+    release = asyncio.Event()
+
+    async def run(_number: int) -> None:
+        nonlocal resisted
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                resisted += 1
+
+    pool = Pool(1, run)
+    pool.submit(7)
+    await asyncio.sleep(0.1)
+    assert await pool.stop() == (7,)
+    assert resisted == 3
+    release.set()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@in_virtual_time
+async def test_workers_are_not_hired_beyond_need(size: int) -> None:
+    """One worker is enough for work that never waits."""
+    names: set[str] = set()
+
+    async def run(_number: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        names.add(str(id(task)))
+
+    pool = Pool(size, run)
+    for number in range(100):
+        pool.submit(number)
+    await pool.join()
+    assert len(names) <= size
+    await pool.stop()
