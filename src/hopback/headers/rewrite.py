@@ -32,6 +32,7 @@ __all__ = [
     "FRAME_BYTES",
     "Mark",
     "frame_size",
+    "moved_properties",
     "park_properties",
     "redrive_properties",
     "retry_properties",
@@ -119,6 +120,16 @@ def redrive_properties(
         else read_history(properties.headers, mark.queue).deaths
     )
     return _marked(properties, kept, mark, known)
+
+
+def moved_properties(properties: Properties) -> Properties:
+    """For a publish that only moves a message to another queue: all it says of itself stays.
+
+    What would lose it, have it refused or copied to others goes: `expiration`, `user_id`, `CC` and
+    `BCC`, and counts of the broker that are untrue in another queue.
+    """
+    kept = {name: value for name, value in properties.headers.items() if not _is_stale(name)}
+    return _plain(properties, kept)
 
 
 def frame_size(properties: Properties) -> int:

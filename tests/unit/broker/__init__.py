@@ -1,0 +1,1 @@
+"""Tests of what works over any broker."""
