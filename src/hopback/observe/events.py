@@ -7,6 +7,7 @@ table with what is emitted. Payloads and secrets are never fields.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["EVENTS", "Bus", "EventKind", "Subscriber"]
+
+_LOG = logging.getLogger("hopback.observe")
 
 Subscriber: TypeAlias = "Callable[[str, Mapping[str, Any]], None]"
 """Called with the name and the fields of each event, on the loop; it must be quick."""
@@ -104,28 +107,56 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType({row.name: row for row in _RO
 
 
 class Bus:
-    """Hands each event to its subscribers; one that raises is dropped, never the message."""
+    """Hands each event to its subscribers; one that raises is dropped, never the message.
 
-    __slots__ = ("_subscribers", "dropped")
+    A subscriber may have a method `wants(name)`: it is then given only the events it wants, and
+    what nobody wants costs nothing.
+    """
+
+    __slots__ = ("_listeners", "_subscribers", "dropped")
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers: list[Subscriber] = list(subscribers)
+        self._listeners: dict[str, tuple[Subscriber, ...]] = {}
         self.dropped: list[tuple[Subscriber, Exception]] = []
 
     @property
     def active(self) -> bool:
-        """Whether anybody listens: the hot path builds no fields for nobody."""
+        """Whether anybody listens to anything."""
         return bool(self._subscribers)
+
+    def hears(self, name: str) -> bool:
+        """Whether anybody wants this event: the hot path builds no fields for nobody."""
+        return bool(self._wanting(name))
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Add a subscriber."""
         self._subscribers.append(subscriber)
+        self._listeners.clear()
 
     def emit(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Tell every subscriber."""
-        for subscriber in tuple(self._subscribers):
+        """Tell every subscriber that wants it."""
+        for subscriber in self._wanting(name):
             try:
                 subscriber(name, fields)
             except Exception as error:  # observing must never change what happens to a message
-                self._subscribers.remove(subscriber)
-                self.dropped.append((subscriber, error))
+                self._drop(subscriber, error)
+
+    def _wanting(self, name: str) -> tuple[Subscriber, ...]:
+        found = self._listeners.get(name)
+        if found is None:
+            found = tuple(one for one in self._subscribers if _wants(one, name))
+            self._listeners[name] = found
+        return found
+
+    def _drop(self, subscriber: Subscriber, error: Exception) -> None:
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
+            self._listeners.clear()
+            self.dropped.append((subscriber, error))
+            _LOG.error("%r raised and is told nothing any more", subscriber, exc_info=error)
+
+
+def _wants(subscriber: Subscriber, name: str) -> bool:
+    wants: Callable[[str], bool] | None = getattr(subscriber, "wants", None)
+    return wants is None or wants(name)

@@ -1,105 +1,103 @@
 """Events as Prometheus metrics. Needs the extra `metrics`.
 
-Labels are bounded: queues come from the declared topology, error types are counted up to a limit
-and then as `other`, so that no message can make the number of series grow.
+Labels are bounded: queues and tiers come from the declared topology; error types and exchanges are
+counted up to a limit and then as `other`, so that no message can make the number of series grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-__all__ = ["Metrics"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-_MOST_ERROR_TYPES = 50
+__all__ = ["Bounded", "Metrics"]
+
+_MOST_VALUES = 50
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 _SIZES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000)
 _STATES = ("connecting", "ready", "blocked", "closed")
 
-Fields: TypeAlias = Mapping[str, Any]
+_COUNTERS = {
+    "deliveries": ("Deliveries by outcome.", ("queue", "outcome")),
+    "errors": ("Failed runs by type of error.", ("queue", "error")),
+    "retries": ("Messages put into a retry queue, by tier.", ("queue", "tier")),
+    "parked": ("Messages put into the dead-letter queue.", ("queue", "exhausted")),
+    "publish_failures": ("Publishes without a confirmed home.", ("exchange",)),
+    "overdue": ("Handlers past their deadline.", ("queue",)),
+    "consumers_lost": ("Consumers ended by the broker.", ("queue",)),
+    "batch_failures": ("Messages of batches that failed.", ("queue",)),
+}
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "handler_seconds": ("How long handlers ran.", _SECONDS),
+    "batch_size": ("Messages in a batch.", _SIZES),
+}
+_GAUGES = {
+    "paused": ("1 while a queue is paused, by command or because everything fails.", ("queue",)),
+    "connection_state": ("1 for the present state.", ("purpose", "state")),
+    "in_flight": ("Deliveries being handled.", ("queue",)),
+    "queue_depth": ("Ready messages; the role is main, retry or dead-letter.", ("queue", "role")),
+    "dead_letters_held_back": (
+        "Dead letters that the broker cannot deliver and keeps in their source (messages_dlx).",
+        ("queue",),
+    ),
+}
+
+
+class Bounded:
+    """Values of a label: the first so many by name, all later ones as `other`."""
+
+    def __init__(self, most: int = _MOST_VALUES) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        """The value to count under."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._most:
+            return "other"
+        self._known.add(value)
+        return value
 
 
 class Metrics:
     """A subscriber that counts; `render` gives what a scrape reads."""
 
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+    """What the answer to a scrape says of itself."""
+
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        registry = self.registry
-        self._handled = Counter(
-            "hopback_deliveries", "Deliveries by outcome.", ("queue", "outcome"), registry=registry
-        )
-        self._duration = Histogram(
-            "hopback_handler_seconds",
-            "How long handlers ran.",
-            ("queue",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._errors = Counter(
-            "hopback_errors", "Failed runs by type of error.", ("queue", "error"), registry=registry
-        )
-        self._retries = Counter(
-            "hopback_retries", "Retries by tier.", ("queue", "tier"), registry=registry
-        )
-        self._parked = Counter(
-            "hopback_parked",
-            "Messages put into the dead-letter queue.",
-            ("queue", "exhausted"),
-            registry=registry,
-        )
-        self._publish_failures = Counter(
-            "hopback_publish_failures",
-            "Publishes without a confirmed home.",
-            ("exchange",),
-            registry=registry,
-        )
-        self._overdue = Counter(
-            "hopback_overdue", "Handlers past their deadline.", ("queue",), registry=registry
-        )
-        self._lost = Counter(
-            "hopback_consumers_lost",
-            "Consumers ended by the broker.",
-            ("queue",),
-            registry=registry,
-        )
-        self._paused = Gauge(
-            "hopback_paused", "1 while a queue is paused.", ("queue",), registry=registry
-        )
-        self._connection = Gauge(
-            "hopback_connection_state",
-            "1 for the present state.",
-            ("purpose", "state"),
-            registry=registry,
-        )
-        self._batch = Histogram(
-            "hopback_batch_size",
-            "Messages in a batch.",
-            ("queue",),
-            buckets=_SIZES,
-            registry=registry,
-        )
-        self._in_flight = Gauge(
-            "hopback_in_flight", "Deliveries being handled.", ("queue",), registry=registry
-        )
-        self._depth = Gauge(
-            "hopback_queue_depth", "Ready messages.", ("queue", "role"), registry=registry
-        )
-        self._held_back = Gauge(
-            "hopback_dead_letters_held_back",
-            "Dead letters that the broker cannot deliver and keeps in the source (messages_dlx).",
-            ("queue",),
-            registry=registry,
-        )
-        self._error_types: set[str] = set()
-        self._on: Mapping[str, Callable[[Fields], None]] = self._subscriptions()
+        self._counters = {
+            name: Counter(f"hopback_{name}", text, labels, registry=self.registry)
+            for name, (text, labels) in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(
+                f"hopback_{name}", text, ("queue",), buckets=steps, registry=self.registry
+            )
+            for name, (text, steps) in _HISTOGRAMS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"hopback_{name}", text, labels, registry=self.registry)
+            for name, (text, labels) in _GAUGES.items()
+        }
+        self._error, self._exchange = Bounded(), Bounded()
+        self._on = self._subscriptions()
 
-    def __call__(self, name: str, fields: Fields) -> None:
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         """Count the event."""
         count = self._on.get(name)
         if count is not None:
             count(fields)
+
+    def wants(self, name: str) -> bool:
+        """Whether the event is counted."""
+        return name in self._on
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -107,61 +105,79 @@ class Metrics:
 
     def set_in_flight(self, queue: str, count: int) -> None:
         """How many deliveries of the queue are being handled."""
-        self._in_flight.labels(queue).set(count)
+        self._gauges["in_flight"].labels(queue).set(count)
 
-    def set_depth(self, queue: str, role: str, messages: int) -> None:
-        """How many messages wait in a queue; `role` is main, retry or dead-letter."""
-        self._depth.labels(queue, role).set(messages)
+    def set_depth(self, queue: str, role: str, messages: int | None) -> None:
+        """How many messages wait in a queue (main, retry or dead-letter); None: nobody knows."""
+        self._set("queue_depth", messages, queue, role)
 
-    def set_held_back(self, queue: str, messages: int) -> None:
-        """How many dead letters the broker holds back in their source queue."""
-        self._held_back.labels(queue).set(messages)
+    def set_held_back(self, queue: str, messages: int | None) -> None:
+        """How many dead letters the broker holds back in their source queue; None: nobody knows."""
+        self._set("dead_letters_held_back", messages, queue)
 
-    # --- one method per event --------------------------------------------------------------------
+    def _set(self, gauge: str, value: float | None, *labels: str) -> None:
+        """A number that is not known any more is taken away: an old one would look like a new one."""
+        if value is None:
+            value = float("nan")
+        self._gauges[gauge].labels(*labels).set(value)
 
-    def _subscriptions(self) -> dict[str, Callable[[Fields], None]]:
+    # --- one method per kind of event --------------------------------------------------------------
+
+    def _subscriptions(self) -> dict[str, Callable[[Mapping[str, Any]], None]]:
         return {
-            "delivery.done": lambda fields: self._outcome("done", fields),
+            "delivery.done": partial(self._outcome, "done"),
             "delivery.retried": self._on_retried,
             "delivery.parked": self._on_parked,
-            "delivery.snoozed": lambda fields: self._outcome("snooze", fields),
-            "delivery.held": lambda fields: self._handled.labels(fields["queue"], "held").inc(),
-            "delivery.abandoned": lambda fields: self._outcome("abandoned", fields),
-            "handler.overdue": lambda fields: self._overdue.labels(fields["queue"]).inc(),
-            "publish.failed": lambda fields: self._publish_failures.labels(
-                fields["exchange"]
-            ).inc(),
-            "consumer.lost": lambda fields: self._lost.labels(fields["queue"]).inc(),
-            "consumer.paused": lambda fields: self._paused.labels(fields["queue"]).set(1),
-            "consumer.resumed": lambda fields: self._paused.labels(fields["queue"]).set(0),
+            "delivery.snoozed": partial(self._outcome, "snooze"),
+            "delivery.held": self._on_held,
+            "delivery.abandoned": partial(self._outcome, "abandoned"),
+            "handler.overdue": partial(self._count, "overdue"),
+            "publish.failed": self._on_publish_failed,
+            "consumer.lost": partial(self._count, "consumers_lost"),
+            "consumer.paused": partial(self._on_paused, True),
+            "consumer.resumed": partial(self._on_paused, False),
             "connection.state": self._on_connection,
-            "batch.handled": lambda fields: self._batch.labels(fields["queue"]).observe(
-                fields["size"]
-            ),
+            "batch.handled": self._on_batch,
         }
 
-    def _outcome(self, outcome: str, fields: Fields) -> None:
-        self._handled.labels(fields["queue"], outcome).inc()
-        self._duration.labels(fields["queue"]).observe(fields["duration"])
+    def _count(self, counter: str, fields: Mapping[str, Any]) -> None:
+        self._counters[counter].labels(fields["queue"]).inc()
 
-    def _on_retried(self, fields: Fields) -> None:
+    def _outcome(self, outcome: str, fields: Mapping[str, Any]) -> None:
+        self._counters["deliveries"].labels(fields["queue"], outcome).inc()
+        self._histograms["handler_seconds"].labels(fields["queue"]).observe(fields["duration"])
+
+    def _on_retried(self, fields: Mapping[str, Any]) -> None:
         self._outcome("retry", fields)
-        self._retries.labels(fields["queue"], fields["tier"]).inc()
+        self._counters["retries"].labels(fields["queue"], fields["tier"]).inc()
         self._count_error(fields)
 
-    def _on_parked(self, fields: Fields) -> None:
+    def _on_parked(self, fields: Mapping[str, Any]) -> None:
         self._outcome("park", fields)
-        self._parked.labels(fields["queue"], str(fields["exhausted"]).lower()).inc()
+        exhausted = str(fields["exhausted"]).lower()
+        self._counters["parked"].labels(fields["queue"], exhausted).inc()
         self._count_error(fields)
 
-    def _on_connection(self, fields: Fields) -> None:
-        for state in _STATES:
-            self._connection.labels(fields["purpose"], state).set(state == fields["state"])
+    def _on_held(self, fields: Mapping[str, Any]) -> None:
+        """Said again each time it is tried: counted, but no run of a handler."""
+        self._counters["deliveries"].labels(fields["queue"], "held").inc()
 
-    def _count_error(self, fields: Fields) -> None:
-        kind = fields["error"] or "none"
-        if kind not in self._error_types and len(self._error_types) >= _MOST_ERROR_TYPES:
-            kind = "other"
-        else:
-            self._error_types.add(kind)
-        self._errors.labels(fields["queue"], kind).inc()
+    def _on_publish_failed(self, fields: Mapping[str, Any]) -> None:
+        exchange = self._exchange(fields["exchange"])
+        self._counters["publish_failures"].labels(exchange).inc()
+
+    def _on_paused(self, paused: bool, fields: Mapping[str, Any]) -> None:
+        self._gauges["paused"].labels(fields["queue"]).set(paused)
+
+    def _on_connection(self, fields: Mapping[str, Any]) -> None:
+        for state in _STATES:
+            here = state == fields["state"]
+            self._gauges["connection_state"].labels(fields["purpose"], state).set(here)
+
+    def _on_batch(self, fields: Mapping[str, Any]) -> None:
+        self._histograms["batch_size"].labels(fields["queue"]).observe(fields["size"])
+        self._counters["batch_failures"].labels(fields["queue"]).inc(fields["failed"])
+
+    def _count_error(self, fields: Mapping[str, Any]) -> None:
+        kind = self._error(fields["error"] or "none")
+        self._counters["errors"].labels(fields["queue"], kind).inc()

@@ -110,7 +110,7 @@ class Settling:
 
     def acknowledge(self, taken: Taken) -> bool:
         """The short way for a handler that worked while nobody listens; False if it has to be long."""
-        if self._world.bus.active:
+        if self._world.bus.hears("delivery.done"):
             return False
         try:
             taken.session.channel.ack(taken.delivery.tag)
