@@ -255,7 +255,7 @@ async def test_a_busy_or_quiet_consumer_is_left_alone_by_the_watch() -> None:
 @in_virtual_time
 async def test_a_message_that_can_be_moved_nowhere_is_kept_and_said() -> None:
     """Its headers fill a frame: nothing safe can be done, so nothing is done, and it is counted."""
-    plan = DESIGNS["freeflow"].build({}, hardened=False).plans[0]
+    plan = DESIGNS["raffle"].build({}, hardened=True).plans[0]
     broker, said = EmbeddedBroker(), list[tuple[str, Any]]()
     connection = await broker.connect()
     channel = await connection.open_channel()
