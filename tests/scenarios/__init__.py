@@ -1,0 +1,1 @@
+"""The five documents, sentence by sentence: what each says of messages, played through."""

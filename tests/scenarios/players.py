@@ -1,0 +1,305 @@
+"""Two ways to consume: a minimal loop around `decide` and `effects`, and the real runtime.
+
+Both take the same cast on the same broker, so one scenario shows that they do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
+
+import httpx
+import pytest
+
+from hopback.broker.declare import declare
+from hopback.clock import SystemClock
+from hopback.errors import BrokerError
+from hopback.headers import failure_from_exception
+from hopback.observe.events import Bus
+from hopback.policy import (
+    Occasion,
+    Park,
+    attempt_of,
+    classify,
+    decide,
+    effects,
+    original_routing_key,
+    outcome_for_status,
+)
+from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.runtime.app import App
+from hopback.runtime.context import Context  # noqa: TC001  read by the runtime
+from hopback.runtime.service import Service, ServiceOptions
+from hopback.runtime.settling import Surroundings
+from hopback.topology.expand import dead_letters_park
+from tests.scenarios.cast import Actor, Run, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.message import Delivery
+    from hopback.policy import Outcome
+    from hopback.policy.decision import Effect
+    from hopback.topology.model import Topology
+    from hopback.topology.plan import Plan
+
+__all__ = ["Player", "PolicyPlayer", "RuntimePlayer", "Scene"]
+
+CHANCE = 0.5
+HOST = "scenario"
+_KNOWN_HAZARDS = frozenset({"delivery-limit-feeds-retry", "looking-deletes"})
+"""What ratatoskr's document accepts on 4.x; without these names the runtime refuses to start."""
+
+
+class Scene(Protocol):
+    """What a player needs to know of its stage."""
+
+    broker: Broker
+    topology: Topology
+    actors: dict[str, Actor]
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+    def elapsed(self) -> float:
+        """Seconds since the first publish."""
+
+    def plan(self, queue: str) -> Plan:
+        """The failure plan of a queue."""
+
+
+class Player(Protocol):
+    """Somebody who consumes for the whole cast."""
+
+    events: list[tuple[str, Mapping[str, Any]]]
+
+    async def start(self) -> None:
+        """Return when the topology is declared and every queue is consumed."""
+
+    async def stop(self) -> None:
+        """Return when nothing is consumed any more."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a delivery is in hand."""
+
+
+class PolicyPlayer:
+    """Consume, decide, carry out: the least that a consumer has to do, and nothing else."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._ready = asyncio.Event()
+        self._in_hand: set[asyncio.Task[None]] = set()
+        self._living: asyncio.Task[None] | None = None
+        self._mistakes: list[BaseException] = []
+        self.events: list[tuple[str, Mapping[str, Any]]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a delivery is in hand."""
+        return bool(self._in_hand)
+
+    async def start(self) -> None:
+        """Declare and consume."""
+        self._living = asyncio.create_task(self._live())
+        ready = asyncio.ensure_future(self._ready.wait())
+        await asyncio.wait({self._living, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._living.done():
+            await self._living
+
+    async def stop(self) -> None:
+        """Stop consuming; a mistake of the player itself is a failure of the test."""
+        if self._living is not None:
+            self._living.cancel()
+            await asyncio.gather(self._living, return_exceptions=True)
+        for mistake in self._mistakes:
+            raise mistake
+
+    async def _live(self) -> None:
+        """Session after session: a process that lost its line, or died, comes back."""
+        while True:
+            connection = await self._scene.broker.connect("policy player")
+            try:
+                await self._consume(connection)
+            except BrokerError:
+                await asyncio.sleep(0.01)
+            finally:
+                for task in tuple(self._in_hand):
+                    task.cancel()
+                await connection.close()
+
+    async def _consume(self, connection: Connection) -> None:
+        await declare(connection, self._scene.topology)
+        channel = await connection.open_channel()
+        await channel.qos(20)
+        for actor in self._scene.actors.values():
+            await channel.consume(actor.queue, self._taker(actor, channel, connection))
+        self._ready.set()
+        await channel.wait_closed()
+
+    def _taker(
+        self, actor: Actor, channel: Channel, connection: Connection
+    ) -> Callable[[Delivery], object]:
+        def take(delivery: Delivery) -> None:
+            task = asyncio.create_task(self._handle(actor, delivery, channel, connection))
+            self._in_hand.add(task)
+            task.add_done_callback(self._done)
+
+        return take
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._in_hand.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, BrokerError):
+            self._mistakes.append(error)
+
+    async def _handle(
+        self, actor: Actor, delivery: Delivery, channel: Channel, connection: Connection
+    ) -> None:
+        plan = self._scene.plan(actor.queue)
+        outcome, occasion = self._outcome(actor, delivery, plan)
+        decision = decide(
+            delivery,
+            outcome,
+            plan,
+            version=connection.version,
+            chance=CHANCE,
+            dead_letters_park=dead_letters_park(self._scene.topology, plan),
+        )
+        for effect in effects(decision, delivery, plan, occasion):
+            await _carry_out(effect, delivery, channel)
+
+    def _outcome(self, actor: Actor, delivery: Delivery, plan: Plan) -> tuple[Outcome, Occasion]:
+        """What the actor's act means, and what the world adds to it."""
+        bare = Occasion(self._scene.now(), HOST)
+        try:
+            _ = json.loads(delivery.body) if actor.reads_json else None
+        except ValueError as error:
+            reason = f"undecodable payload: {error}"
+            return Park(reason), bare._replace(failure=failure_from_exception(error))
+        match act := actor.perform(_run(delivery, plan, self._scene.elapsed())):
+            case Exception():
+                occasion = bare._replace(failure=failure_from_exception(act))
+                return classify(act, actor.rules), occasion
+            case Status(code=code, due_in=due_in):
+                return outcome_for_status(code, due_in=due_in), bare._replace(status=code)
+            case _:
+                return act, bare
+
+
+def _run(delivery: Delivery, plan: Plan, at: float) -> Run:
+    return Run(
+        at,
+        attempt_of(delivery, plan),
+        original_routing_key(delivery, plan),
+        delivery.body,
+        delivery.properties.headers,
+        (delivery.exchange, delivery.routing_key),
+        delivery.redelivered,
+    )
+
+
+async def _carry_out(effect: Effect, delivery: Delivery, channel: Channel) -> None:
+    match effect:
+        case Publish(message=message):
+            await channel.publish(message)
+        case Hold(delay=delay):
+            await asyncio.sleep(delay)
+        case Settle(how=Settlement.ACK):
+            channel.ack(delivery.tag)
+        case Settle(how=how):
+            channel.nack(delivery.tag, requeue=how is Settlement.RELEASE)
+        case _:
+            assert_never(effect)
+
+
+class RuntimePlayer:
+    """The runtime itself: handlers of an application, and services behind HTTP."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.events: list[tuple[str, Mapping[str, Any]]] = []
+        self._app = App(scene.topology.name, topology=scene.topology)
+        self._service: Service | None = None
+        self._running: asyncio.Task[Any] | None = None
+        self._patch = pytest.MonkeyPatch()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a delivery is in hand."""
+        assert self._service is not None
+        return any(consumer.in_flight for consumer in self._service.consumers)
+
+    async def start(self) -> None:
+        """Start the service with a handler for everyone in the cast."""
+        for actor in self._scene.actors.values():
+            self._register(actor)
+        # The network between push and the services is not ours: it is a function call here.
+        services = httpx.MockTransport(self._answer)
+        self._patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: services)
+        world = Surroundings(
+            bus=Bus(lambda name, fields: self.events.append((name, fields))),
+            clock=_SceneClock(self._scene),
+            chance=lambda: CHANCE,
+            host=HOST,
+        )
+        options = ServiceOptions(accept=_KNOWN_HAZARDS, watch=600.0)
+        self._service = Service(self._app, self._scene.broker, options=options, world=world)
+        self._running = asyncio.create_task(self._service.run())
+        ready = asyncio.ensure_future(self._service.ready.wait())
+        await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._running.done():
+            await self._running
+
+    async def stop(self) -> None:
+        """Stop as a process does that is told to."""
+        self._patch.undo()
+        if self._service is not None and self._running is not None:
+            self._service.stop()
+            await self._running
+
+    def _register(self, actor: Actor) -> None:
+        if actor.pushes:
+            self._app.push(actor.queue, f"http://services.test/{actor.queue}")
+            return
+        listening = self._app.handler(actor.queue, rules=actor.rules)
+
+        async def handle(context: Context) -> object:
+            act = actor.perform(_run(context.delivery, context.plan, self._scene.elapsed()))
+            if isinstance(act, Exception):
+                raise act
+            return act
+
+        async def handle_json(payload: Any, context: Context) -> object:
+            return await handle(context)
+
+        listening(handle_json if actor.reads_json else handle)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        actor = self._scene.actors[request.url.path.removeprefix("/")]
+        run = Run(
+            self._scene.elapsed(),
+            int(request.headers["x-attempt"]),
+            request.headers.get("x-routing-key", ""),
+            request.content,
+        )
+        act = actor.perform(run)
+        if isinstance(act, Exception):
+            raise act
+        assert isinstance(act, Status)
+        return httpx.Response(act.code)
+
+
+class _SceneClock(SystemClock):
+    """The time of the stage."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def now(self) -> float:
+        return self._scene.now()

@@ -1,0 +1,406 @@
+"""The stage of the scenarios: a design on a broker, a cast of consumers, and what to look at.
+
+A scenario is an async test with a `stage`. It is played by the minimal consuming loop and by the
+runtime, on the faithful and the hardened form, in virtual time on the embedded broker; and where
+it says so on a real RabbitMQ, with short waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.simulator import EmbeddedBroker, EventKind, run_virtual
+from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.message import Message, Properties
+from hopback.policy import RedriveOccasion, redrive_message
+from hopback.topology.expand import retry_queues
+from hopback.topology.model import Queue
+from hopback.version import BrokerVersion
+from tests.scenarios.cast import Actor
+from tests.scenarios.players import PolicyPlayer, RuntimePlayer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from hopback.broker.port import Broker, Channel
+    from hopback.broker.simulator import Event, Faults
+    from hopback.fields import Headers
+    from hopback.topology.model import Topology
+    from hopback.topology.plan import Plan
+    from tests.scenarios.cast import Act, Run
+    from tests.scenarios.players import Player
+
+__all__ = [
+    "EVERY_VERSION",
+    "FAITHFUL",
+    "HARDENED",
+    "POLICY",
+    "RUNTIME",
+    "Resting",
+    "Stage",
+    "played",
+]
+
+P = ParamSpec("P")
+
+POLICY, RUNTIME = "policy", "runtime"
+FAITHFUL, HARDENED = "faithful", "hardened"
+_V4_0 = BrokerVersion(4, 0)
+EVERY_VERSION = (BrokerVersion(3, 10), _V4_0, BrokerVersion(4, 3))
+
+_INSTANT = 1e-5
+_DAY = 86_400.0
+_QUIET_LOOKS = 6
+_PLAYERS: dict[str, type[PolicyPlayer | RuntimePlayer]] = {
+    POLICY: PolicyPlayer,
+    RUNTIME: RuntimePlayer,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """In which way a scenario is played; without `version` on the real RabbitMQ of the run."""
+
+    player: str
+    form: str
+    version: BrokerVersion | None
+
+    def __str__(self) -> str:
+        return f"{self.player}-{self.form}-{self.version or 'rabbitmq'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """A message that lies in a queue."""
+
+    body: bytes
+    properties: Properties
+    routing_key: str
+    redelivered: bool
+
+    @property
+    def headers(self) -> Headers:
+        """Its headers."""
+        return self.properties.headers
+
+
+class Stage:
+    """A design at work. Whoever is not cast otherwise consumes its queue and always succeeds."""
+
+    def __init__(self, setting: Setting, topology: Topology, broker: Broker) -> None:
+        self.setting = setting
+        self.topology = topology
+        self.broker = broker
+        self.actors: dict[str, Actor] = {plan.queue: Actor(plan.queue) for plan in topology.plans}
+        self.journal: list[Event] = []
+        self._clock = LoopClock(time.time)
+        self._began = self._clock.now()
+        self._stirred = asyncio.Event()
+        self._player: Player | None = None
+
+    # --- before the curtain ------------------------------------------------------------------------
+
+    @property
+    def hardened(self) -> bool:
+        """Whether this is the hardened form."""
+        return self.setting.form == HARDENED
+
+    @property
+    def virtual(self) -> bool:
+        """Whether time is virtual: then times are exact."""
+        return self.setting.version is not None
+
+    @property
+    def version(self) -> BrokerVersion:
+        """Whose behaviour the embedded broker shows."""
+        assert self.setting.version is not None
+        return self.setting.version
+
+    @property
+    def embedded(self) -> EmbeddedBroker:
+        """The embedded broker, for scenarios that need its faults or its journal."""
+        assert isinstance(self.broker, EmbeddedBroker)
+        return self.broker
+
+    @property
+    def faults(self) -> Faults:
+        """What can be made to go wrong."""
+        return self.embedded.faults
+
+    def plan(self, queue: str) -> Plan:
+        """The failure plan of a queue."""
+        plan = self.topology.plan(queue)
+        assert plan is not None, queue
+        return plan
+
+    def cast(self, queue: str, *acts: Act, **how: Any) -> Actor:
+        """Say what the consumer of a queue does, run by run; see `Actor`."""
+        self.plan(queue)
+        self.actors[queue] = Actor(queue, acts, **how)
+        return self.actors[queue]
+
+    def script(self, queue: str, script: Callable[[Run], Act], **how: Any) -> Actor:
+        """Let the consumer of a queue decide by what it sees."""
+        return self.cast(queue, script=script, **how)
+
+    def absent(self, *queues: str) -> None:
+        """Nobody consumes these queues."""
+        for queue in queues:
+            del self.actors[queue]
+
+    def others(self, actor: Actor) -> dict[str, int]:
+        """How often everyone else ran, by queue; who never ran is not in it."""
+        return {
+            other.queue: len(other.runs)
+            for other in self.actors.values()
+            if other is not actor and other.runs
+        }
+
+    # --- time --------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock.now()
+
+    def elapsed(self) -> float:
+        """Seconds since the first publish."""
+        return self._clock.now() - self._began
+
+    async def open(self) -> None:
+        """Declare and start consuming; publishing does it, too."""
+        if self._player is not None:
+            return
+        if isinstance(self.broker, EmbeddedBroker):
+            self.broker.node.listen(self._note)
+        self._player = _PLAYERS[self.setting.player](self)
+        await self._player.start()
+        self._began = self._clock.now()
+
+    async def close(self) -> None:
+        """The end of the scenario."""
+        if self._player is not None:
+            player, self._player = self._player, None
+            await player.stop()
+
+    def _note(self, event: Event) -> None:
+        self.journal.append(event)
+        self._stirred.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, and everything happen that is due by then."""
+        await asyncio.sleep(seconds + _INSTANT)
+
+    async def drain(self, *, runs: int = 0) -> None:
+        """Let everything play out, retries and all, and at least so many runs."""
+        async with asyncio.timeout(_DAY if self.virtual else 60):
+            await (self._drained() if self.virtual else self._quiet(runs))
+
+    async def _drained(self) -> None:
+        while True:
+            self._stirred.clear()
+            await asyncio.sleep(_INSTANT)
+            if not any(map(self._count, self._played())):
+                return
+            await self._stirred.wait()
+
+    async def _quiet(self, runs: int) -> None:
+        """A real broker moves messages unseen: look several times before believing it."""
+        looks = 0
+        while looks < _QUIET_LOOKS or sum(len(one.runs) for one in self.actors.values()) < runs:
+            await asyncio.sleep(0.05)
+            waiting = [await self._ready(queue) for queue in self._played()]
+            assert self._player is not None
+            looks = 0 if any(waiting) or self._player.busy else looks + 1
+
+    def _played(self) -> list[str]:
+        """The queues that are to become empty: those consumed, and their retry queues."""
+        waiting = [name for one in self.actors for name, _ in retry_queues(self.plan(one))]
+        return [*self.actors, *waiting]
+
+    def _count(self, name: str) -> int:
+        queue = self.embedded.node.queues[name]
+        held = len(queue.safe.letters) + len(queue.delays.entries)
+        return len(queue.ready) + queue.unacked + held
+
+    async def _ready(self, name: str) -> int:
+        channel = await self._channel()
+        state = await channel.declare_queue(Queue(name), passive=True)
+        await channel.close()
+        return state.messages
+
+    # --- what a producer and an operator do ----------------------------------------------------------
+
+    async def _channel(self) -> Channel:
+        if not hasattr(self, "_operator"):
+            self._operator = await self.broker.connect("operator")
+        return await self._operator.open_channel()
+
+    async def publish(
+        self, exchange: str, key: str, body: bytes = b"{}", *, headers: Headers | None = None
+    ) -> None:
+        """Publish as a producer does: mandatory, persistent, confirmed."""
+        await self.open()
+        properties = Properties(
+            headers=headers or {}, delivery_mode=2, timestamp=int(self.now()), message_id="m-1"
+        )
+        await self.send(Message(exchange, key, body, properties))
+
+    async def send(self, message: Message) -> None:
+        """Publish any message."""
+        channel = await self._channel()
+        await channel.publish(message)
+        await channel.close()
+
+    async def redrive(self, queue: str, **occasion: Any) -> Message:
+        """Take the oldest dead letter of a queue by hand, send it back, then ack it."""
+        plan, channel = self.plan(queue), await self._channel()
+        delivery = await channel.get(plan.parking.queue)
+        assert delivery is not None, f"nothing in {plan.parking.queue}"
+        message = redrive_message(delivery, plan, RedriveOccasion(self.now(), "job-1", **occasion))
+        await channel.publish(message)
+        channel.ack(delivery.tag)
+        await channel.close()
+        return message
+
+    # --- what there is to see ------------------------------------------------------------------------
+
+    def events(self, name: str) -> list[Mapping[str, Any]]:
+        """What the runtime said of itself; the minimal loop says nothing."""
+        assert self._player is not None
+        return [fields for found, fields in self._player.events if found == name]
+
+    async def contents(self, queue: str, expected: int | None = None) -> list[Resting]:
+        """What lies in a queue, oldest first; on a real broker, when there are so many."""
+        if self.virtual:
+            stored = self.embedded.snapshot().queue(queue).messages
+            return [Resting(m.body, m.properties, m.routing_key, m.redelivered) for m in stored]
+        found = await self._taken(queue, expected or 0)
+        return [Resting(d.body, d.properties, d.routing_key, d.redelivered) for d in found]
+
+    async def _taken(self, queue: str, expected: int) -> list[Any]:
+        """Everything in a queue, taken and put back with the channel."""
+        async with asyncio.timeout(20):
+            while await self._ready(queue) < expected:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.05)
+        channel = await self._channel()
+        found = []
+        while delivery := await channel.get(queue):
+            found.append(delivery)
+        await channel.close()
+        return found
+
+    async def only(self, queue: str) -> Resting:
+        """The one message that lies in a queue."""
+        found = await self.contents(queue, 1)
+        assert len(found) == 1, f"expected one message in {queue}, found {len(found)}"
+        return found[0]
+
+    async def sizes(self, *queues: str) -> list[int]:
+        """How many messages each queue has, in hand or not."""
+        return [len(await self.contents(queue)) for queue in queues]
+
+    def arrivals(self, queue: str) -> list[tuple[float, str, str]]:
+        """When, through which exchange and by which key each message came to a queue."""
+        return [
+            (round(event.at - self._began, 3), event.exchange, event.routing_key)
+            for event in self.journal
+            if event.kind is EventKind.ENQUEUED and event.queue == queue
+        ]
+
+    def lost(self) -> list[tuple[str, str]]:
+        """What the broker dropped: queue and reason."""
+        return [(e.queue, e.reason) for e in self.journal if e.kind is EventKind.DROPPED]
+
+    def keeps_time(self, actor: Actor, expected: list[float]) -> bool:
+        """Whether it ran at exactly these times; in real time, only whether it ran as often."""
+        if self.virtual:
+            return actor.times == expected
+        return len(actor.times) == len(expected)
+
+    async def leave(self) -> None:
+        """Close what the operator opened."""
+        if hasattr(self, "_operator"):
+            await self._operator.close()
+
+
+def _settings(
+    players: Iterable[str], forms: Iterable[str], versions: Iterable[BrokerVersion], *, real: bool
+) -> list[Any]:
+    """Every combination; on the real broker the minimal loop plays the faithful form only."""
+    forms, players = tuple(forms), tuple(players)
+    found = [Setting(player, form, v) for player in players for form in forms for v in versions]
+    shown = [pytest.param(setting, id=str(setting)) for setting in found]
+    for player in players if real else ():
+        for form in forms if player == RUNTIME else (FAITHFUL,):
+            setting = Setting(player, form, None)
+            shown.append(pytest.param(setting, id=str(setting), marks=pytest.mark.broker))
+    return shown
+
+
+def played(
+    design: Callable[..., Topology],
+    *,
+    players: Iterable[str] = (POLICY, RUNTIME),
+    forms: Iterable[str] = (FAITHFUL, HARDENED),
+    versions: Iterable[BrokerVersion] = (_V4_0,),
+    quick: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[Concatenate[Stage, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Make a test of a scenario: played by both players on both forms of a design.
+
+    `quick` gives the design's parameters for short waits: with it, the scenario is also played on
+    a real RabbitMQ.
+    """
+
+    def decorate(
+        scenario: Callable[Concatenate[Stage, P], Coroutine[Any, Any, None]],
+    ) -> Callable[..., None]:
+        def test(setting: Setting, request: pytest.FixtureRequest, **given: Any) -> None:
+            broker: Broker
+            if setting.version is None:
+                broker = RabbitMQ(request.getfixturevalue("amqp_url"))
+                topology = design(hardened=setting.form == HARDENED, **(quick or {}))
+                asyncio.run(_perform(scenario, setting, topology, broker, given))
+            else:
+                broker = EmbeddedBroker(version=setting.version)
+                topology = design(hardened=setting.form == HARDENED)
+                run_virtual(_perform(scenario, setting, topology, broker, given))
+
+        _disguise(test, scenario)
+        settings = _settings(players, forms, versions, real=quick is not None)
+        shown: Callable[..., None] = pytest.mark.parametrize("setting", settings)(test)
+        return shown
+
+    return decorate
+
+
+async def _perform(
+    scenario: Callable[..., Coroutine[Any, Any, None]],
+    setting: Setting,
+    topology: Topology,
+    broker: Broker,
+    given: Mapping[str, Any],
+) -> None:
+    stage = Stage(setting, topology, broker)
+    try:
+        await scenario(stage, **given)
+    finally:
+        await stage.close()
+        await stage.leave()
+
+
+def _disguise(test: Callable[..., None], scenario: Callable[..., object]) -> None:
+    """For pytest the test is the scenario, with a setting in the place of the stage."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    _, *given = inspect.signature(scenario).parameters.values()
+    names = ["setting", "request", *(parameter.name for parameter in given)]
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    test.__qualname__, test.__module__ = scenario.__qualname__, scenario.__module__
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    test.__signature__ = signature  # type: ignore[attr-defined]
