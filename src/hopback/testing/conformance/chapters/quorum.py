@@ -97,6 +97,25 @@ async def first_delivery_count(bench: Bench) -> None:
     equal("x-delivery-count", found, [0 if bench.version < V3_12 else None, 1, 2])
 
 
+@row("5.2e", "What a consumer gets for the first time has no x-delivery-count on any version")
+async def first_count_of_a_consumer(bench: Bench) -> None:
+    queue = await bench.quorum()
+    await bench.put(queue, "waiting")
+    found: list[FieldValue] = []
+    channel = await bench.open_channel()
+    await channel.consume(queue, lambda delivery: found.append(_count(delivery)))
+    await bench.put(queue, "caught")
+
+    async def both() -> bool:
+        return len(found) == 2
+
+    await bench.eventually(both, "two deliveries")
+    await channel.close()
+    await bench.holds(queue, 2)
+    found += [_count(await bench.take(queue)) for _ in range(2)]
+    equal("x-delivery-count", found, [None, None, 1, 1])
+
+
 @row("5.2b", "On 4.3 x-delivery-count counts failures only, x-acquired-count every return")
 async def counts_by_kind(bench: Bench) -> None:
     queue = await bench.quorum()
