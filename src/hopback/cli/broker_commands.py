@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.broker.policies import LiftedLimit
     from hopback.topology.model import Topology
 
-__all__ = ["apply", "doctor", "plan", "revert"]
+__all__ = ["apply", "ask", "doctor", "plan", "revert"]
 
 _Params = tuple[tuple[str, str], ...]
 
@@ -116,7 +116,7 @@ def revert(
     queue then counts against its limit.
     """
     if not yes:
-        _ask("Put the former delivery limits back in force?")
+        ask("Put the former delivery limits back in force?")
     taken = asyncio.run(_revert(Access(broker, management, amqp_only), queues))
     if form == "json":
         document(json_text({"restored": [limit.queue for limit in taken]}))
@@ -200,7 +200,7 @@ async def _apply(access: Access, desired: Topology, choices: _Choices) -> int:
                 document(json_text({"plan": plan_data(planned), "done": []}))
             return Exit.OK
         if not choices.yes:
-            _ask("Apply?")
+            ask("Apply?")
         applied = await _carry_out(planned, broker, choices)
     if choices.form == "json":
         document(json_text({"plan": plan_data(planned), "done": list(applied.done)}))
@@ -228,7 +228,7 @@ async def _carry_out(planned: ApplyPlan, broker: Reached, choices: _Choices) -> 
     )
 
 
-def _ask(question: str) -> None:
+def ask(question: str) -> None:
     """Ask on a terminal; anywhere else nobody could answer."""
     if not sys.stdin.isatty():
         raise CommandFailed(

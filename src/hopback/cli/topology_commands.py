@@ -24,6 +24,10 @@ _COMMANDS = {
     "apply": LazyCommand(
         "hopback.cli.broker_commands:apply", "Create on a live broker what is missing."
     ),
+    "migrate": LazyCommand(
+        "hopback.cli.migrate_command:migrate",
+        "Replace queues of another form, keeping their messages.",
+    ),
     "revert": LazyCommand(
         "hopback.cli.broker_commands:revert",
         "Take back the delivery limits that apply has lifted.",

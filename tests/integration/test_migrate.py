@@ -1,0 +1,96 @@
+"""Migrating on a real RabbitMQ: every faithful design to its hardened form, with messages inside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from hopback.broker.declare import declare
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.cli.exits import CommandFailed
+from hopback.cli.migrate_command import migrate as migrate_command
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hopback.topology.model import Topology
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+COUNT = 250
+
+
+def resting(topology: Topology) -> list[str]:
+    """The queues in which a message stays: main and dead-letter queues."""
+    return sorted({name for plan in topology.plans for name in (plan.queue, plan.parking.queue)})
+
+
+async def prepare(url: str, topology: Topology) -> None:
+    """Declare the old form and fill its queues."""
+    connection = await RabbitMQ(url).connect()
+    await declare(connection, topology)
+    channel = await connection.open_channel()
+    fates = []
+    for queue in resting(topology):
+        for number in range(COUNT):
+            await channel.room()
+            properties = Properties(delivery_mode=2, expiration="3600000")
+            fates.append(channel.publish(Message("", queue, f"{number}".encode(), properties)))
+    await asyncio.gather(*fates)
+    await connection.close()
+
+
+async def take_all(url: str, topology: Topology) -> dict[str, list[int]]:
+    """The numbers in each queue, in order; declaring again shows that the form is the new one."""
+    connection = await RabbitMQ(url).connect()
+    await declare(connection, topology)
+    channel = await connection.open_channel()
+    found: dict[str, list[int]] = {}
+    for queue in resting(topology):
+        found[queue] = []
+        while delivery := await channel.get(queue):
+            found[queue].append(int(delivery.body))
+            channel.ack(delivery.tag)
+    await connection.close()
+    return found
+
+
+def command(rabbitmq: SharedNode, url: str, *more: str) -> Sequence[str]:
+    """The options of the command for this test's virtual host."""
+    return ["--broker", url, "--management", rabbitmq.management_url, "--hardened", *more]
+
+
+@pytest.mark.parametrize("name", ["file-pipeline", "ratatoskr"])
+def test_a_faithful_design_becomes_hardened_with_its_messages(
+    rabbitmq: SharedNode, amqp_url: str, name: str
+) -> None:
+    """Classic and quorum queues alike: every message is there, in order, in queues of the new form."""
+    faithful, hardened = DESIGNS[name].build(), DESIGNS[name].build(hardened=True)
+    asyncio.run(prepare(amqp_url, faithful))
+    shown = CliRunner().invoke(migrate_command, [name, *command(rabbitmq, amqp_url, "--dry-run")])
+    assert shown.exit_code == 0, shown.output
+    assert "is replaced" in shown.output
+    done = CliRunner().invoke(
+        migrate_command, [name, *command(rabbitmq, amqp_url, "--yes", "-o", "json")]
+    )
+    assert done.exit_code == 0, done.output
+    expected = dict.fromkeys(resting(hardened), list(range(COUNT)))
+    assert asyncio.run(take_all(amqp_url, hardened)) == expected
+    again = CliRunner().invoke(
+        migrate_command, [name, *command(rabbitmq, amqp_url, "--yes", "-o", "json")]
+    )
+    assert json.loads(again.stdout)["plan"]["replacements"] == []
+
+
+def test_without_a_management_api_nothing_is_changed(amqp_url: str) -> None:
+    """Bindings that nobody can see would be lost: refused."""
+    refused = CliRunner().invoke(migrate_command, ["raffle", "--broker", amqp_url, "--amqp-only"])
+    assert isinstance(refused.exception, CommandFailed)
+    assert "management" in str(refused.exception)
