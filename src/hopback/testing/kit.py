@@ -96,6 +96,7 @@ class AppTest:
         ready = asyncio.ensure_future(self.service.ready.wait())
         await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
         if self._running.done():
             await self._running
         return self

@@ -1,0 +1,496 @@
+"""Running an application: order, pauses, the circuit breaker, the start and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, BreakerPolicy, Context, EmbeddedBroker, Ownership, Service, ServiceOptions
+from hopback.broker.simulator import Fault
+from hopback.broker.supervise import LineState
+from hopback.errors import TopologyConflict, TopologyError, UnsafeOperation
+from hopback.patterns import DESIGNS
+from hopback.policy.breaker import BreakerState
+from hopback.runtime.consumer import Consumer, ConsumerState, Leftover
+from hopback.testing import AppTest, Tally, in_virtual_time
+from hopback.topology.model import Queue, Topology
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+
+
+def _alone() -> None:
+    """Fail if any task but the test's own is alive."""
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def _state(consumer: Consumer) -> ConsumerState:
+    """Asked anew each time: a type checker takes a property for a constant."""
+    return consumer.state
+
+
+def _breaker(consumer: Consumer) -> BreakerState:
+    """The same for the breaker."""
+    return consumer.breaker
+
+
+def _slow(seconds: float, **options: Any) -> tuple[App, list[str]]:
+    """An application whose handler takes its time, and what it did."""
+    app, told = App("shop"), list[str]()
+
+    @app.handler("orders", retry=["30s"], **options)
+    async def handle(payload: str) -> None:
+        told.append(f"begin {payload}")
+        await asyncio.sleep(seconds)
+        told.append(f"end {payload}")
+
+    return app, told
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_messages_of_one_key_are_handled_one_after_another() -> None:
+    """Others run beside them."""
+
+    def customer(delivery: Delivery) -> str:
+        return delivery.body.decode()[0]
+
+    app, told = _slow(1, key=customer, concurrency=10)
+    async with AppTest(app) as test:
+        for payload in ("a1", "a2", "b1", "a3", "b2"):
+            await test.publish("", "orders", payload)
+        await test.drain()
+    assert [one for one in told if " a" in one] == [
+        f"{what} a{n}" for n in (1, 2, 3) for what in ("begin", "end")
+    ]
+    assert told[:2] == ["begin a1", "begin b1"]
+
+
+@pytest.mark.parametrize("key", [lambda _delivery: 1 / 0, lambda _delivery: ["no text"]])
+@in_virtual_time
+async def test_a_message_whose_key_cannot_be_told_has_failed(key: Any) -> None:
+    """It is not handled out of order, and it is not silently left behind."""
+    app, told = _slow(1, key=key)
+    async with AppTest(app) as test:
+        await test.publish("", "orders", "a1")
+        tally = await test.drain()
+    assert told == []
+    assert tally == Tally(retried=1, parked=1)
+
+
+@in_virtual_time
+async def test_no_more_run_at_once_than_asked_for() -> None:
+    """The service's option overrides the handler's."""
+    at_once: list[int] = []
+    running = 0
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"], concurrency=10)
+    async def handle() -> None:
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        await asyncio.sleep(1)
+        running -= 1
+
+    async with AppTest(app, options=ServiceOptions(concurrency=3)) as test:
+        for _ in range(20):
+            await test.publish("", "orders", {})
+        await test.drain()
+    assert max(at_once) == 3
+
+
+# --- pausing ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
+    """What runs finishes and is settled, what waits goes back, nothing is run twice."""
+    app, told = _slow(10, concurrency=1)
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        for payload in "abc":
+            await test.publish("", "orders", payload)
+        await test.advance(1)
+        consumer.pause("maintenance")
+        await consumer.rested()
+        assert told == ["begin a", "end a"]
+        assert _state(consumer) is ConsumerState.PAUSED
+        await test.advance(1000)
+        assert told == ["begin a", "end a"]
+        queue = test.broker.snapshot().queue("orders")
+        assert (len(queue.ready), queue.consumers) == (2, ())
+        consumer.resume("maintenance is over")
+        tally = await test.drain()
+        assert _state(consumer) is ConsumerState.CONSUMING
+    assert tally == Tally(done=3)
+    assert sorted(told) == sorted(f"{what} {one}" for one in "abc" for what in ("begin", "end"))
+    reasons = [one.fields["reason"] for one in test.events if one.name.startswith("consumer.p")]
+    assert reasons == ["maintenance"]
+    assert not test.happened("consumer.lost")
+
+
+@in_virtual_time
+async def test_a_pause_and_its_end_may_come_at_any_moment() -> None:
+    """Also before the consumer has started, while it rests, and across a lost connection."""
+    app, _ = _slow(1)
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        for pause in (0.0, 0.1, 0.3, 2.0):
+            consumer.pause("now")
+            await asyncio.sleep(pause)
+            consumer.resume("now")
+            await test.publish("", "orders", "x")
+            consumer.pause("again")
+            test.broker.cut()
+            consumer.resume("again")
+        tally = await test.drain()
+        assert tally.done >= 4
+        assert not test.broker.snapshot().queue("orders").messages
+
+
+@in_virtual_time
+async def test_a_paused_service_can_be_stopped() -> None:
+    """Shutdown does not wake it: nothing is taken any more."""
+    app, told = _slow(1)
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        consumer.pause("maintenance")
+        await consumer.rested()
+        await test.publish("", "orders", "x")
+        report = await test.stop()
+    assert told == []
+    assert report.left == ()
+    assert len(test.broker.snapshot().queue("orders").ready) == 1
+    _alone()
+
+
+@in_virtual_time
+async def test_only_queues_that_are_run_can_be_paused() -> None:
+    """The error lists those there are."""
+    app, _ = _slow(1)
+    async with AppTest(app) as test:
+        with pytest.raises(KeyError, match="orders"):
+            test.service.consumer("order")
+
+
+# --- the circuit breaker ----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_breaker_pauses_a_queue_when_everything_fails() -> None:
+    """Open after three failures; one probe after the cool-down; each opening twice as long."""
+    began = asyncio.get_running_loop().time()
+    runs: list[int] = []
+    app, healthy = App("shop"), False
+
+    @app.handler(
+        "orders",
+        retry=["1h"],
+        concurrency=5,
+        breaker=BreakerPolicy(failures=3, cool_down=10, probes=1),
+    )
+    async def handle() -> None:
+        runs.append(round(asyncio.get_running_loop().time() - began))
+        await asyncio.sleep(0)
+        if not healthy:
+            raise OSError("the database is away")
+
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        for _ in range(30):
+            await test.publish("", "orders", {})
+        await test.advance(1)
+        assert _breaker(consumer) is BreakerState.OPEN
+        burst = len(runs)
+        assert 3 <= burst <= 8
+        await test.advance(35)
+        assert runs[burst:] == [10, 30]
+        healthy = True
+        await test.advance(100)
+        assert _breaker(consumer) is BreakerState.CLOSED
+        assert len(runs) >= 30
+        await test.drain()
+        untils = [round(one.fields["until"]) for one in test.happened("consumer.paused")]
+        assert untils == [10, 20, 40]
+        assert len(test.happened("consumer.resumed")) == 1
+        assert test.dead_letters("orders") == ()
+
+
+@in_virtual_time
+async def test_an_open_breaker_does_not_delay_the_end() -> None:
+    """What it holds back is reported as not started."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1h"], concurrency=1, breaker=BreakerPolicy(failures=1))
+    async def handle() -> None:
+        raise OSError("away")
+
+    async with AppTest(app) as test:
+        for _ in range(3):
+            await test.publish("", "orders", {})
+        await test.advance(1)
+        report = await test.stop()
+    assert report.left == (Leftover("orders", not_started=2, interrupted=0),)
+    assert report.clean
+    _alone()
+
+
+# --- the start --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_errors_of_check_refuse_the_start_unless_accepted_by_name() -> None:
+    """Ratatoskr as documented can lose messages on 4.0: whoever runs it there has to say so."""
+    app = App("ratatoskr", topology=DESIGNS["ratatoskr"].build({}, hardened=False))
+    queue = app.topology.plans[0].queue
+
+    @app.handler(queue)
+    async def handle() -> None: ...
+
+    with pytest.raises(UnsafeOperation) as caught:
+        async with AppTest(app):
+            pass
+    assert "delivery-limit-feeds-retry" in str(caught.value)
+    assert "accept them by name" in str(caught.value)
+    _alone()
+    accept = ["delivery-limit-feeds-retry", "looking-deletes"]
+    async with AppTest(app, options=ServiceOptions(accept=accept)) as test:
+        test.broker.cut()
+        await test.advance(60)
+        assert test.service.consumers[0].consuming
+    said = [one.fields["rule"] for one in test.happened("topology.warning")]
+    assert set(accept) <= set(said)
+    places = [
+        (one.fields["rule"], one.fields["place"]) for one in test.happened("topology.warning")
+    ]
+    assert len(places) == len(set(places))
+
+
+@in_virtual_time
+async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
+    """No new connection can mend it, so it ends the run; both lines are closed."""
+    broker = EmbeddedBroker()
+    connection = await broker.connect()
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("orders"))
+    app, _ = _slow(1)
+    service = Service(app, broker)
+    with pytest.raises(TopologyConflict):
+        await service.run()
+    assert broker.connections == (connection,)
+    assert service.lines["consuming"] is LineState.CLOSED
+    assert service.lines["publishing"] is LineState.CLOSED
+    assert not service.ready.is_set()
+    await connection.close()
+    _alone()
+
+
+@in_virtual_time
+async def test_checking_names_what_is_missing() -> None:
+    """With ownership CHECK nothing is created."""
+    app, _ = _slow(1)
+    broker = EmbeddedBroker()
+    with pytest.raises(TopologyError, match="orders"):
+        async with AppTest(app, broker=broker, options=ServiceOptions(ownership=Ownership.CHECK)):
+            pass
+    assert broker.snapshot().queues == ()
+    _alone()
+
+
+@in_virtual_time
+async def test_ready_means_that_every_consumer_was_started() -> None:
+    """A broker that refuses at first delays it."""
+    app, _ = _slow(1)
+    app.handler("more", retry=["1s"])(lambda: None)
+    broker = EmbeddedBroker()
+    broker.faults.latency = 1.0
+    broker.faults.inject(Fault.REFUSE_CONNECTION, 3)
+    service = Service(app, broker)
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(1)
+    assert not service.ready.is_set()
+    assert [one.state for one in service.consumers] == [ConsumerState.STARTING] * 2
+    await service.ready.wait()
+    assert [one.state for one in service.consumers] == [ConsumerState.CONSUMING] * 2
+    service.stop()
+    await running
+    _alone()
+
+
+@in_virtual_time
+async def test_an_application_without_handlers_runs_and_publishes() -> None:
+    """It declares its topology and stays connected once."""
+    app = App("producer")
+    app.queue("orders")
+    async with AppTest(app) as test:
+        await app.publish("", "orders", {})
+        await test.advance(1000)
+        states = [one.fields["state"] for one in test.happened("connection.state", state="ready")]
+        assert len(states) == 2
+        assert len(test.broker.snapshot().queue("orders").ready) == 1
+
+
+# --- the end ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
+    """Running handlers end and are settled; what was not started goes back and is reported."""
+    app, told = _slow(5, concurrency=2)
+    async with AppTest(app) as test:
+        for number in range(5):
+            await test.publish("", "orders", str(number))
+        await test.advance(1)
+        report = await test.stop()
+    steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
+    assert steps == [(1, 2), (2, 2), (3, 0), (4, 0)]
+    assert told == ["begin 0", "begin 1", "end 0", "end 1"]
+    assert report.handled == 2
+    assert report.left == (Leftover("orders", not_started=3, interrupted=0),)
+    assert report.clean
+    assert len(test.broker.snapshot().queue("orders").ready) == 3
+    _alone()
+
+
+@in_virtual_time
+async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
+    """Its message goes back to the queue, and an event says so."""
+    app, told = _slow(1000, concurrency=2)
+    began = asyncio.get_running_loop().time()
+    async with AppTest(app, options=ServiceOptions(grace=20)) as test:
+        for number in range(3):
+            await test.publish("", "orders", str(number))
+        await test.advance(1)
+        report = await test.stop()
+    assert round(asyncio.get_running_loop().time() - began) == 21
+    assert told == ["begin 0", "begin 1"]
+    assert report.left == (Leftover("orders", not_started=1, interrupted=2),)
+    assert not report.clean
+    assert len(test.happened("delivery.abandoned", reason="the handler was interrupted")) == 2
+    assert len(test.broker.snapshot().queue("orders").ready) == 3
+    _alone()
+
+
+@in_virtual_time
+async def test_asking_twice_does_not_wait() -> None:
+    """The second signal interrupts what runs."""
+    app, told = _slow(1000)
+    began = asyncio.get_running_loop().time()
+    async with AppTest(app) as test:
+        await test.publish("", "orders", "x")
+        await test.advance(1)
+        test.service.stop()
+        await test.advance(1)
+        test.service.stop()
+        report = await test.stop()
+    assert asyncio.get_running_loop().time() - began < 3
+    assert told == ["begin x"]
+    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
+    _alone()
+
+
+@in_virtual_time
+async def test_a_cancelled_run_ends_everything_it_began() -> None:
+    """As Ctrl-C under `asyncio.run` does: no connection, task or message is left behind."""
+    app, told = _slow(1000)
+    broker = EmbeddedBroker()
+    service = Service(app, broker)
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    await app.publish("", "orders", "x")
+    await asyncio.sleep(1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert told == ["begin x"]
+    assert broker.connections == ()
+    assert len(broker.snapshot().queue("orders").ready) == 1
+    _alone()
+
+
+@in_virtual_time
+async def test_a_service_can_be_stopped_while_it_cannot_connect() -> None:
+    """It does not wait for a broker that never answers."""
+    app, _ = _slow(1)
+    broker = EmbeddedBroker()
+    broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+    service = Service(app, broker)
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(100)
+    service.stop()
+    assert (await running).left == ()
+    _alone()
+
+
+@in_virtual_time
+async def test_a_delivery_held_at_the_end_is_reported() -> None:
+    """Its retry finds no home; after the grace it goes back to its queue."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle() -> None:
+        await asyncio.sleep(1)
+        raise ValueError("no")
+
+    async with AppTest(app, options=ServiceOptions(grace=60)) as test:
+        await test.publish("", "orders", {})
+        test.faults.chance(Fault.NACK, 1.0)
+        await test.advance(5)
+        report = await test.stop()
+    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
+    assert len(test.broker.snapshot().queue("orders").ready) == 1
+    assert not test.happened("delivery.retried")
+    _alone()
+
+
+# --- the documented designs -------------------------------------------------------------------------
+
+
+def _runs(topology: Topology, queue: str, version: Any = None) -> tuple[int, Tally, int]:
+    """How often the handler of a queue runs when it always fails, and what is left of the message."""
+    runs, tallies, resting = 0, list[Tally](), list[int]()
+    app = App(topology.name, topology=topology)
+
+    @app.handler(queue)
+    async def handle(context: Context) -> None:
+        nonlocal runs
+        runs += 1
+        assert context.attempt == runs
+        raise ValueError("always")
+
+    @in_virtual_time
+    async def play() -> None:
+        accept = ["delivery-limit-feeds-retry", "looking-deletes"]
+        broker = EmbeddedBroker(version=version) if version else None
+        async with AppTest(app, broker=broker, options=ServiceOptions(accept=accept)) as test:
+            await test.publish("", queue, {})
+            tallies.append(await test.drain())
+            resting.append(len(test.dead_letters(queue)))
+
+    play()
+    return runs, tallies[0], resting[0]
+
+
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+@pytest.mark.parametrize(
+    ("design", "runs"),
+    [("file-pipeline", 3), ("event-bus", 11), ("freeflow", 4), ("raffle", 4), ("ratatoskr", None)],
+)
+def test_every_design_runs_as_often_as_its_document_says(
+    design: str, runs: int | None, hardened: bool
+) -> None:
+    """A message that always fails is handled so often, then rests in the dead-letter queue."""
+    topology = DESIGNS[design].build({}, hardened=hardened)
+    for plan in topology.plans:
+        expected = runs or plan.attempts
+        assert plan.attempts == expected
+        assert _runs(topology, plan.queue) == (
+            expected,
+            Tally(retried=expected - 1, parked=1),
+            1,
+        )
