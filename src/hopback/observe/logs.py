@@ -1,12 +1,14 @@
-"""Events as JSON log lines: one object a line, names in camelCase, nothing that a message could break.
+"""Events as log lines: JSON for machines, short lines for people at a terminal.
 
 A line carries the fields of its event, a level, and the name of the event; `codes` gives an event the
-name that a documented system uses for it. Values are JSON-encoded, so no message can forge a line.
+name that a documented system uses for it. No value can forge a line or speak to a terminal: JSON
+escapes, the other form replaces what a terminal would obey.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
 
-__all__ = ["LEVELS", "JsonLog"]
+__all__ = ["LEVELS", "SEVERITY", "EventLog", "JsonLog", "TextLog", "plain"]
 
 LEVELS: Mapping[str, str] = MappingProxyType(
     {
@@ -31,10 +33,16 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "publish.failed": "error",
         "consumer.lost": "warning",
         "consumer.paused": "warning",
+        "batch.handled": "debug",
         "topology.warning": "warning",
     }
 )
 """The level of each event; the others are `info`."""
+
+SEVERITY: Mapping[str, int] = MappingProxyType(
+    {"debug": 10, "info": 20, "warning": 30, "error": 40}
+)
+"""The levels, with their numbers in Python's own logging."""
 
 _OUTCOMES = {
     "delivery.done": "done",
@@ -44,12 +52,16 @@ _OUTCOMES = {
     "delivery.held": "held",
     "delivery.abandoned": "abandoned",
 }
-_SEVERITY = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _LONGEST = 2000
+# C0 and C1 controls, DEL, and the marks that reorder or hide text.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
-class JsonLog:
-    """A subscriber that writes each event of at least `level` as one line of JSON."""
+class EventLog:
+    """A subscriber that writes each event of at least `level` as one line; subclasses say how."""
 
     def __init__(
         self,
@@ -59,42 +71,78 @@ class JsonLog:
         level: str = "info",
         codes: Mapping[str, str] | None = None,
     ) -> None:
-        if level not in _SEVERITY:
-            raise ValueError(f"expected a level of {', '.join(_SEVERITY)}, got {level!r}")
+        if level not in SEVERITY:
+            raise ValueError(f"expected a level of {', '.join(SEVERITY)}, got {level!r}")
         self._clock = clock
         self._stream = stream
-        self._least = _SEVERITY[level]
+        self._least = SEVERITY[level]
         self._codes = codes or {}
+
+    def wants(self, name: str) -> bool:
+        """Whether the event is written at this level."""
+        return SEVERITY[LEVELS.get(name, "info")] >= self._least
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         """Write the event."""
-        level = LEVELS.get(name, "info")
-        if _SEVERITY[level] < self._least:
-            return
-        line = json.dumps(self._entry(name, level, fields), default=str)
-        stream = self._stream or sys.stderr
-        stream.write(line + "\n")
+        if self.wants(name):
+            self.write(LEVELS.get(name, "info"), name, self._details(name, fields))
 
-    def _entry(self, name: str, level: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def write(self, level: str, event: str, details: Mapping[str, Any]) -> None:
+        """Write one line, whoever said it."""
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
-        entry = {
-            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": level,
-            "event": name,
-        }
-        if name in _OUTCOMES:
-            entry["outcome"] = _OUTCOMES[name]
+        line = self.line(moment, level, event, {key: _short(details[key]) for key in details})
+        (self._stream or sys.stderr).write(line + "\n")
+
+    def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
+        """The line, without its end."""
+        raise NotImplementedError
+
+    def _details(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What a line says beyond its event; what is None is left out."""
         code = self._code(name, fields)
-        if code is not None:
-            entry["code"] = code
-        entry |= {_camel(key): _short(value) for key, value in fields.items() if value is not None}
-        return entry
+        known = {"outcome": _OUTCOMES.get(name), "code": code, **fields}
+        return {_camel(key): value for key, value in known.items() if value is not None}
 
     def _code(self, name: str, fields: Mapping[str, Any]) -> str | None:
         """A documented system's own name; `delivery.parked.exhausted` is more precise than the event."""
         if fields.get("exhausted"):
             return self._codes.get(f"{name}.exhausted", self._codes.get(name))
         return self._codes.get(name)
+
+
+class JsonLog(EventLog):
+    """One JSON object a line, names in camelCase, ASCII only."""
+
+    def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
+        """Time, level and event first; no detail can take their place."""
+        stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        head = {"time": stamp, "level": level, "event": event}
+        return json.dumps({**head, **details, **head}, default=str)
+
+
+class TextLog(EventLog):
+    """A short line for a person: time, level, event, and what matters as `name=value`."""
+
+    def __init__(self, *args: Any, colour: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._colour = colour
+
+    def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
+        """Everything that a terminal would obey is replaced by a visible sign."""
+        told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items())
+        text = f"{moment:%H:%M:%S} {level:7} {plain(event)} {told}".rstrip()
+        colour = _COLOURS.get(level) if self._colour else None
+        return text if colour is None else f"{colour}{text}\x1b[0m"
+
+
+def plain(text: str) -> str:
+    """`text` on one line, with every control character replaced by a visible sign."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _quoted(value: Any) -> str:
+    text = plain(str(value))
+    return f'"{text}"' if not text or " " in text or "=" in text else text
 
 
 def _camel(name: str) -> str:

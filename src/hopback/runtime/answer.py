@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.policy.outcome import Done
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hopback.broker.port import Channel
     from hopback.headers import Failure
     from hopback.message import Delivery
     from hopback.policy.outcome import Outcome
     from hopback.version import BrokerVersion
 
-__all__ = ["DONE", "Answer", "Session", "Taken"]
+__all__ = ["DONE", "Answer", "Run", "Session", "Taken"]
 
 
 class Answer(NamedTuple):
@@ -29,6 +31,9 @@ class Answer(NamedTuple):
 
 DONE = Answer(Done())
 """The answer of every handler that simply worked."""
+
+Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
+"""What runs a handler on one delivery."""
 
 
 @dataclass(slots=True, eq=False)

@@ -59,7 +59,8 @@ class Assembly:
         # Half of what can be handled at once may wait in our hands: the rest goes on.
         settling = self._settling(plan, most_holds=options.concurrency // 2)
         runner = self._runner(handler, options, plan)
-        work = partial(OneByOne, handler.queue, options, runner, settling)
+        run = runner if self.world.around is None else self.world.around(runner, plan)
+        work = partial(OneByOne, handler.queue, options, run, settling)
         limits = Limits(options.window, options.concurrency, options.breaker)
         return Consumer(handler.queue, limits, work, self.world)
 

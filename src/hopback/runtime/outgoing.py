@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
 
     from hopback.fields import Headers
 
-__all__ = ["TRACE_HEADERS", "Outlet", "compose"]
+__all__ = ["TRACE_HEADERS", "Outlet", "compose", "trace_source"]
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C trace context: passed on from the message that is being handled."""
+
+trace_source: ContextVar[Callable[[], Headers]] = ContextVar("hopback_trace_source")
+"""Gives the trace headers of the present moment where runs are traced: the current span, not the
+one that the message came with."""
 
 
 def compose(
@@ -55,6 +60,10 @@ def compose(
 
 
 def _inherited(cause: Context | None) -> Headers:
+    """The trace: of the current span where runs are traced, else of the message that is the cause."""
+    current = trace_source.get(None)
+    if current is not None:
+        return current()
     if cause is None:
         return {}
     return {name: cause.headers[name] for name in TRACE_HEADERS if name in cause.headers}

@@ -20,11 +20,13 @@ from hopback.policy.rules import reason_of
 from hopback.policy.status import TOO_EARLY, outcome_for_status
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.limits import require
+from hopback.runtime.outgoing import trace_source
 
 if TYPE_CHECKING:
     import httpx
 
     from hopback.clock import Clock
+    from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.runtime.handler import HandlerOptions
     from hopback.topology.plan import Plan
@@ -113,7 +115,7 @@ class PushRunner:
             "x-message-type": properties.type,
             "x-routing-key": original_routing_key(delivery, self._plan),
             "x-attempt": str(attempt_of(delivery, self._plan)),
-            "traceparent": properties.headers.get("traceparent"),
+            "traceparent": _trace(delivery).get("traceparent"),
         }
         return {
             name: value
@@ -128,6 +130,12 @@ class PushRunner:
         if delay_ms is None or since is None:
             return _LONGEST_WAIT
         return min(max(since + delay_ms / 1000 - self._clock.now(), 0.0), _LONGEST_WAIT)
+
+
+def _trace(delivery: Delivery) -> Headers:
+    """The current span where runs are traced, else the trace that the message carries."""
+    current = trace_source.get(None)
+    return delivery.properties.headers if current is None else current()
 
 
 def _client(target: PushTarget) -> httpx.AsyncClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from hopback.runtime.vetting import vet
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from hopback.broker.port import Broker, Connection, QueueState
     from hopback.broker.supervise import OnState
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from hopback.runtime.consumer import Consumer
 
 __all__ = ["Report", "Service", "ServiceOptions"]
+
+_LOG = logging.getLogger("hopback.runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,11 @@ class ServiceOptions:
 
 
 class Service:
-    """An application at work on a broker. Made and run on the same event loop."""
+    """An application at work on a broker. Made and run on the same event loop.
+
+    Each of `beside` is called with every consuming connection and runs as long as it lasts, on
+    channels of its own; it has to keep its troubles to itself.
+    """
 
     def __init__(
         self,
@@ -71,8 +78,10 @@ class Service:
         *,
         options: ServiceOptions | None = None,
         world: Surroundings | None = None,
+        beside: Sequence[Callable[[Connection], Awaitable[None]]] = (),
     ) -> None:
         self.app = app
+        self._beside = tuple(beside)
         self.options = options or ServiceOptions()
         self.world = world or Surroundings()
         self.topology = app.topology
@@ -189,6 +198,8 @@ class Service:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(connection))
                 group.create_task(self._announce())
+                for attend in self._beside:
+                    group.create_task(_attended(attend, connection))
                 for consumer in self.consumers:
                     group.create_task(consumer.serve(connection, self._prepare))
         except BaseExceptionGroup as failures:
@@ -219,6 +230,16 @@ class Service:
                 state = await _counted(connection, consumer.queue)
                 if state is not None and consumer.looks_forgotten(state):
                     consumer.restore("the broker does not know the consumer any more")
+
+
+async def _attended(
+    attend: Callable[[Connection], Awaitable[None]], connection: Connection
+) -> None:
+    """What runs beside the consumers must not end them."""
+    try:
+        await attend(connection)
+    except Exception:
+        _LOG.exception("what ran beside the consumers has ended")
 
 
 async def _counted(connection: Connection, queue: str) -> QueueState | None:

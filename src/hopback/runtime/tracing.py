@@ -15,44 +15,45 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from hopback.headers import identity
 from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.outcome import Done
+from hopback.runtime.outgoing import trace_source
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from opentelemetry.trace import Span, Tracer
 
     from hopback.fields import Headers
     from hopback.message import Delivery
-    from hopback.runtime.answer import Answer
+    from hopback.runtime.answer import Answer, Run
     from hopback.topology.plan import Plan
 
 __all__ = ["current_trace", "traced"]
 
 
-def traced(
-    run: Callable[[Delivery], Awaitable[Answer]], plan: Plan, tracer: Tracer | None = None
-) -> Callable[[Delivery], Awaitable[Answer]]:
+def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
     """The same run inside a span of the trace that the delivery carries."""
     own = tracer or trace.get_tracer("hopback")
 
     async def run_traced(delivery: Delivery) -> Answer:
-        carrier = {
-            name: value
-            for name, value in delivery.properties.headers.items()
-            if isinstance(value, str)
-        }
-        parent = propagate.extract(carrier)
         with own.start_as_current_span(
             f"process {plan.queue}",
-            parent,
+            propagate.extract(_carrier(delivery)),
             kind=SpanKind.CONSUMER,
             attributes=_attributes(delivery, plan),
         ) as span:
-            answer = await run(delivery)
+            token = trace_source.set(current_trace)
+            try:
+                answer = await run(delivery)
+            finally:
+                trace_source.reset(token)
             _conclude(span, answer)
             return answer
 
     return run_traced
+
+
+def _carrier(delivery: Delivery) -> dict[str, str]:
+    """The headers that a propagator can read; an event bus in another language may add others."""
+    headers = delivery.properties.headers
+    return {name: value for name, value in headers.items() if isinstance(value, str)}
 
 
 def current_trace() -> Headers:
