@@ -147,6 +147,16 @@ async def exclusive_consumer(bench: Bench) -> None:
     that(isinstance(error, AccessRefused), f"403, not {error!r}")
 
 
+@row("9.8k", "A quorum queue ignores that a consumer wants to be the only one")
+async def exclusive_quorum_consumer(bench: Bench) -> None:
+    queue, one, two = await bench.quorum(), await _listener(bench, 1), await _listener(bench, 1)
+    await one.start(queue, exclusive=True)
+    await two.start(queue)
+    await bench.put(queue, *"12")
+    await one.has("1")
+    await two.has("2")
+
+
 @row("9.8c", "Single active consumer: one gets everything, the next takes over when it goes")
 async def single_active(bench: Bench) -> None:
     for kind in BOTH:

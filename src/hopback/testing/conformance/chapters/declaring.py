@@ -8,17 +8,19 @@ from hopback.errors import (
     AccessRefused,
     BrokerError,
     ChannelClosed,
+    ConnectionLost,
     NotFound,
     PreconditionFailed,
     ResourceLocked,
 )
 from hopback.message import Message
-from hopback.testing.conformance.chapters.arrangements import BOTH, to
+from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, to
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import row
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 
 if TYPE_CHECKING:
+    from hopback.broker.port import Channel
     from hopback.fields import Headers
     from hopback.testing.conformance.bench import Bench
 
@@ -135,6 +137,30 @@ async def changed_type(bench: Bench) -> None:
     await channel.declare_queue(Queue(name))
     await bench.put(name, "fresh")
     equal("body", (await bench.take(name, channel=channel)).body, b"fresh")
+
+
+@row("6.7b", "Who had used a queue before its type changed loses the connection at the next get")
+async def changed_type_under_a_channel(bench: Bench) -> None:
+    for before, after in (
+        (QueueType.QUORUM, QueueType.CLASSIC),
+        (QueueType.CLASSIC, QueueType.QUORUM),
+    ):
+        name = await bench.queue(before)
+        line = await bench.connect()
+        channel = await line.open_channel()
+        await channel.get(name)
+        await bench.channel.delete_queue(name)
+        await bench.queue(after, name=name)
+        lost = before is QueueType.QUORUM or bench.version < V4_0
+        equal(f"{before} to {after} ends the connection", await _loses(channel, name), lost)
+
+
+async def _loses(channel: Channel, queue: str) -> bool:
+    try:
+        await channel.get(queue)
+    except ConnectionLost:
+        return True
+    return False
 
 
 @row("A.1", "A queue without a name gets one from the broker")

@@ -160,6 +160,17 @@ async def quorum_lease(bench: Bench) -> None:
     await _gone(bench, name)
 
 
+@row("4.7e", "Declaring a quorum queue again does not renew its lease")
+async def quorum_lease_renewed(bench: Bench) -> None:
+    queue = Queue(bench.name(), QueueType.QUORUM, arguments={"x-expires": 1500})
+    await bench.declare(queue)
+    await bench.put(queue.name, "of the first")
+    for _ in range(8):
+        await bench.pause(0.6 + bench.timings.quorum_tick / 4)
+        await bench.declare(queue)
+    equal("left of the first", await bench.bodies(queue.name), [])
+
+
 @row("4.7d", "Messages of a queue that expires are not dead-lettered")
 async def lease_takes_messages(bench: Bench) -> None:
     dead = await bench.classic()

@@ -146,6 +146,21 @@ async def travelling_count(bench: Bench) -> None:
     equal("x-delivery-count", found, expected)
 
 
+@row("5.2f", "On 4.0 the count that came through dead-lettering falls back with the next return")
+async def falling_count(bench: Bench) -> None:
+    main, _ = await reject_loop(bench, QueueType.QUORUM, 10)
+    await bench.put(main)
+    for _ in range(3):
+        await lap(bench, main)
+    before = await bench.take(main)
+    bench.channel.nack(before.tag, requeue=True)
+    found = [_count(before), _count(await bench.take_done(main))]
+    expected: list[FieldValue] = bench.since(
+        {"3.0": [0, 1], "4.0": [3, 1], "4.3": [None, None]},
+    )
+    equal("x-delivery-count", found, expected)
+
+
 async def _survives(bench: Bench, way: Callable[[Channel, Delivery], Awaitable[None]]) -> bool:
     """Whether a message with limit 1 is still there after two such returns."""
     queue, dead = await pair(bench, QueueType.QUORUM, delivery_limit=1)
