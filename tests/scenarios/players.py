@@ -36,7 +36,7 @@ from hopback.topology.expand import dead_letters_park
 from tests.scenarios.cast import Actor, Run, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Delivery
@@ -292,7 +292,14 @@ class RuntimePlayer:
         if isinstance(act, Exception):
             raise act
         assert isinstance(act, Status)
-        return httpx.Response(act.code)
+        return httpx.Response(act.code, stream=_NoBody())
+
+
+class _NoBody(httpx.AsyncByteStream):
+    """The body of an answer that has not been read yet, as from a network, and is empty."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b""
 
 
 class _SceneClock(SystemClock):
