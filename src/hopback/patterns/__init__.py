@@ -54,6 +54,7 @@ _EVERY = (
         "a fanout to services by HTTP, ten retries of 5 s, a dead-letter queue for each service",
         event_bus,
         (Parameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
+        codes={"delivery.parked.exhausted": "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"},
     ),
     Design(
         "freeflow",

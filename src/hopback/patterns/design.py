@@ -60,6 +60,8 @@ class Design:
     parameters: tuple[Parameter, ...] = ()
     documented: bool = True
     """Whether it reproduces a documented system; Hopback's own design does not."""
+    codes: Mapping[str, str] = MappingProxyType({})
+    """The names by which the document logs events, to be given to `App`; see the table of events."""
 
     def build(self, params: Mapping[str, str] = _NO_PARAMS, hardened: bool = False) -> Topology:
         """The topology for these parameters; InvalidTopology lists everything wrong with them."""

@@ -56,8 +56,16 @@ class App:
     `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
     """
 
-    def __init__(self, name: str = "app", *, topology: Topology | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "app",
+        *,
+        topology: Topology | None = None,
+        codes: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
+        self.codes: Mapping[str, str] = dict(codes or {})
+        """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
         self._given = topology
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}

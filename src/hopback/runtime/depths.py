@@ -1,0 +1,121 @@
+"""How many messages wait: looked at every few seconds, beside the consumers.
+
+Depths come from AMQP (passive declares) and are exact. What at-least-once dead-lettering holds back
+is visible to the management API alone. What cannot be read is told as None, never as an old number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from hopback.errors import BrokerError
+from hopback.topology.expand import retry_queues
+from hopback.topology.model import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from hopback.broker.management import Management
+    from hopback.broker.port import Channel, Connection
+    from hopback.topology.model import Topology
+
+__all__ = ["Depths", "HeldBack", "Watched", "watched_queues"]
+
+
+class Watched(NamedTuple):
+    """A queue and its part in a failure plan: main, retry or dead-letter."""
+
+    queue: str
+    role: str
+
+
+def watched_queues(topology: Topology, queues: Iterable[str]) -> tuple[Watched, ...]:
+    """The queues that belong to these, each once: a dead-letter queue may serve several."""
+    found: dict[str, str] = {}
+    for plan in filter(None, map(topology.plan, queues)):
+        found[plan.queue] = "main"
+        found.update({queue: "retry" for queue, _ in retry_queues(plan)})
+        found[plan.parking.queue] = "dead-letter"
+    return tuple(Watched(queue, role) for queue, role in found.items())
+
+
+class Depths:
+    """Counts queues again and again, on a channel of its own."""
+
+    def __init__(
+        self,
+        queues: Sequence[Watched],
+        tell: Callable[[str, str, int | None], object],
+        *,
+        every: float = 5.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._queues = queues
+        self._tell = tell
+        self._every = every
+        self._sleep = sleep
+        self._channel: Channel | None = None
+
+    async def attend(self, connection: Connection) -> None:
+        """Count as long as the connection lasts; afterwards nothing is known."""
+        try:
+            while True:
+                for one in self._queues:
+                    self._tell(one.queue, one.role, await self._count(connection, one.queue))
+                await self._sleep(self._every)
+        finally:
+            self._channel = None
+            for one in self._queues:
+                self._tell(one.queue, one.role, None)
+
+    async def _count(self, connection: Connection, queue: str) -> int | None:
+        """None if it cannot be told; a queue that is missing costs the channel."""
+        try:
+            if self._channel is None:
+                self._channel = await connection.open_channel()
+            return (await self._channel.declare_queue(Queue(queue), passive=True)).messages
+        except BrokerError:
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                with suppress(BrokerError):
+                    await channel.close()
+            return None
+
+
+class HeldBack:
+    """Reads from the management API how many dead letters the broker holds back (`messages_dlx`)."""
+
+    def __init__(
+        self,
+        management: Management,
+        vhost: str,
+        queues: Sequence[Watched],
+        tell: Callable[[str, int | None], object],
+        *,
+        every: float = 15.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._management = management
+        self._vhost = vhost
+        self._queues = queues
+        self._tell = tell
+        self._every = every
+        self._sleep = sleep
+
+    async def attend(self, _connection: Connection) -> None:
+        """Read as long as the consumers run; a dead-letter queue dead-letters nothing itself."""
+        sources = [one.queue for one in self._queues if one.role != "dead-letter"]
+        while True:
+            held = await self._read()
+            for queue in sources:
+                self._tell(queue, held.get(queue))
+            await self._sleep(self._every)
+
+    async def _read(self) -> dict[str, int | None]:
+        try:
+            readings = await self._management.queues(self._vhost)
+        except BrokerError:
+            return {}
+        return {one.queue.name: one.counts.held_back for one in readings}

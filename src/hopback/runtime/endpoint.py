@@ -1,0 +1,148 @@
+"""A minimal HTTP server for probes, scrapes and commands, on the service's own loop.
+
+One request for each connection, no body, bounded in size, time and number. An ASGI server would bring
+its own signals, its own shutdown and a dependency into every installation that wants a liveness
+probe; what is needed here is a request line and an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+__all__ = ["Endpoint", "Request", "Respond", "Response"]
+
+_MOST_BYTES = 16_384
+_MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked; header names are in lower case, the path still percent-encoded."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is answered."""
+
+    status: HTTPStatus
+    body: bytes = b""
+    content_type: str = "application/json"
+
+    def encode(self, *, with_body: bool = True) -> bytes:
+        """The bytes on the line."""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (self.body if with_body else b"")
+
+
+Respond: TypeAlias = "Callable[[Request], Awaitable[Response]]"
+
+
+class _Unreadable(Exception):
+    """The bytes are no request that we answer; `status` says why."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        self.status = status
+        super().__init__(status.phrase)
+
+
+class Endpoint:
+    """Answers requests until it is closed."""
+
+    def __init__(self, respond: Respond, *, timeout: float = 5.0) -> None:
+        self._respond = respond
+        self._timeout = timeout
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def open(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and tell where: port 0 takes a free one. OSError if it cannot be had."""
+        self._server = await asyncio.start_server(
+            self._on_connection, host, port, limit=_MOST_BYTES
+        )
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def close(self) -> None:
+        """Listen no more and drop what is not answered yet."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - the server calls it in a task
+        self._serving.add(task)
+        try:
+            async with asyncio.timeout(self._timeout):
+                writer.write(await self._answer(reader, writer))
+                await writer.drain()
+        except (TimeoutError, OSError):
+            pass  # whoever asked is gone or too slow
+        finally:
+            self._serving.discard(task)
+            with suppress(OSError):
+                writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        if len(self._serving) > _MOST_AT_ONCE:
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE).encode()
+        try:
+            request = await _read(reader, writer)
+        except _Unreadable as unreadable:
+            return Response(unreadable.status).encode()
+        response = await self._respond(request)
+        return response.encode(with_body=request.method != "HEAD")
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
+    """The request; a body is read and forgotten, so that closing does not cut our answer."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise _Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
+    except asyncio.IncompleteReadError:
+        raise _Unreadable(HTTPStatus.BAD_REQUEST) from None
+    peer = writer.get_extra_info("peername")
+    request = _parse(head, str(peer[0]) if peer else "")
+    length = request.headers.get("content-length", "0")
+    if "transfer-encoding" in request.headers or not length.isdecimal():
+        raise _Unreadable(HTTPStatus.BAD_REQUEST)
+    if int(length) > _MOST_BYTES:
+        raise _Unreadable(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    with suppress(asyncio.IncompleteReadError):
+        await reader.readexactly(int(length))
+    return request
+
+
+def _parse(head: bytes, peer: str) -> Request:
+    first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
+        raise _Unreadable(HTTPStatus.BAD_REQUEST)
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise _Unreadable(HTTPStatus.BAD_REQUEST)
+        headers[name.lower()] = value.strip()
+    return Request(words[0], words[1].partition("?")[0], headers, peer)
