@@ -1,0 +1,304 @@
+"""HTTP push against a real server: statuses, timeouts, and nothing of a message where it must not be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, EmbeddedBroker, Message, Properties
+from hopback.patterns import DESIGNS
+from hopback.testing import AppTest, Tally
+from hopback.topology.plan import LocalWait
+from tests.integration.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Reply = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+class _Endpoint:
+    """A service's endpoint: keeps every request, and answers as told."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.requests: list[bytes] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.url = ""
+        self._reply = reply
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, request after request."""
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(
+                    int(line.split(b":")[1])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length")
+                )
+                request = head + await reader.readexactly(length)
+                self.requests.append(request)
+                self.at_once += 1
+                self.most_at_once = max(self.most_at_once, self.at_once)
+                try:
+                    await self._reply(request, writer)
+                    await writer.drain()
+                finally:
+                    self.at_once -= 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def _status(status: int, *headers: str) -> Reply:
+    async def reply(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(_answer(status, *headers))
+
+    return reply
+
+
+def _answer(status: int, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", "content-length: 0", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@asynccontextmanager
+async def _endpoint(reply: Reply) -> AsyncIterator[_Endpoint]:
+    endpoint = _Endpoint(reply)
+    server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    endpoint.url = f"http://{host}:{port}/events"
+    try:
+        yield endpoint
+    finally:
+        server.close()
+
+
+def _pushing(url: str, **options: Any) -> App:
+    app = App("bus")
+    app.queue("events", retry=["10ms"], attempts=2)
+    app.push("events", url, **options)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("status", "tally"),
+    [
+        (200, Tally(done=1)),
+        (204, Tally(done=1)),
+        (301, Tally(retried=1, parked=1)),
+        (400, Tally(retried=1, parked=1)),
+        (404, Tally(retried=1, parked=1)),
+        (409, Tally(retried=1, parked=1)),
+        (429, Tally(retried=1, parked=1)),
+        (500, Tally(retried=1, parked=1)),
+        (503, Tally(retried=1, parked=1)),
+    ],
+)
+async def test_the_status_is_the_outcome(status: int, tally: Tally) -> None:
+    """The table of the document: 2xx is done, everything else but 425 is retried and then parked."""
+    async with _endpoint(_status(status)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+        await test.publish("", "events", {"id": 1})
+        assert await test.drain() == tally
+        if tally.parked:
+            test.assert_parked("events", reason=f"HTTP {status}")
+    assert len(endpoint.requests) == tally.done + tally.retried + tally.parked
+
+
+async def test_a_request_carries_the_event_and_what_is_known_of_it() -> None:
+    """Body as it is; ids, type, routing key and attempt as headers of ours."""
+    async with _endpoint(_status(500)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+        await test.publish(
+            "", "events", {"id": 1}, message_id="m1", correlation_id="c1", message_type="t1"
+        )
+        await test.drain()
+    first, second = (request.decode() for request in endpoint.requests)
+    assert first.startswith("POST /events HTTP/1.1\r\n")
+    assert first.endswith('\r\n\r\n{"id":1}')
+    for line in ("x-message-id: m1", "x-correlation-id: c1", "x-message-type: t1", "x-attempt: 1"):
+        assert f"\r\n{line}\r\n" in first
+    assert "\r\nx-attempt: 2\r\n" in second
+
+
+async def test_nothing_of_a_message_can_inject_a_header() -> None:
+    """Line breaks, foreign letters and endless values are left out; message headers never travel."""
+    evil = "a\r\nx-evil: 1"
+    properties = Properties(
+        message_id=evil,
+        correlation_id="grün",
+        type="x" * 5000,
+        content_type="text/plain\r\nx-evil: 1",
+        headers={
+            "host": "elsewhere",
+            "authorization": "secret",
+            "traceparent": evil,
+            "x-evil": "1",
+        },
+    )
+    async with _endpoint(_status(200)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+        connection = await test.broker.connect("producer")
+        channel = await connection.open_channel()
+        await channel.publish(Message("", "events", b"body", properties))
+        await connection.close()
+        assert await test.drain() == Tally(done=1)
+    [request] = endpoint.requests
+    head = request.partition(b"\r\n\r\n")[0].lower()
+    for word in (
+        b"evil",
+        b"secret",
+        b"elsewhere",
+        b"correlation",
+        b"x-message-type",
+        b"traceparent",
+    ):
+        assert word not in head
+
+
+async def test_redirects_are_not_followed_and_cookies_not_kept() -> None:
+    """A target comes from configuration alone, and one event knows nothing of another."""
+    async with _endpoint(_status(200)) as elsewhere:
+        reply = _status(302, f"location: {elsewhere.url}", "set-cookie: session=1")
+        async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+            await test.publish("", "events", {})
+            assert await test.drain() == Tally(retried=1, parked=1)
+    assert elsewhere.requests == []
+    assert len(endpoint.requests) == 2
+    assert b"cookie" not in endpoint.requests[1].lower()
+
+
+async def _never(_request: bytes, writer: asyncio.StreamWriter) -> None:
+    await writer.wait_closed()
+
+
+async def _drip(_request: bytes, writer: asyncio.StreamWriter) -> None:
+    """An answer that never ends, byte by byte: no single read times out."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b"x")
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("reply", [_never, _drip])
+async def test_an_answer_has_to_be_complete_in_time(reply: Reply) -> None:
+    """The timeout is for the whole exchange, so a slot is never held for ever."""
+    async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.1)) as test:
+        await test.publish("", "events", {})
+        assert await test.drain() == Tally(retried=1, parked=1)
+        test.assert_parked("events", reason="no answer within 0.1 s")
+
+
+async def test_an_endless_answer_is_not_read_to_its_end() -> None:
+    """Its status counts, its body is let go."""
+
+    async def flood(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+
+    async with _endpoint(flood) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+        await test.publish("", "events", {})
+        assert await test.drain() == Tally(done=1)
+
+
+async def test_a_service_that_is_away_is_retried() -> None:
+    """A refused connection is a failure like a server error."""
+    async with _endpoint(_status(200)) as endpoint:
+        url = endpoint.url
+    async with AppTest(_pushing(url)) as test:
+        await test.publish("", "events", {})
+        assert await test.drain() == Tally(retried=1, parked=1)
+        test.assert_parked("events", reason="ConnectError")
+
+
+async def test_no_more_connections_than_asked_for() -> None:
+    """Concurrency limits what a service has to bear."""
+
+    async def slowly(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.write(_answer(200))
+
+    async with (
+        _endpoint(slowly) as endpoint,
+        AppTest(_pushing(endpoint.url, concurrency=3)) as test,
+    ):
+        for _ in range(15):
+            await test.publish("", "events", {})
+        assert await test.drain() == Tally(done=15)
+    assert endpoint.most_at_once == 3
+
+
+# --- 425: not due yet -------------------------------------------------------------------------------
+
+
+def _event_bus(url: str, *, hardened: bool, concurrency: int) -> tuple[App, str]:
+    """The event bus with local waits of milliseconds."""
+    topology = DESIGNS["event-bus"].build({}, hardened=hardened)
+    plan = topology.plans[0]
+    if plan.snooze is not None:
+        quick = replace(plan, snooze=LocalWait(10, 20))
+        topology = replace(topology, plans=(quick, *topology.plans[1:]))
+    app = App("event-bus", topology=topology)
+    app.push(plan.queue, url, concurrency=concurrency)
+    return app, plan.queue
+
+
+async def test_an_event_that_is_not_due_waits_in_our_hands_and_goes_back() -> None:
+    """Faithful: requeued after a short wait, again and again, without counting."""
+    asked = 0
+
+    async def early(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.write(_answer(425 if asked <= 3 else 200))
+
+    async with _endpoint(early) as endpoint:
+        app, queue = _event_bus(endpoint.url, hardened=False, concurrency=4)
+        async with AppTest(app) as test:
+            await test.publish("", queue, {"processAfterDelayMs": 60_000})
+            assert await test.drain() == Tally(snoozed=3, done=1)
+            snoozed = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
+    assert all(10 <= delay <= 20 for delay in snoozed)
+    assert asked == 4
+
+
+async def test_at_most_half_of_the_slots_wait() -> None:
+    """A flood of events that are not due leaves room for those that are."""
+
+    async def early(request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(_answer(425 if b"early" in request else 200))
+
+    async with _endpoint(early) as endpoint:
+        app, queue = _event_bus(endpoint.url, hardened=False, concurrency=4)
+        broker = EmbeddedBroker()
+        async with AppTest(app, broker=broker) as test:
+            for _ in range(20):
+                await test.publish("", queue, {"early": True})
+            for _ in range(3):
+                await test.publish("", queue, {"id": 1})
+            await until(lambda: len(test.happened("delivery.done")) == 3)
+            waiting = test.happened("delivery.snoozed", delay_ms=5000)
+            assert waiting, "the rest waits in the retry queue, uncounted"
+            assert not test.happened("delivery.retried")
+
+
+async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
+    """A requeue would cost a quorum queue one of its deliveries."""
+    async with _endpoint(_status(425)) as endpoint:
+        app, queue = _event_bus(endpoint.url, hardened=True, concurrency=4)
+        async with AppTest(app) as test:
+            due = json.dumps({"processAfterDelayMs": 1000})
+            await test.publish("", queue, due)
+            await until(lambda: bool(test.happened("delivery.snoozed")))
+            snapshot = test.broker.snapshot()
+            waiting = [one for one in snapshot.queues if one.ready and one.name != queue]
+            assert len(waiting) == 1
+            headers = waiting[0].ready[0].properties.headers
+    assert headers["hopback-snoozes"] == 1
+    assert headers.get("hopback-attempts", 0) == 0

@@ -1,0 +1,259 @@
+"""The runtime on a real RabbitMQ: the main flows, a line that breaks, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import (
+    App,
+    Context,
+    Park,
+    RabbitMQ,
+    Service,
+    ServiceOptions,
+    Snooze,
+    Surroundings,
+    compose,
+)
+from hopback.broker.declare import declare
+from hopback.broker.supervise import Backoff
+from hopback.errors import TopologyConflict
+from hopback.observe.events import Bus
+from hopback.patterns import DESIGNS
+from hopback.topology.model import Queue
+from tests.integration.proxy import Proxy
+from tests.integration.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from hopback.broker.port import Channel
+
+pytestmark = pytest.mark.broker
+
+
+class _Running:
+    """A service at work, and what it said."""
+
+    def __init__(self, app: App, url: str, **options: Any) -> None:
+        self.events: list[tuple[str, Mapping[str, Any]]] = []
+        world = Surroundings(
+            bus=Bus(lambda name, fields: self.events.append((name, fields))),
+            backoff=Backoff(first=0.05, most=0.2),
+        )
+        self.service = Service(app, RabbitMQ(url), options=ServiceOptions(**options), world=world)
+
+    def count(self, name: str) -> int:
+        """How often an event was said."""
+        return sum(1 for found, _ in self.events if found == name)
+
+
+@asynccontextmanager
+async def _running(app: App, url: str, **options: Any) -> AsyncIterator[_Running]:
+    running = _Running(app, url, **options)
+    task = asyncio.create_task(running.service.run())
+    await asyncio.wait(
+        {task, asyncio.ensure_future(running.service.ready.wait())},
+        return_when=asyncio.FIRST_COMPLETED,
+        timeout=20,
+    )
+    try:
+        yield running
+    finally:
+        running.service.stop()
+        await asyncio.wait_for(task, 20)
+
+
+@asynccontextmanager
+async def _channel(url: str) -> AsyncIterator[Channel]:
+    connection = await RabbitMQ(url).connect("test")
+    try:
+        yield await connection.open_channel()
+    finally:
+        await connection.close()
+
+
+async def _messages(url: str, queue: str) -> int:
+    async with _channel(url) as channel:
+        return (await channel.declare_queue(Queue(queue), passive=True)).messages
+
+
+async def test_done_retried_parked_and_snoozed(amqp_url: str) -> None:
+    """Each outcome, with the attempts counted by the broker's headers and ours."""
+    runs: dict[str, list[int]] = {}
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms", "100ms"])
+    async def handle(payload: dict[str, str], context: Context) -> object:
+        runs.setdefault(payload["do"], []).append(context.attempt)
+        match payload["do"]:
+            case "fail":
+                raise LookupError("no such customer")
+            case "park":
+                return Park("hopeless")
+            case "snooze" if len(runs["snooze"]) == 1:
+                return Snooze(0.01)
+        return None
+
+    async with _running(app, amqp_url) as running:
+        for what in ("work", "fail", "park", "snooze"):
+            await app.publish("", "orders", {"do": what})
+        await app.publish("", "orders", b"{")
+        await until(lambda: running.count("delivery.parked") == 3)
+        await until(lambda: running.count("delivery.done") == 2)
+    assert runs == {"work": [1], "fail": [1, 2, 3], "park": [1], "snooze": [1, 1]}
+    assert await _messages(amqp_url, "orders.dlq") == 3
+    assert await _messages(amqp_url, "orders") == 0
+
+
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+async def test_a_documented_design_runs_as_often_as_it_says(amqp_url: str, hardened: bool) -> None:
+    """Raffle with a short wait: four runs, then the dead-letter queue."""
+    topology = DESIGNS["raffle"].build({"retry_ttl_ms": "50"}, hardened=hardened)
+    plan = topology.plans[0]
+    app, runs = App("raffle", topology=topology), list[int]()
+
+    @app.handler(plan.queue)
+    async def handle(context: Context) -> None:
+        runs.append(context.attempt)
+        raise ValueError("always")
+
+    async with _running(app, amqp_url) as running:
+        await app.publish("", plan.queue, {})
+        await until(lambda: running.count("delivery.parked") == 1)
+    assert runs == [1, 2, 3, 4]
+    assert await _messages(amqp_url, plan.parking.queue) == 1
+
+
+async def test_batches_isolate_their_bad_rows(amqp_url: str) -> None:
+    """A hundred rows, two of them bad: ninety-eight are inserted once."""
+    rows: list[int] = []
+    app = App("raffle")
+
+    @app.batch("users", size=25, wait="100ms", retry=["50ms"])
+    async def insert(batch: list[int]) -> None:
+        bad = {7, 77} & set(batch)
+        if bad:
+            raise ValueError(f"bad row {min(bad)}")
+        rows.extend(batch)
+
+    async with _running(app, amqp_url) as running:
+        await asyncio.gather(*(_published(app, number) for number in range(100)))
+        await until(lambda: running.count("delivery.parked") == 2)
+        await until(lambda: len(rows) == 98)
+    assert sorted(rows) == sorted(set(range(100)) - {7, 77})
+    assert await _messages(amqp_url, "users.dlq") == 2
+
+
+async def _published(app: App, number: int) -> None:
+    await app.publish("", "users", number)
+
+
+async def test_a_cut_line_is_survived_and_nothing_stale_is_settled(amqp_url: str) -> None:
+    """Handlers are at work when the line breaks, again and again; every message is done at last."""
+    done: set[int] = set()
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"], concurrency=20)
+    async def handle(number: int) -> None:
+        await asyncio.sleep(0.01)
+        done.add(number)
+
+    async with Proxy(amqp_url) as proxy, _running(app, proxy.url) as running:
+        async with _channel(amqp_url) as channel:
+            for number in range(300):
+                await channel.room()
+                channel.publish(compose("", "orders", number))
+            for _ in range(3):
+                await asyncio.sleep(0.05)
+                proxy.cut()
+        await until(lambda: len(done) == 300)
+        await until(lambda: running.service.consumers[0].in_flight == 0)
+        assert not [fields for name, fields in running.events if "PRECONDITION" in str(fields)]
+    assert await _messages(amqp_url, "orders") == 0
+
+
+async def test_a_deleted_queue_comes_back_with_its_consumer(amqp_url: str) -> None:
+    """The broker cancels the consumer; the topology is declared again."""
+    seen: list[int] = []
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"])
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    async with _running(app, amqp_url) as running:
+        async with _channel(amqp_url) as channel:
+            await channel.delete_queue("orders")
+        await until(lambda: running.count("consumer.started") == 2)
+        await app.publish("", "orders", 1)
+        await until(lambda: seen == [1])
+
+
+async def test_shutdown_leaves_what_was_not_started_to_the_broker(amqp_url: str) -> None:
+    """Running handlers finish; the report and the queue agree; no task is left."""
+    begun, release = list[int](), asyncio.Event()
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"], concurrency=2)
+    async def handle(number: int) -> None:
+        begun.append(number)
+        await release.wait()
+
+    running = _Running(app, amqp_url)
+    task = asyncio.create_task(running.service.run())
+    await running.service.ready.wait()
+    for number in range(5):
+        await app.publish("", "orders", number)
+    await until(lambda: len(begun) == 2)
+    running.service.stop()
+    await until(lambda: running.count("shutdown.step") == 2)
+    release.set()
+    report = await task
+    assert report.handled == 2
+    assert [one.not_started for one in report.left] == [3]
+    assert report.clean
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert await _messages(amqp_url, "orders") == 3
+
+
+async def test_a_conflict_reaches_the_caller(amqp_url: str) -> None:
+    """A queue of another form is on the broker: the run ends with both values."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("orders"))
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"])
+    async def handle() -> None: ...
+
+    with pytest.raises(TopologyConflict, match="x-"):
+        await Service(app, RabbitMQ(amqp_url)).run()
+    await connection.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str) -> None:
+    """Nothing is settled meanwhile; then the message is retried once."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"])
+    async def handle(context: Context) -> None:
+        if context.attempt == 1:
+            raise ValueError("once")
+
+    async with _running(app, amqp_url) as running:
+        async with _channel(amqp_url) as channel:
+            await channel.delete_queue("orders.retry.50ms")
+        await app.publish("", "orders", 1)
+        await until(lambda: running.count("delivery.held") >= 2)
+        assert running.count("delivery.retried") == 0
+        connection = await RabbitMQ(amqp_url).connect("operator")
+        await declare(connection, app.topology)
+        await connection.close()
+        await until(lambda: running.count("delivery.done") == 1)
+    assert running.count("delivery.retried") == 1
