@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ class Design:
     parameters: tuple[Parameter, ...] = ()
     documented: bool = True
     """Whether it reproduces a documented system; Hopback's own design does not."""
-    codes: Mapping[str, str] = MappingProxyType({})
+    codes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The names by which the document logs events, to be given to `App`; see the table of events."""
 
     def build(self, params: Mapping[str, str] = _NO_PARAMS, hardened: bool = False) -> Topology:
