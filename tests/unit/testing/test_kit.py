@@ -1,0 +1,249 @@
+"""The test kit for applications is itself tested: it passes what is right and fails what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import hopback.testing
+from hopback import App, Context, Park, Snooze
+from hopback.broker.simulator import VirtualTimeLoop
+from hopback.testing import AppTest, Fault, Tally, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def _shop() -> App:
+    """Order 1 fails once, order 2 always, order 3 is hopeless, order 4 is not due at first."""
+    app = App("shop")
+    snoozed: list[int] = []
+
+    @app.handler("orders", retry=["30s", "5m", "30m"])
+    async def handle(order: dict[str, int], context: Context) -> object:
+        match order["id"]:
+            case 1 if context.attempt == 1:
+                raise ConnectionError("the warehouse does not answer")
+            case 2:
+                raise LookupError("no such customer")
+            case 3:
+                return Park("hopeless")
+            case 4 if not snoozed:
+                snoozed.append(4)
+                return Snooze(10)
+        return None
+
+    return app
+
+
+async def _order(test: AppTest, *numbers: int) -> None:
+    for number in numbers:
+        await test.publish("", "orders", {"id": number}, message_id=str(number))
+
+
+@in_virtual_time
+async def test_drain_plays_everything_out_and_counts_it() -> None:
+    """Half an hour of tiers; a second drain counts only what is new."""
+    async with AppTest(_shop()) as test:
+        began = asyncio.get_running_loop().time()
+        await _order(test, 0, 1, 2, 3, 4)
+        assert await test.drain() == Tally(done=3, retried=4, parked=2, snoozed=1)
+        assert round(asyncio.get_running_loop().time() - began) == 2130
+        assert await test.drain() == Tally()
+        await _order(test, 0)
+        assert await test.drain() == Tally(done=1)
+
+
+@in_virtual_time
+async def test_the_real_failure_is_raised_when_asked_for() -> None:
+    """With its own type and the place in the handler that raised it."""
+    async with AppTest(_shop()) as test:
+        await _order(test, 1)
+        with pytest.raises(ConnectionError, match="the warehouse does not answer") as caught:
+            await test.drain(reraise=True)
+        assert caught.traceback[-1].name == "handle"
+        await _order(test, 0)
+        assert await test.drain(reraise=True) == Tally(done=1)
+        await _order(test, 2)
+        with pytest.raises(LookupError) as several:
+            await test.drain(reraise=True)
+        assert several.value.__notes__ == ["and 3 more failed runs"]
+
+
+@in_virtual_time
+async def test_a_failure_that_was_only_said_is_raised_as_an_assertion() -> None:
+    """A handler that returns Park has raised nothing; its reason is told."""
+    async with AppTest(_shop()) as test:
+        await _order(test, 3)
+        with pytest.raises(AssertionError, match=r"delivery\.parked #1 \(hopeless\)"):
+            await test.drain(reraise=True)
+
+
+@in_virtual_time
+async def test_assertions_pass_what_happened_and_fail_what_did_not() -> None:
+    """Counts, reasons, fields; the message of a failed one tells what did happen."""
+    async with AppTest(_shop()) as test:
+        await _order(test, 1, 2, 3)
+        await test.drain()
+        test.assert_parked("orders", times=2)
+        test.assert_parked("orders", reason="hopeless", message_id="3", times=1)
+        test.assert_retried("orders", times=4)
+        test.assert_retried("orders", tier="30m", times=1)
+        test.assert_done("orders", times=1)
+        wrong: list[Callable[[], None]] = [
+            lambda: test.assert_parked("orders", times=1),
+            lambda: test.assert_parked("orders", reason="of another kind"),
+            lambda: test.assert_retried("orders", tier="7m"),
+            lambda: test.assert_done("orders", times=2),
+        ]
+        for look in wrong:
+            with pytest.raises(AssertionError, match=r"What happened: .*delivery\.parked"):
+                look()
+        with pytest.raises(LookupError, match="orders"):
+            test.assert_parked("order")
+
+
+@in_virtual_time
+async def test_parked_means_that_the_message_is_there() -> None:
+    """An event alone is not believed: the dead-letter queue has to hold it."""
+    async with AppTest(_shop()) as test:
+        await _order(test, 3)
+        await test.drain()
+        [dead] = test.dead_letters("orders")
+        assert dead.body == b'{"id":3}'
+        connection = await test.broker.connect("operator")
+        channel = await connection.open_channel()
+        await channel.purge_queue("orders.dlq")
+        await connection.close()
+        with pytest.raises(AssertionError, match="its dead-letter queue has 0"):
+            test.assert_parked("orders")
+
+
+@in_virtual_time
+async def test_time_passes_as_told() -> None:
+    """Just before a wait is over nothing has happened, just after it everything."""
+    async with AppTest(_shop()) as test:
+        await _order(test, 1)
+        await test.advance(29)
+        assert not test.happened("delivery.done")
+        await test.advance(1)
+        test.assert_done("orders", times=1)
+
+
+@in_virtual_time
+async def test_what_cannot_be_drained_is_named() -> None:
+    """A retry that never finds a home keeps its message in hand, and the error says where."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle() -> None:
+        await asyncio.sleep(1)
+        raise ValueError("no")
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        test.faults.chance(Fault.NACK, 1.0)
+        with pytest.raises(TimeoutError, match=r"within 60 s: \{'orders': 1, 'in flight': 1\}"):
+            await test.drain(within=60)
+        test.faults.clear()
+        assert (await test.drain()).retried == 1
+
+
+async def test_without_virtual_time_it_runs_in_real_time() -> None:
+    """Only advancing needs the virtual loop, and says so."""
+    app = App("shop")
+    app.handler("orders", retry=["10ms"])(lambda context: 1 / 0 if context.attempt == 1 else None)
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        assert await test.drain() == Tally(retried=1, done=1)
+        with pytest.raises(RuntimeError, match="in_virtual_time"):
+            await test.advance(1)
+
+
+@in_virtual_time
+async def test_a_failing_test_does_not_wait_for_handlers() -> None:
+    """The failure is the test's own, at once."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle() -> None:
+        await asyncio.sleep(1000)
+
+    async def fail() -> None:
+        async with AppTest(app) as test:
+            await test.publish("", "orders", {})
+            raise ZeroDivisionError
+
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert asyncio.get_running_loop().time() - began < 5
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@in_virtual_time
+async def test_the_loop_is_virtual() -> None:
+    """The decorator supplies it."""
+    assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+
+
+def test_the_decorator_keeps_name_and_signature() -> None:
+    """Fixtures and parameters reach a decorated test as any other; nothing is left to await."""
+
+    @in_virtual_time
+    async def test_something(tmp_path: str, number: int) -> None:
+        """Words."""
+
+    assert test_something.__name__ == "test_something"
+    assert list(inspect.signature(test_something).parameters) == ["tmp_path", "number"]
+    assert not inspect.iscoroutinefunction(test_something)
+
+
+def test_plain_pytest_is_enough(tmp_path: Path) -> None:
+    """No plugin, no configuration: a file with a decorated test passes, and a wrong one fails."""
+    (tmp_path / "test_shop.py").write_text(
+        """
+from hopback import App
+from hopback.testing import AppTest, in_virtual_time
+
+app = App("shop")
+
+@app.handler("orders", retry=["30s"])
+async def handle(order: dict) -> None:
+    raise ValueError("no")
+
+@in_virtual_time
+async def test_right():
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        test.assert_parked("orders", reason="no")
+
+@in_virtual_time
+async def test_wrong():
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        test.assert_done("orders")
+"""
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "test_shop.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_the_front_door_is_complete() -> None:
+    """Every name that is promised can be had, and no other."""
+    for name in hopback.testing.__all__:
+        assert getattr(hopback.testing, name) is not None
+        assert name in dir(hopback.testing)
+    with pytest.raises(AttributeError):
+        hopback.testing.no_such_name  # noqa: B018
