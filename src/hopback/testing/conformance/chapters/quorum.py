@@ -161,6 +161,48 @@ async def falling_count(bench: Bench) -> None:
     equal("x-delivery-count", found, expected)
 
 
+_COUNTS = ("x-delivery-count", "x-acquired-count")
+
+
+async def _counts_of_three(bench: Bench, queue: str) -> list[tuple[FieldValue, ...]]:
+    """Both counts of a message on three deliveries, each ended by closing its channel."""
+    looks = [await _return(bench, queue, _by_close) for _ in range(3)]
+    return [tuple(_count(look, name) for name in _COUNTS) for look in looks]
+
+
+@row("5.2g", "Returned once and then pushed out, a message carries its counts on from 4.0")
+async def counts_through_maxlen(bench: Bench) -> None:
+    queue, dead = await pair(bench, QueueType.QUORUM, QueueType.QUORUM, max_length=1)
+    await bench.put(queue)
+    await _return(bench, queue, _by_close)
+    await bench.holds(queue, 1)
+    await bench.put(queue, "pushes")
+    expected: list[tuple[FieldValue, ...]] = bench.since(
+        {
+            "3.0": [(0, None), (1, None), (2, None)],
+            "4.0": [(1, None), (1, None), (2, None)],
+            "4.3": [(1, 1), (2, 1), (3, 2)],
+        }
+    )
+    equal("counts", await _counts_of_three(bench, dead), expected)
+
+
+@row("5.2h", "Returned once and then rejected, a message carries on 4.0 one count more")
+async def counts_through_rejection(bench: Bench) -> None:
+    queue, dead = await pair(bench, QueueType.QUORUM, QueueType.QUORUM)
+    await bench.put(queue)
+    await _return(bench, queue, _by_close)
+    await lap(bench, queue)
+    expected: list[tuple[FieldValue, ...]] = bench.since(
+        {
+            "3.0": [(0, None), (1, None), (2, None)],
+            "4.0": [(2, None), (1, None), (2, None)],
+            "4.3": [(1, 1), (2, 1), (3, 2)],
+        }
+    )
+    equal("counts", await _counts_of_three(bench, dead), expected)
+
+
 async def _survives(bench: Bench, way: Callable[[Channel, Delivery], Awaitable[None]]) -> bool:
     """Whether a message with limit 1 is still there after two such returns."""
     queue, dead = await pair(bench, QueueType.QUORUM, delivery_limit=1)
