@@ -18,6 +18,7 @@ from hopback.runtime.outgoing import compose
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Surroundings
 from hopback.testing.captured import Happening, Tally, tally_of
+from hopback.testing.producing import Producer
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class AppTest:
         self.failures: list[BaseException] = []
         """Every exception behind a failed run, as it was raised."""
         self.report: Report | None = None
+        self._producer = Producer(self.broker.node)
         self._clock = LoopClock(time.time)
         self._options = options
         self._chance = chance
@@ -132,7 +134,10 @@ class AppTest:
         correlation_id: str | None = None,
         headers: Headers | None = None,
     ) -> None:
-        """Publish as a producer would: to an exchange, or with `""` straight to a queue."""
+        """Publish as a producer would: to an exchange, or with `""` straight to a queue.
+
+        Faults do not touch it: they are for the application. Returned if no queue wants it.
+        """
         message = compose(
             exchange,
             routing_key,
@@ -142,12 +147,8 @@ class AppTest:
             correlation_id=correlation_id,
             headers=headers,
         )
-        connection = await self.broker.connect("test")
-        channel = await connection.open_channel()
-        try:
-            await channel.publish(message)
-        finally:
-            await connection.close()
+        self._producer.publish(message)
+        await asyncio.sleep(_INSTANT)
 
     async def drain(self, *, reraise: bool = False, within: float = _DAY) -> Tally:
         """Let everything play out, retries and all, and count what happened since the last drain.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hopback import App, Done, EmbeddedBroker, Park, Retry, Rule, Snooze
 from hopback.broker.simulator import EventKind
+from hopback.observe.events import EVENTS
 from hopback.policy.rules import Verdict
 from hopback.testing import AppTest, in_virtual_time
 
@@ -141,6 +142,8 @@ async def _play(app: App, messages: int, cuts: list[float]) -> None:
             broker.cut()
         tally = await test.drain()
         resting = len(test.dead_letters("orders"))
+    for one in test.events:
+        assert set(one.fields) == set(EVENTS[one.name].fields), one.name
     said = Counter(one.fields["message_id"] for one in test.events if one.name in _OUTCOMES)
     # A cut takes back what was prefetched and never started: nothing to say of that.
     if not cuts:

@@ -13,6 +13,7 @@ import pytest
 import hopback.testing
 from hopback import App, Context, Park, Snooze
 from hopback.broker.simulator import VirtualTimeLoop
+from hopback.errors import NotFound, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -123,6 +124,21 @@ async def test_parked_means_that_the_message_is_there() -> None:
         await connection.close()
         with pytest.raises(AssertionError, match="its dead-letter queue has 0"):
             test.assert_parked("orders")
+
+
+@in_virtual_time
+async def test_publishing_meets_no_faults_and_tells_what_is_wrong() -> None:
+    """Faults are for the application; a message that nobody wants is told to the test."""
+    async with AppTest(_shop()) as test:
+        for fault in (Fault.NACK, Fault.RETURN, Fault.REFUSE_CONNECTION):
+            test.faults.chance(fault, 1.0)
+        await _order(test, 0)
+        test.faults.clear()
+        assert await test.drain() == Tally(done=1)
+        with pytest.raises(Returned, match="nowhere"):
+            await test.publish("", "nowhere", {})
+        with pytest.raises(NotFound, match="no exchange 'missing'"):
+            await test.publish("missing", "key", {})
 
 
 @in_virtual_time
