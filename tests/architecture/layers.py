@@ -23,7 +23,7 @@ _VALUES = (
 _PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
 _PORT = ("hopback.broker.port",)
 _BROKERS = ("hopback.broker", "hopback.broker.rabbitmq", "hopback.broker.simulator")
-_ABOVE = ("hopback.observe", "hopback.runtime", "hopback.store")
+_ABOVE = ("hopback.deadletters", "hopback.observe", "hopback.runtime", "hopback.store")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.observe": _VALUES,
     "hopback.store": _VALUES,
     "hopback.runtime": (*_PURE, *_PORT, "hopback.observe", "hopback.store"),
+    "hopback.deadletters": (*_PURE, *_PORT),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
     "hopback.__main__": ("hopback.cli",),
@@ -57,7 +58,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),
-    "hopback.cli": frozenset({"click", "rich"}),
+    "hopback.cli": frozenset({"click", "rich", "sqlalchemy", "uvloop"}),
     "hopback.testing": frozenset({"hypothesis", "pytest"}),
 }
 

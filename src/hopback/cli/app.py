@@ -34,6 +34,19 @@ _COMMANDS = {
     "doctor": LazyCommand(
         "hopback.cli.broker_commands:doctor", "Look at a live broker and say what is wrong."
     ),
+    "run": LazyCommand("hopback.cli.run_command:run", "Run an application's handlers."),
+    "pause": LazyCommand(
+        "hopback.cli.control_commands:pause",
+        "Let a running service take no deliveries of a queue.",
+    ),
+    "resume": LazyCommand(
+        "hopback.cli.control_commands:resume",
+        "Let a running service take deliveries of a paused queue again.",
+    ),
+    "store": LazyCommand(
+        "hopback.cli.store_commands:store",
+        "Migrate the database of inbox and outbox, or show its version.",
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from hopback.clock import Clock
 
@@ -61,7 +61,10 @@ _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
 class EventLog:
-    """A subscriber that writes each event of at least `level` as one line; subclasses say how."""
+    """A subscriber that writes each event of at least `level` as one line; subclasses say how.
+
+    `silent` names events that are not written at any level.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class EventLog:
         stream: IO[str] | None = None,
         level: str = "info",
         codes: Mapping[str, str] | None = None,
+        silent: Collection[str] = (),
     ) -> None:
         if level not in SEVERITY:
             raise ValueError(f"expected a level of {', '.join(SEVERITY)}, got {level!r}")
@@ -77,10 +81,11 @@ class EventLog:
         self._stream = stream
         self._least = SEVERITY[level]
         self._codes = codes or {}
+        self._silent = silent
 
     def wants(self, name: str) -> bool:
-        """Whether the event is written at this level."""
-        return SEVERITY[LEVELS.get(name, "info")] >= self._least
+        """Whether the event is written at this level, and at all."""
+        return name not in self._silent and SEVERITY[LEVELS.get(name, "info")] >= self._least
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         """Write the event."""

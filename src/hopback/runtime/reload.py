@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["changed", "python_files", "until_changed"]
+__all__ = ["Changes", "changed", "python_files"]
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _LOOK_EVERY = 0.5
@@ -45,12 +45,18 @@ def changed(
     )
 
 
-async def until_changed(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Return what changed, as soon as something has."""
-    places = tuple(folders)
-    before = python_files(places)
-    while True:
-        await asyncio.sleep(_LOOK_EVERY)
-        found = changed(before, python_files(places))
-        if found:
-            return found
+class Changes:
+    """Tells what has changed since it was last asked, also while nobody asked."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+        self._seen = python_files(folders)
+
+    async def __call__(self) -> tuple[Path, ...]:
+        """Return what changed, as soon as something has."""
+        while True:
+            now = python_files(self._folders)
+            found, self._seen = changed(self._seen, now), now
+            if found:
+                return found
+            await asyncio.sleep(_LOOK_EVERY)

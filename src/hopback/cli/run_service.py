@@ -1,0 +1,237 @@
+"""One process of `hopback run`: the service with its logs, metrics, probes and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.broker.declare import Ownership
+from hopback.broker.management import Management, ManagementAddress, virtual_host
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.clock import SystemClock
+from hopback.observe.bridge import LogBridge
+from hopback.observe.events import Bus
+from hopback.observe.logs import SEVERITY, JsonLog, TextLog
+from hopback.runtime.control import Control
+from hopback.runtime.depths import Depths, HeldBack, watched_queues
+from hopback.runtime.endpoint import Endpoint
+from hopback.runtime.health import Health
+from hopback.runtime.processes import ParentLine
+from hopback.runtime.service import Service, ServiceOptions
+from hopback.runtime.settling import Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+
+    from hopback.broker.port import Broker, Connection
+    from hopback.cli.run_settings import RunSettings
+    from hopback.observe.logs import EventLog
+    from hopback.observe.metrics import Metrics
+    from hopback.runtime.app import App
+    from hopback.runtime.shutdown import Report
+
+__all__ = ["Stopper", "broker_of", "listen_to_signals", "log_of", "serve"]
+
+_LOG = logging.getLogger("hopback.run")
+
+
+class Stopper:
+    """Stops something when a signal comes; the second time it forces."""
+
+    def __init__(self, stop: Callable[[], object]) -> None:
+        self._stop = stop
+        self.asked = 0
+
+    @property
+    def forced(self) -> bool:
+        """Whether the end was asked for twice."""
+        return self.asked > 1
+
+    def __call__(self) -> None:
+        """A signal has come."""
+        self.asked += 1
+        if self.asked == 1:
+            _LOG.info("stopping in order; a second signal stops at once")
+        self._stop()
+
+
+def listen_to_signals(stopper: Stopper) -> None:
+    """SIGINT and SIGTERM stop, from now on."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopper)
+
+
+def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
+    """JSON lines on stderr, short ones on a terminal; Python's own logging joins them."""
+    on_terminal = sys.stderr.isatty()
+    as_text = settings.log_format == "text" or (settings.log_format == "auto" and on_terminal)
+    # What a topology can lose is said once, not once for each process.
+    silent = frozenset({"topology.warning"}) if settings.number else frozenset()
+    common: dict[str, Any] = {"level": settings.log_level, "codes": codes, "silent": silent}
+    colour = on_terminal and not os.environ.get("NO_COLOR")
+    clock = SystemClock()
+    log = TextLog(clock, colour=colour, **common) if as_text else JsonLog(clock, **common)
+    # An application that has configured logging for itself is left alone.
+    logging.basicConfig(level=SEVERITY[settings.log_level], handlers=[LogBridge(log)])
+    return log
+
+
+def broker_of(settings: RunSettings) -> Broker:
+    """The broker that the options name."""
+    if settings.embedded:
+        return EmbeddedBroker()
+    try:
+        return RabbitMQ(settings.broker)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--broker") from error
+
+
+async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
+    """Run the application until a signal ends it: its report, and whether it was forced."""
+    bus = Bus(log_of(settings, app.codes))
+    metrics = _metrics(settings)
+    if metrics is not None:
+        bus.subscribe(metrics)
+    async with AsyncExitStack() as stack:
+        service = Service(
+            app,
+            broker_of(settings),
+            options=_options(settings),
+            world=Surroundings(bus=bus, around=_tracing(settings)),
+            beside=await _watchers(app, settings, metrics, stack),
+        )
+        stopper = Stopper(service.stop)
+        listen_to_signals(stopper)
+        await _attend(service, settings, metrics, stack)
+        line = None if settings.parent is None else ParentLine(settings.parent)
+        if line is not None:
+            await stack.enter_async_context(_beside(_follow(line, service, stopper)))
+        report = await service.run()
+        if line is not None:
+            line.say(report=asdict(report))
+        return report, stopper.forced
+
+
+def _options(settings: RunSettings) -> ServiceOptions:
+    return ServiceOptions(
+        queues=settings.queues or None,
+        ownership=Ownership(settings.ownership),
+        accept=settings.accept,
+        grace=settings.grace,
+        concurrency=settings.concurrency,
+    )
+
+
+def _metrics(settings: RunSettings) -> Metrics | None:
+    """Counted only where they can be read, and where the extra is installed."""
+    if settings.http is None:
+        return None
+    try:
+        from hopback.observe.metrics import Metrics
+    except ImportError:
+        return None
+    return Metrics()
+
+
+def _tracing(settings: RunSettings) -> Any:
+    if not settings.otel:
+        return None
+    try:
+        from hopback.runtime.tracing import traced
+    except ImportError as error:
+        raise CommandFailed(
+            "--otel needs OpenTelemetry, which is not installed",
+            do="Install the extra: pip install 'hopback[otel]'.",
+        ) from error
+    return traced
+
+
+async def _watchers(
+    app: App, settings: RunSettings, metrics: Metrics | None, stack: AsyncExitStack
+) -> list[Callable[[Connection], Awaitable[None]]]:
+    """What looks at the queues beside the consumers."""
+    if metrics is None:
+        return []
+    topology = app.topology
+    watched = watched_queues(topology, settings.queues or app.handlers)
+    found: list[Callable[[Connection], Awaitable[None]]] = [
+        Depths(watched, metrics.set_depth).attend
+    ]
+    if settings.management is not None and not settings.embedded:
+        try:
+            address = ManagementAddress.derive(settings.broker, settings.management)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", param_hint="--management") from error
+        management = await stack.enter_async_context(Management(address))
+        vhost = virtual_host(settings.broker)
+        found.append(HeldBack(management, vhost, watched, metrics.set_held_back).attend)
+    return found
+
+
+async def _attend(
+    service: Service,
+    settings: RunSettings,
+    metrics: Metrics | None,
+    stack: AsyncExitStack,
+) -> None:
+    """Start what lives beside the service: its health and its HTTP endpoint."""
+    health = Health(service, time=asyncio.get_running_loop().time)
+    await stack.enter_async_context(_beside(health.run()))
+    if settings.http is not None:
+        render = None if metrics is None else _rendering(service, metrics)
+        await _listen(Endpoint(Control(service, health, render)), settings.http, stack)
+
+
+async def _follow(line: ParentLine, service: Service, stopper: Stopper) -> None:
+    """Tell the parent that we are ready; end when it is gone."""
+    async with _beside(line.broken()) as broken, _beside(service.ready.wait()) as ready:
+        await asyncio.wait({broken, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            line.say(ready=True)
+        await broken
+    stopper()
+
+
+def _rendering(service: Service, metrics: Metrics) -> Callable[[], tuple[str, bytes]]:
+    def render() -> tuple[str, bytes]:
+        for consumer in service.consumers:
+            metrics.set_in_flight(consumer.queue, consumer.in_flight)
+        return metrics.content_type, metrics.render()
+
+    return render
+
+
+async def _listen(endpoint: Endpoint, address: tuple[str, int], stack: AsyncExitStack) -> None:
+    try:
+        host, port = await endpoint.open(*address)
+    except OSError as error:
+        raise CommandFailed(
+            f"--http {address[0]}:{address[1]} cannot be had: {error.strerror or error}",
+            do="Take another port, or end what listens there.",
+            code=Exit.CONFLICT,
+        ) from error
+    stack.push_async_callback(endpoint.close)
+    _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """Run it meanwhile."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,246 @@
+"""Several processes under one: started, watched, restarted after a pause, stopped together.
+
+A child has a line to its parent (a socket): it says when it is ready and, at its end, what it left; when
+the line breaks the parent is gone and the child stops by itself. Children are process groups of their
+own, so that Ctrl-C at a terminal reaches the parent alone, which passes it on once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hopback.broker.supervise import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+__all__ = ["Child", "Ended", "ParentLine", "Supervisor"]
+
+_LOG = logging.getLogger("hopback.run")
+_HURRY = 5.0
+"""How long (seconds) a child may take to make way for its successor when files have changed."""
+
+
+class ParentLine:
+    """The child's end of the line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(False)
+        # What the application starts must not hold the line open when we are gone.
+        self._socket.set_inheritable(False)
+
+    async def broken(self) -> None:
+        """Return when the parent is gone."""
+        with suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(self._socket, 1024):
+                pass
+
+    def say(self, **fact: object) -> None:
+        """Tell the parent something; one that is gone is told nothing."""
+        with suppress(OSError):
+            self._socket.send(json.dumps(fact).encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended: its exit code (negative: the signal), and what it said."""
+
+    code: int
+    ready: bool
+    report: Mapping[str, Any] | None
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One child process and our end of the line to it."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    asked: int = 0
+
+    @classmethod
+    async def start(
+        cls, command: Callable[[int], Sequence[str]], environment: Mapping[str, str]
+    ) -> Child:
+        """Start `command(descriptor)`; the descriptor is the child's end of the line."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+                env=dict(environment),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    async def ended(self, on_ready: Callable[[], object]) -> Ended:
+        """Listen until it has ended."""
+        ready, report = False, None
+        try:
+            async for line in self.reader:
+                fact = _fact(line)
+                if fact.get("ready") and not ready:
+                    ready = True
+                    on_ready()
+                report = fact.get("report", report)
+            return Ended(await self.process.wait(), ready, report)
+        finally:
+            self.writer.close()
+
+    def stop(self) -> None:
+        """Ask it to end; the second time at once, the third time it is not asked."""
+        self.asked += 1
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM if self.asked < 3 else signal.SIGKILL)
+
+
+def _fact(line: bytes) -> dict[str, Any]:
+    try:
+        fact = json.loads(line)
+    except ValueError:
+        return {}
+    return fact if isinstance(fact, dict) else {}
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps `count` children alive. `command(number, descriptor)` starts one.
+
+    A child that ends before it was ever ready has something wrong that a restart does not mend:
+    then all end, and `code` is its exit code. One that dies later is started again after a pause.
+    With `changes` (an awaitable that returns when files have changed) all are started anew on each
+    change, and a child that cannot start waits for the next one.
+    """
+
+    count: int
+    command: Callable[[int, int], Sequence[str]]
+    environment: Mapping[str, str]
+    changes: Callable[[], Awaitable[Sequence[object]]] | None = None
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
+    chance: Callable[[], float] = random.random
+    code: int = 0
+    reports: list[Mapping[str, Any]] = field(default_factory=list)
+    restarts: int = 0
+    _children: dict[int, Child] = field(default_factory=dict)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Run until stopped, or until a child could not start."""
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self.count):
+                    group.create_task(self._keep(number))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Ask all to end; again, at once."""
+        self._ending.set()
+        for child in tuple(self._children.values()):
+            child.stop()
+
+    async def _keep(self, number: int) -> None:
+        """Start a child again and again."""
+        failures = 0
+        while not self._ending.is_set():
+            changed = self._changed
+            began = asyncio.get_running_loop().time()
+            ended = await self._live(number)
+            if self._ending.is_set() or changed.is_set():
+                continue
+            _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
+            if not ended.ready and ended.code >= 0:
+                await self._not_startable(ended, changed)
+                continue
+            lasted = asyncio.get_running_loop().time() - began
+            failures = 1 if lasted >= self.backoff.stable else failures + 1
+            self.restarts += 1
+            await self._unless_ending(changed, self.backoff.delay(failures, self.chance()))
+
+    async def _live(self, number: int) -> Ended:
+        """One life of a child."""
+        child = await Child.start(
+            lambda descriptor: self.command(number, descriptor), self.environment
+        )
+        self._children[number] = child
+        if self._ending.is_set():
+            child.stop()
+        try:
+            ended = await child.ended(lambda: _LOG.info("process %d is ready", number))
+        finally:
+            del self._children[number]
+        if ended.report is not None:
+            self.reports.append(ended.report)
+        if self._ending.is_set() and ended.code:
+            self.code = self.code or (ended.code if ended.code > 0 else 1)
+        return ended
+
+    async def _not_startable(self, ended: Ended, changed: asyncio.Event) -> None:
+        """Without reloading that is the end; with it, the developer mends the file."""
+        if self.changes is not None:
+            await self._unless_ending(changed, None)
+            return
+        self.code = ended.code or 1
+        self.stop()
+
+    async def _unless_ending(self, changed: asyncio.Event, seconds: float | None) -> None:
+        """Wait, but not when the end is asked for or files change."""
+        waits = [asyncio.ensure_future(one.wait()) for one in (self._ending, changed)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def _watch(self) -> None:
+        """Replace the children whenever files have changed."""
+        while self.changes is not None:
+            found = await self.changes()
+            _LOG.info("restarting: changed %s", ", ".join(map(str, found[:3])))
+            self._changed.set()
+            self._changed = asyncio.Event()  # the next lives wait for the next change
+            leaving = tuple(self._children.values())
+            for _ in range(3):
+                for child in leaving:
+                    if child in self._children.values():
+                        child.stop()
+                if await self._are_gone(leaving):
+                    break
+
+    async def _are_gone(self, leaving: Sequence[Child]) -> bool:
+        waiting = [asyncio.ensure_future(one.process.wait()) for one in leaving]
+        if not waiting:
+            return True
+        _, pending = await asyncio.wait(waiting, timeout=_HURRY)
+        for one in pending:
+            one.cancel()
+        return not pending
+
+
+def _told(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
