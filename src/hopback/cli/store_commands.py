@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["store"]
+__all__ = ["migrate", "status", "store"]
 
 _database = click.option(
     "--database",
