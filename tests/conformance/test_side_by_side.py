@@ -203,16 +203,30 @@ class SideBySide(RuleBasedStateMachine):
     @rule(pick=picks, channel=channels)
     def get(self, pick: int, channel: int) -> None:
         """Take a message, if there is one, and hold it."""
-        held = self._runner.run(self.twins.get(channel, self._existing(pick)))
+        queue = self._existing(pick)
+        if self._consumes(channel, queue):
+            return
+        held = self._runner.run(self.twins.get(channel, queue))
         if held is not None:
             self._held.append((channel, held))
+
+    def _consumes(self, channel: int, queue: str) -> bool:
+        """Whether a channel consumes from the queue: beside that it shall not get from it.
+
+        What a quorum queue gets back from both at once has no certain order.
+        """
+        return any(
+            each.queue == queue and each.channel == channel for each in self._consumers.values()
+        )
 
     @precondition(lambda self: self._queues)
     @rule(pick=picks, channel=channels, prefetch=st.integers(1, 3))
     def consume(self, pick: int, channel: int, prefetch: int) -> None:
         """Start a consumer, one to a queue."""
         queue = self._existing(pick)
-        if not any(each.queue == queue for each in self._consumers.values()):
+        taken = any(each.queue == queue for each in self._consumers.values())
+        holding = any(number == channel and held.queue == queue for number, held in self._held)
+        if not taken and not holding:
             tag = f"c{self._sent}-{len(self._consumers)}-{uuid.uuid4().hex[:4]}"
             self._runner.run(self.twins.consume(channel, queue, tag, prefetch))
             self._consumers[tag] = _Consumer(channel, queue)

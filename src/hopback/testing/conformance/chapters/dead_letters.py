@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, cast
 
 from hopback.errors import Nacked, PreconditionFailed
@@ -193,6 +193,23 @@ async def dead_letter_key(bench: Bench) -> None:
         await lap(bench, queue)
         found = await bench.take_done(dead)
         equal("exchange and key", (found.exchange, found.routing_key), ("", dead))
+
+
+@row("1.6c", "On 4.3 a message that was returned before it died arrives as redelivered")
+async def returned_before_death(bench: Bench) -> None:
+    found: dict[str, bool] = {}
+    for kind, target in product(BOTH, BOTH):
+        queue, dead = await pair(bench, kind, target)
+        await bench.put(queue)
+        channel = await bench.open_channel()
+        await bench.take(queue, channel=channel)
+        await channel.close()
+        await lap(bench, queue)
+        found[f"{kind} to {target}"] = (await bench.take_done(dead)).redelivered
+    fresh = dict.fromkeys(found, False)
+    since_4_0 = {**fresh, "quorum to quorum": True}
+    expected = bench.since({"3.0": fresh, "4.0": since_4_0, "4.3": dict.fromkeys(found, True)})
+    equal("redelivered", found, expected)
 
 
 @row("1.9a", "CC and BCC deliver under further keys, and BCC is taken off")
