@@ -154,7 +154,7 @@ class PolicyPlayer:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._in_hand.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, BrokerError):
+        if error is not None:
             self._mistakes.append(error)
 
     async def _handle(
@@ -170,8 +170,12 @@ class PolicyPlayer:
             chance=CHANCE,
             dead_letters_park=dead_letters_park(self._scene.topology, plan),
         )
-        for effect in effects(decision, delivery, plan, occasion):
-            await _carry_out(effect, delivery, channel)
+        try:
+            for effect in effects(decision, delivery, plan, occasion):
+                await _carry_out(effect, delivery, channel)
+        except BrokerError:
+            # Nothing was settled: let go of everything, and the broker delivers it again.
+            await connection.close()
 
     def _outcome(self, actor: Actor, delivery: Delivery, plan: Plan) -> tuple[Outcome, Occasion]:
         """What the actor's act means, and what the world adds to it."""

@@ -1,0 +1,365 @@
+"""Ratatoskr's document, "RabbitMQ Topology & Message Flow", played sentence by sentence."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.simulator import EmbeddedBroker, EventKind, Fault, run_virtual
+from hopback.errors import Returned, UnsafeOperation
+from hopback.headers import broker_failures
+from hopback.message import Message, Properties
+from hopback.patterns import ratatoskr
+from hopback.policy import Done, Park, Retry, Rule, Verdict
+from hopback.runtime.app import App
+from hopback.testing.kit import AppTest
+from hopback.topology.model import Binding, Queue
+from hopback.version import BrokerVersion
+from tests.scenarios.stage import (
+    EVERY_VERSION,
+    FAITHFUL,
+    HARDENED,
+    POLICY,
+    Stage,
+    played,
+)
+
+if TYPE_CHECKING:
+    from tests.scenarios.cast import Act, Run
+
+_EVENT = ("ratatoskr.events", "order.created")
+_QUEUE, _WAITING, _DLQ = "my-service.events", "my-service.events.retry", "my-service.events.dlq"
+_TRANSIENT = TimeoutError("payment service is slow")
+_INVALID = ValueError("order without lines")
+_RULES = (Rule(ValueError, Verdict.PARK),)
+_DONE = Done()
+_QUICK = {"retry_delay_ms": 60}
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_messages_arrive_are_processed_and_removed(stage: Stage) -> None:
+    """Normal processing: consumed, acked, gone; and all three queues are quorum queues."""
+    await stage.publish(*_EVENT, b'{"order": 1}')
+    await stage.drain()
+    assert stage.actors[_QUEUE].times == [0.0]
+    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+    queues = stage.embedded.snapshot().queues
+    assert {queue.name: queue.type for queue in queues} == dict.fromkeys(
+        (_QUEUE, _WAITING, _DLQ), "quorum"
+    )
+
+
+@played(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
+async def test_transient_failures_wait_in_the_retry_queue_until_max_retries(stage: Stage) -> None:
+    """Nacked without requeue, back after the retry delay; after three retries it is parked.
+
+    `x-retry-count` tracks the attempts: the dead letter says 3.
+    """
+    actor = stage.cast(_QUEUE, rest=_TRANSIENT, rules=_RULES)
+    await stage.publish(*_EVENT, b'{"order": 1}', headers={"tenant": "blue"})
+    await stage.drain(runs=4)
+    assert stage.keeps_time(actor, [0.0, 5.0, 10.0, 15.0])
+    assert actor.attempts == [1, 2, 3, 4]
+    assert {run.routing_key for run in actor.runs} == {"order.created"}
+    parked = await stage.only(_DLQ)
+    assert (parked.body, parked.headers["tenant"]) == (b'{"order": 1}', "blue")
+    assert parked.headers["x-retry-count"] == 3
+    assert parked.properties.delivery_mode == 2
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_the_retry_loop_uses_the_default_exchange_both_ways(stage: Stage) -> None:
+    """Main queue, retry queue and back by queue names alone; the topic exchange is not involved."""
+    stage.cast(_QUEUE, rest=_TRANSIENT)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert stage.arrivals(_QUEUE) == [
+        (0.0, *_EVENT),
+        *((at, "", _QUEUE) for at in (5.0, 10.0, 15.0)),
+    ]
+    assert stage.arrivals(_WAITING) == [(at, "", _WAITING) for at in (0.0, 5.0, 10.0)]
+    assert [(at, exchange) for at, exchange, _ in stage.arrivals(_DLQ)] == [(15.0, _DLQ)]
+    assert stage.lost() == []
+
+
+@played(ratatoskr, forms=[FAITHFUL], versions=EVERY_VERSION)
+async def test_the_broker_counts_the_loop_in_x_death(stage: Stage) -> None:
+    """While only the broker moves the message, `x-death` of the main queue is the retry count."""
+    actor = stage.cast(_QUEUE, rest=_TRANSIENT)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert [broker_failures(run.headers, _QUEUE) for run in actor.runs] == [0, 1, 2, 3]
+    own = [event.kind for event in stage.journal if event.queue == _QUEUE]
+    assert own.count(EventKind.DIED) == 3
+
+
+@played(ratatoskr, forms=[HARDENED], versions=EVERY_VERSION)
+async def test_hardened_the_count_travels_in_x_retry_count(stage: Stage) -> None:
+    """Where the retry is published, the documented header itself carries 1, 2, 3."""
+    actor = stage.cast(_QUEUE, rest=_TRANSIENT)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert [run.headers.get("x-retry-count") for run in actor.runs] == [None, 1, 2, 3]
+    own = [event.kind for event in stage.journal if event.queue == _QUEUE]
+    assert own.count(EventKind.DIED) == 0
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_a_permanent_error_is_published_to_the_dlq_exchange_then_acked(stage: Stage) -> None:
+    """A validation failure is not retried: first the DLQ has it, then the main queue lets it go."""
+    actor = stage.cast(_QUEUE, _INVALID, rules=_RULES)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert actor.times == [0.0]
+    parked = await stage.only(_DLQ)
+    assert parked.headers["x-retry-count"] == 0
+    assert "order without lines" in str(parked.headers["hopback-failure"])
+    kinds = [(event.kind, event.queue) for event in stage.journal]
+    assert kinds.index((EventKind.ENQUEUED, _DLQ)) < kinds.index((EventKind.ACKED, _QUEUE))
+    assert stage.arrivals(_WAITING) == []
+
+
+@played(ratatoskr)
+async def test_a_permanent_error_after_retries_ends_the_loop(stage: Stage) -> None:
+    """Transient first, permanent then: parked at the second run, with one retry behind it."""
+    actor = stage.cast(_QUEUE, _TRANSIENT, _INVALID, rules=_RULES)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert actor.times == [0.0, 5.0]
+    assert (await stage.only(_DLQ)).headers["x-retry-count"] == 1
+
+
+@played(ratatoskr)
+async def test_the_dlq_exchange_fans_out(stage: Stage) -> None:
+    """Whoever binds a queue to the dead-letter exchange gets each dead letter, too."""
+    stage.cast(_QUEUE, Park("hopeless"))
+    await stage.open()
+    connection = await stage.broker.connect("watcher")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("alerts"))
+    await channel.bind(Binding(_DLQ, "alerts"))
+    await stage.publish(*_EVENT, b"1")
+    await stage.drain()
+    assert (await stage.only("alerts")).body == (await stage.only(_DLQ)).body == b"1"
+    await connection.close()
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_waiting_blocks_nobody(stage: Stage) -> None:
+    """While one message waits in the retry queue, others are processed."""
+    actor = stage.script(_QUEUE, lambda run: Retry("slow") if run.body == b"1" else _DONE)
+    await stage.publish(*_EVENT, b"1")
+    await stage.wait(2)
+    await stage.publish(*_EVENT, b"2")
+    await stage.drain()
+    assert [(run.body, round(run.at)) for run in actor.runs] == [
+        (b"1", 0),
+        (b"2", 2),
+        (b"1", 5),
+        (b"1", 10),
+        (b"1", 15),
+    ]
+
+
+@pytest.mark.parametrize("max_retries", [0, 1, 5])
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+def test_retry_delay_and_max_retries_are_parameters(max_retries: int, hardened: bool) -> None:
+    """One second and N retries: the handler runs N + 1 times, a second apart."""
+    design = partial(ratatoskr, "orders", retry_delay_ms=1_000, max_retries=max_retries)
+    app = App("orders", topology=design(hardened=hardened))
+    runs: list[int] = []
+
+    @app.handler("orders")
+    async def handle() -> None:
+        runs.append(1)
+        raise TimeoutError
+
+    async def scenario() -> None:
+        async with AppTest(app, broker=EmbeddedBroker(version=BrokerVersion(3, 10))) as test:
+            await test.publish("ratatoskr.events", "any.key", {})
+            await test.drain()
+            (parked,) = test.dead_letters("orders")
+            assert parked.properties.headers["x-retry-count"] == max_retries
+
+    run_virtual(scenario())
+    assert len(runs) == max_retries + 1
+
+
+@played(partial(ratatoskr, routing_keys=("order.*", "refund.#")), players=[POLICY])
+async def test_the_topic_exchange_feeds_the_queue_by_its_routing_keys(stage: Stage) -> None:
+    """What no key wants is returned to its publisher, never dropped in silence."""
+    await stage.publish("ratatoskr.events", "order.created")
+    await stage.publish("ratatoskr.events", "refund.a.b")
+    with pytest.raises(Returned):
+        await stage.publish("ratatoskr.events", "user.created")
+    await stage.drain()
+    seen = [run.routing_key for run in stage.actors[_QUEUE].runs]
+    assert seen == ["order.created", "refund.a.b"]
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_a_crash_after_processing_before_the_ack_redelivers(stage: Stage) -> None:
+    """At least once: processed twice, the second time marked as redelivered, and counted as one.
+
+    An idempotent consumer changes nothing the second time.
+    """
+    orders: set[int] = set()
+
+    def process(run: Run) -> Act:
+        orders.add(json.loads(run.body)["order"])
+        return _DONE
+
+    stage.faults.inject(Fault.CUT_BEFORE_SETTLE)
+    actor = stage.script(_QUEUE, process)
+    await stage.publish(*_EVENT, b'{"order": 1}')
+    await stage.drain()
+    assert [(run.attempt, run.redelivered) for run in actor.runs] == [(1, False), (1, True)]
+    assert orders == {1}
+    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(stage: Stage) -> None:
+    """Published to the DLQ, not yet acked, and the process dies: it is in the DLQ and redelivered.
+
+    Safety at the cost of duplication: parked again, there are two dead letters; none is lost.
+    """
+    both: list[list[int]] = []
+
+    def script(run: Run) -> Act:
+        number = len(stage.actors[_QUEUE].runs)
+        if number == 4:
+            stage.faults.inject(Fault.CUT_BEFORE_SETTLE)
+        elif number == 5:
+            assert run.redelivered
+            queues = stage.embedded.snapshot()
+            both.append([len(queues.queue(name).messages) for name in (_QUEUE, _DLQ)])
+        return Retry("still down")
+
+    actor = stage.script(_QUEUE, script)
+    await stage.publish(*_EVENT, b'{"order": 1}')
+    await stage.drain()
+    assert both == [[1, 1]]
+    assert actor.attempts == [1, 2, 3, 4, 4]
+    letters = await stage.contents(_DLQ)
+    assert [letter.body for letter in letters] == [b'{"order": 1}'] * 2
+    assert [letter.headers["x-retry-count"] for letter in letters] == [3, 3]
+    assert await stage.sizes(_QUEUE, _WAITING) == [0, 0]
+
+
+@played(ratatoskr)
+async def test_a_message_is_sent_only_when_the_broker_confirms(stage: Stage) -> None:
+    """The DLQ refuses once: the original is not acked until a second publish was confirmed."""
+
+    def script(_run: Run) -> Act:
+        if len(stage.actors[_QUEUE].runs) == 1:
+            stage.faults.inject(Fault.NACK)
+        return Park("hopeless")
+
+    stage.script(_QUEUE, script)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert await stage.sizes(_QUEUE, _DLQ) == [0, 1]
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_a_confirm_that_is_lost_duplicates_and_never_loses(stage: Stage) -> None:
+    """Stored, but nobody heard of it: the message is published again, so the DLQ has it twice."""
+
+    def script(_run: Run) -> Act:
+        if len(stage.actors[_QUEUE].runs) == 1:
+            stage.faults.inject(Fault.LOSE_CONFIRM)
+        return Park("hopeless")
+
+    stage.script(_QUEUE, script)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 2]
+
+
+@played(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
+async def test_a_re_driven_message_returns_to_its_queue_and_begins_anew(stage: Stage) -> None:
+    """By hand, straight to the main queue: first attempt, no count left standing."""
+    actor = stage.cast(_QUEUE, *[_TRANSIENT] * 4)
+    await stage.publish(*_EVENT)
+    await stage.drain(runs=4)
+    await stage.contents(_DLQ, 1)
+    sent = await stage.redrive(_QUEUE)
+    assert (sent.exchange, sent.routing_key) == ("", _QUEUE)
+    await stage.drain(runs=5)
+    assert actor.attempts == [1, 2, 3, 4, 1]
+    again = actor.runs[-1]
+    assert again.routing_key == "order.created"
+    assert "x-retry-count" not in again.headers
+    assert await stage.contents(_DLQ) == []
+
+
+@played(ratatoskr, versions=EVERY_VERSION)
+async def test_a_re_driven_message_that_fails_has_all_its_retries_again(stage: Stage) -> None:
+    """Twelve runs for a message that was re-driven twice in vain; never more than one dead letter."""
+    actor = stage.cast(_QUEUE, rest=_TRANSIENT)
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    for _ in range(2):
+        await stage.redrive(_QUEUE)
+        await stage.drain()
+    assert actor.attempts == [1, 2, 3, 4] * 3
+    parked = await stage.only(_DLQ)
+    assert (parked.headers["x-retry-count"], parked.headers["hopback-redrives"]) == (3, 2)
+
+
+async def _look(stage: Stage, queue: str, times: int) -> None:
+    """Take a message and die, so many times."""
+    for _ in range(times):
+        connection = await stage.broker.connect("onlooker")
+        channel = await connection.open_channel()
+        await channel.get(queue)
+        await connection.close()
+
+
+@played(ratatoskr, players=[POLICY], versions=EVERY_VERSION)
+async def test_looking_at_the_dlq_deletes_only_where_check_says_so(stage: Stage) -> None:
+    """From 4.0 on the default limit of a quorum queue counts looks; hardened lifts it."""
+    stage.cast(_QUEUE, Park("hopeless"))
+    await stage.publish(*_EVENT)
+    await stage.drain()
+    await _look(stage, _DLQ, 30)
+    deleted = not stage.hardened and stage.version >= BrokerVersion(4, 0)
+    assert await stage.sizes(_DLQ) == [0 if deleted else 1]
+
+
+@played(ratatoskr, players=[POLICY], versions=EVERY_VERSION)
+async def test_a_consumer_that_keeps_crashing_loses_only_where_check_says_so(stage: Stage) -> None:
+    """From 4.0 on the limit feeds the retry loop, and what comes back is dropped as a cycle."""
+    await stage.open()
+    await stage.close()
+    stage.actors.clear()
+    await stage.send(Message(*_EVENT, b"1", Properties(delivery_mode=2)))
+    await _look(stage, _QUEUE, 30)
+    await stage.wait(6)
+    dropped = not stage.hardened and stage.version >= BrokerVersion(4, 0)
+    assert await stage.sizes(_QUEUE, _WAITING) == [0 if dropped else 1, 0]
+    assert [reason for _, reason in stage.lost()] == (["dead-letter cycle"] if dropped else [])
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION, ids=str)
+def test_the_runtime_refuses_the_documented_form_where_it_can_lose(version: BrokerVersion) -> None:
+    """Errors of `check` for the connected version refuse the start, unless accepted by name."""
+    app = App("orders", topology=ratatoskr())
+
+    @app.handler(_QUEUE)
+    async def handle() -> None:
+        """Never called."""
+
+    async def scenario() -> None:
+        async with AppTest(app, broker=EmbeddedBroker(version=version)):
+            pass
+
+    if version >= BrokerVersion(4, 0):
+        with pytest.raises(UnsafeOperation, match="delivery-limit-feeds-retry"):
+            run_virtual(scenario())
+    else:
+        run_virtual(scenario())
