@@ -1,0 +1,243 @@
+"""Which queues hold dead letters, whose they are and where they would go back to. Pure.
+
+A declared topology says it in its plans. A live one, read from a broker, shows who dead-letters
+where: what has a time to live and a dead-letter exchange is a place to wait, what only receives
+dead letters a place to rest. Where a consumer publishes its dead letters itself nothing on the
+broker tells; then the name does, if it belongs to a queue that exists, or the operator names it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hopback.topology.effective import effective_topology
+from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
+from hopback.topology.roles import Role, queue_roles
+from hopback.topology.routing import PREDECLARED, RoutingTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hopback.topology.model import Queue, Topology
+    from hopback.version import BrokerVersion
+
+__all__ = ["DeadLetterQueue", "Override", "dead_letter_queues", "stand_in_plan"]
+
+_MARKS = (
+    "dlq", "dlx", "parking", "parked", "dead-letter", "dead-letters", "dead_letter",
+    "deadletter", "error", "errors", "failed", "skipped",
+)  # fmt: skip
+_SEPARATORS = (".", "-", "_", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What an operator says of a queue; None leaves what was found."""
+
+    queue: str
+    main_queue: str | None = None
+    retry_exchange: str | None = None
+    target: Redrive | None = None
+    label: str | None = None
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    """A queue in which dead letters rest.
+
+    `origins` are the queues whose messages come here. `plans` has one plan for each of them; for a
+    queue that declares none it is a stand-in that sends straight back. `queue` is as declared with
+    its policy applied, None where only its name is known. `known_by` says what gave it away:
+    `plan`, `dead-lettering`, `name` or `operator`.
+    """
+
+    name: str
+    origins: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    queue: Queue | None
+    retry_exchange: str | None
+    label: str
+    known_by: str
+
+    @property
+    def main_queue(self) -> str | None:
+        """The one queue whose dead letters rest here; None if there are several, or it is unknown."""
+        return self.origins[0] if len(self.origins) == 1 else None
+
+    @property
+    def target(self) -> Redrive | None:
+        """Where its messages go back to by default, if that is the same for all of them."""
+        targets = {plan.redrive for plan in self.plans}
+        return next(iter(targets)) if len(targets) == 1 else None
+
+
+def dead_letter_queues(
+    topology: Topology,
+    *,
+    version: BrokerVersion | None = None,
+    overrides: Iterable[Override] = (),
+) -> tuple[DeadLetterQueue, ...]:
+    """Every dead-letter queue of a declared or live topology, by name; overrides come last."""
+    scene = effective_topology(topology, version)
+    origins = _origins(scene)
+    found = {name: _described(scene, name, *known) for name, known in origins.items()}
+    for said in overrides:
+        found[said.queue] = _overruled(scene, found.get(said.queue), said)
+    hidden = {said.queue for said in overrides if said.hidden}
+    return tuple(found[name] for name in sorted(found) if name not in hidden)
+
+
+def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = None) -> Plan:
+    """The plan of a queue that declares none: attempts begin anew, straight back into the queue."""
+    return Plan(
+        queue=queue,
+        attempts=1,
+        tiers=(),
+        leave=Leave.REJECT,
+        returns=Return.QUEUE,
+        parking=Parking(dead_letter_queue, Leave.REJECT, "", dead_letter_queue),
+        count=Count.HEADER,
+        redrive=target or Redrive("", queue),
+    )
+
+
+def _origins(scene: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Each dead-letter queue with what gave it away and the queues it takes from."""
+    planned: dict[str, list[str]] = defaultdict(list)
+    for plan in scene.plans:
+        planned[plan.parking.queue].append(plan.queue)
+    roles = queue_roles(scene)
+    moved = _dead_lettered(scene, roles)
+    found = {name: ("plan", tuple(queues)) for name, queues in planned.items()}
+    for name, role in roles.items():
+        if role is Role.DEAD_LETTER and name not in found:
+            found[name] = ("dead-lettering", tuple(sorted(moved.get(name, ()))))
+    for name, owner in _named(scene, roles):
+        found.setdefault(name, ("name", (owner,)))
+    return found
+
+
+def _dead_lettered(scene: Topology, roles: Mapping[str, Role]) -> dict[str, set[str]]:
+    """For each queue, the queues that the broker takes dead letters from for it.
+
+    A retry queue stands for the queues that fill it: what leaves it for a place to rest failed there.
+    """
+    table = RoutingTable(
+        (*PREDECLARED, *scene.exchanges), (queue.name for queue in scene.queues), scene.bindings
+    )
+    into: dict[str, set[str]] = defaultdict(set)
+    for queue in scene.queues:
+        for target in _targets(scene, table, queue):
+            into[target].add(queue.name)
+    return {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
+
+
+def _first_owners(
+    sources: Iterable[str], into: Mapping[str, set[str]], roles: Mapping[str, Role]
+) -> Iterator[str]:
+    seen: set[str] = set()
+    waiting = list(sources)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if roles.get(name) is Role.RETRY:
+            waiting.extend(into.get(name, ()))
+        else:
+            yield name
+
+
+def _targets(scene: Topology, table: RoutingTable, queue: Queue) -> Iterable[str]:
+    """Where the dead letters of a queue can come to; all that is bound, if they keep their keys."""
+    exchange = queue.arguments.get("x-dead-letter-exchange")
+    if not isinstance(exchange, str):
+        return ()
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    if isinstance(key, str):
+        try:
+            return table.route(exchange, key)
+        except KeyError:
+            return ()
+    return _bound_to(scene, exchange)
+
+
+def _bound_to(scene: Topology, exchange: str) -> Iterator[str]:
+    seen: set[str] = set()
+    waiting = [exchange] if exchange else []
+    while waiting:
+        source = waiting.pop()
+        seen.add(source)
+        for binding in (each for each in scene.bindings if each.source == source):
+            if not binding.to_exchange:
+                yield binding.destination
+            elif binding.destination not in seen:
+                waiting.append(binding.destination)
+
+
+def _named(scene: Topology, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
+    """Queues that nothing but their name gives away, each with the queue it belongs to."""
+    for name, role in roles.items():
+        if role is not Role.PLAIN or "x-dead-letter-exchange" in _arguments(scene, name):
+            continue
+        owner = next((each for each in _owners(name) if each in roles and each != name), None)
+        if owner is not None:
+            yield name, owner
+
+
+def _arguments(scene: Topology, name: str) -> Mapping[str, object]:
+    queue = scene.queue(name)
+    return {} if queue is None else queue.arguments
+
+
+def _owners(name: str) -> Iterator[str]:
+    """The names that a dead-letter queue of this name would belong to."""
+    for mark in _MARKS:
+        for sign in _SEPARATORS:
+            if name.endswith(sign + mark):
+                yield name.removesuffix(sign + mark)
+            if name.startswith(mark + sign):
+                yield name.removeprefix(mark + sign)
+            if sign + mark + sign in name:
+                yield name.replace(sign + mark + sign, sign, 1)
+                yield name.replace(sign + mark + sign, f"{sign}queue{sign}", 1)
+
+
+def _described(
+    scene: Topology, name: str, known_by: str, origins: tuple[str, ...]
+) -> DeadLetterQueue:
+    plans = tuple(scene.plan(each) or stand_in_plan(each, name) for each in origins)
+    return DeadLetterQueue(
+        name=name,
+        origins=origins,
+        plans=plans,
+        queue=scene.queue(name),
+        retry_exchange=_retry_exchange(plans),
+        label=origins[0] if len(origins) == 1 else name,
+        known_by=known_by,
+    )
+
+
+def _retry_exchange(plans: Iterable[Plan]) -> str | None:
+    """The exchange by which messages reach the retry queue, where it is the same for all."""
+    used = {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
+    return next(iter(used)) if len(used) == 1 else None
+
+
+def _overruled(scene: Topology, found: DeadLetterQueue | None, said: Override) -> DeadLetterQueue:
+    """What was found, with what the operator says in its place."""
+    origins = (said.main_queue,) if said.main_queue is not None else ()
+    known = found or _described(scene, said.queue, "operator", origins)
+    if origins and found is not None:
+        known = _described(scene, said.queue, "operator", origins)
+    if said.target is not None:
+        aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
+        known = replace(known, plans=aimed)
+    return replace(
+        known,
+        retry_exchange=known.retry_exchange if said.retry_exchange is None else said.retry_exchange,
+        label=known.label if said.label is None else said.label,
+    )

@@ -1,0 +1,266 @@
+"""The filter grammar: terms that must all hold. Pure; no regular expression comes from a user.
+
+``reason:rejected origin:q.validator type:FileUploaded* error:TimeoutError group:3f9a
+header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
+
+A text may hold `*` for any characters and stands in double quotes if it has spaces. A filter is
+parsed once; a bad term is an error at once that names the term and what was expected.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from hopback.deadletters.envelopes import parsed_body
+from hopback.errors import HopbackError
+from hopback.topology.durations import parse_duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.deadletters.letters import Letter
+    from hopback.message import Delivery
+
+__all__ = ["EVERYTHING", "BadFilter", "Filter", "Term", "parse_filter", "text_matches"]
+
+_LONGEST = 4096
+_MOST_TERMS = 32
+_PAYLOAD_BYTES = 1024 * 1024
+_TERM = re.compile(r'([A-Za-z][^\s:<>="]*)(:|>=|<=|>|<)("(?:[^"\\]|\\.)*"|[^\s"]+)(?=\s|$)')
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(B|KB|MB|GB|KiB|MiB|GiB)?")
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ":": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+_TEXTS = ("reason", "origin", "type", "error", "group", "id", "key", "job")
+_NUMBERS = ("age", "redrives", "attempts", "size")
+_KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
+
+_Found: TypeAlias = "str | float | None"
+
+
+class BadFilter(HopbackError):
+    """A term of a filter cannot be read; `term` is that term."""
+
+    remedy: ClassVar[str] = "Correct the term named; the reference of filters lists them all."
+
+    def __init__(self, term: str, expected: str) -> None:
+        self.term = term
+        self.expected = expected
+        shown = term if len(term) <= 80 else f"{term[:80]}…"
+        super().__init__(f"filter term {shown!r}: expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition. `wanted` is a pattern for texts, a number for the rest."""
+
+    field: str
+    comparison: str
+    wanted: str | float
+
+    @property
+    def needs_content(self) -> bool:
+        """Whether body or headers are needed to answer it."""
+        return self.field.startswith(("header.", "payload."))
+
+    def holds(self, letter: Letter, delivery: Delivery | None, now: float) -> bool:
+        """Whether it holds for this letter; what is unknown never does."""
+        if self.needs_content:
+            return any(
+                text_matches(str(self.wanted), text) for text in _contents(self.field, delivery)
+            )
+        if isinstance(self.wanted, str):
+            return any(text_matches(self.wanted, text) for text in _texts(self.field, letter))
+        number = _number(self.field, letter, now)
+        return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Terms that must all hold; without any, everything matches."""
+
+    terms: tuple[Term, ...] = ()
+    text: str = ""
+
+    @property
+    def needs_content(self) -> bool:
+        """Whether body or headers are needed to answer it."""
+        return any(term.needs_content for term in self.terms)
+
+    def matches(self, letter: Letter, delivery: Delivery | None, now: float) -> bool:
+        """Whether all terms hold; `now` is in seconds since 1970."""
+        return all(term.holds(letter, delivery, now) for term in self.terms)
+
+
+EVERYTHING = Filter()
+"""The filter that everything matches."""
+
+
+def parse_filter(text: str) -> Filter:
+    """Read a filter; BadFilter names the first term that cannot be read, and what was expected."""
+    if len(text) > _LONGEST:
+        raise BadFilter(text, f"a filter of at most {_LONGEST} characters")
+    terms = tuple(_terms(text))
+    if len(terms) > _MOST_TERMS:
+        raise BadFilter(text, f"at most {_MOST_TERMS} terms")
+    return Filter(terms, text.strip())
+
+
+def text_matches(pattern: str, text: str) -> bool:
+    """Whether the text is the pattern, in which `*` stands for any characters; in linear time."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    last = rest.pop()
+    if not text.startswith(first) or len(text) < len(first) + len(last) or not text.endswith(last):
+        return False
+    place, end = len(first), len(text) - len(last)
+    for part in rest:
+        found = text.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
+
+
+def _terms(text: str) -> Iterator[Term]:
+    place = 0
+    while place < len(text):
+        if text[place].isspace():
+            place += 1
+            continue
+        found = _TERM.match(text, place)
+        if found is None:
+            raise BadFilter(
+                _word_at(text, place),
+                "FIELD:VALUE or FIELD>NUMBER, as in reason:rejected or age>2h",
+            )
+        yield _term(found.group(), *found.groups())
+        place = found.end()
+
+
+def _word_at(text: str, place: int) -> str:
+    return text[place:].split(maxsplit=1)[0]
+
+
+def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
+    value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') else raw
+    if field in _NUMBERS:
+        return Term(field, comparison, _wanted_number(whole, field, value))
+    if field in _TEXTS or _is_path(field):
+        if comparison != ":":
+            raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
+        return Term(field, comparison, value)
+    raise BadFilter(whole, f"one of {_KNOWN}")
+
+
+def _is_path(field: str) -> bool:
+    kind, dot, rest = field.partition(".")
+    return kind in {"header", "payload"} and bool(dot) and bool(rest)
+
+
+def _wanted_number(whole: str, field: str, value: str) -> float:
+    if field == "age":
+        try:
+            return parse_duration_ms(value) / 1000
+        except ValueError:
+            raise BadFilter(whole, "a duration like 250ms, 30s, 5m, 2h or 1h30m") from None
+    if field == "size":
+        found = _SIZE.fullmatch(value)
+        if found is None:
+            raise BadFilter(whole, "a size like 500, 10KB, 1MB or 64KiB")
+        return float(found.group(1)) * _UNITS[found.group(2) or "B"]
+    if not (value.isdecimal() and value.isascii() and len(value) <= 10):
+        raise BadFilter(whole, "a whole number from 0")
+    return float(value)
+
+
+def _number(field: str, letter: Letter, now: float) -> float | None:
+    match field:
+        case "age":
+            return letter.age(now)
+        case "size":
+            return letter.size
+        case "redrives":
+            return letter.redrives
+    return letter.attempts
+
+
+def _texts(field: str, letter: Letter) -> Iterator[str]:
+    """What a pattern is compared with: an error also by its last name, a group by its beginning."""
+    match field:
+        case "reason":
+            yield letter.reason
+        case "origin":
+            yield letter.origin
+        case "type":
+            yield letter.type
+        case "error":
+            yield letter.error
+            yield re.split(r"[.\\]", letter.error)[-1]
+        case "group":
+            yield from (
+                letter.fingerprint[:length] for length in range(4, len(letter.fingerprint) + 1)
+            )
+        case "id":
+            yield letter.message_id
+            yield letter.id
+        case "key":
+            yield letter.routing_key
+        case "job":
+            yield letter.redrive_job
+
+
+def _contents(field: str, delivery: Delivery | None) -> Iterator[str]:
+    if delivery is None:
+        return
+    kind, _, path = field.partition(".")
+    if kind == "header":
+        headers = delivery.properties.headers
+        if path in headers:
+            yield _shown(headers[path])
+    else:
+        yield from _at(parsed_body(delivery.body, _PAYLOAD_BYTES), path.split("."))
+
+
+def _at(value: object, path: list[str]) -> Iterator[str]:
+    """The value at the path, if it is a plain one; numbers are places in a list."""
+    for step in path:
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif (
+            isinstance(value, list)
+            and step.isdecimal()
+            and len(step) < 7
+            and int(step) < len(value)
+        ):
+            value = value[int(step)]
+        else:
+            return
+    if not isinstance(value, dict | list):
+        yield _shown(value)
+
+
+def _shown(value: object) -> str:
+    """The value as one would write it in a filter."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case int() if value.bit_length() > 256:
+            return "a number far beyond that"
+        case int():
+            return str(int(value))
+    return str(value)

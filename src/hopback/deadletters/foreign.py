@@ -1,0 +1,182 @@
+"""Failures that others recorded: MassTransit, NServiceBus, Spring and Symfony, by their headers. Pure.
+
+One row per framework. What makes no sense reads as absent; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeAlias
+
+from hopback.headers import Failure, clipped, failure_from_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.fields import Headers
+
+__all__ = ["ForeignFailure", "foreign_failure"]
+
+_TEXT_BYTES = 1024
+_LONGEST = 64 * 1024
+_SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFailure:
+    """What another framework says went wrong, and where."""
+
+    framework: str
+    failure: Failure
+    queue: str = ""
+    retries: int = 0
+
+
+_Reader: TypeAlias = "Callable[[Headers], ForeignFailure | None]"
+
+
+def foreign_failure(headers: Headers) -> ForeignFailure | None:
+    """The failure that another framework recorded in the headers, if one did."""
+    return next((found for read in _READERS if (found := read(headers)) is not None), None)
+
+
+def _mass_transit(headers: Headers) -> ForeignFailure | None:
+    kind = _text(headers, "MT-Fault-ExceptionType")
+    if not kind and not _text(headers, "MT-Reason"):
+        return None
+    return ForeignFailure(
+        "MassTransit",
+        _failure(
+            kind or f"MassTransit {_text(headers, 'MT-Reason')}",
+            _text(headers, "MT-Fault-Message"),
+            _text(headers, "MT-Fault-StackTrace"),
+            _moment(_text(headers, "MT-Fault-Timestamp")),
+        ),
+        _last_segment(_text(headers, "MT-Fault-InputAddress")),
+        _number(headers, "MT-Fault-RetryCount"),
+    )
+
+
+def _nservicebus(headers: Headers) -> ForeignFailure | None:
+    kind = _text(headers, "NServiceBus.ExceptionInfo.ExceptionType")
+    if not kind:
+        return None
+    return ForeignFailure(
+        "NServiceBus",
+        _failure(
+            kind,
+            _text(headers, "NServiceBus.ExceptionInfo.Message"),
+            _text(headers, "NServiceBus.ExceptionInfo.StackTrace"),
+            _nservicebus_moment(_text(headers, "NServiceBus.TimeOfFailure")),
+        ),
+        _text(headers, "NServiceBus.FailedQ").split("@")[0],
+        max(_number(headers, "NServiceBus.FLRetries"), _number(headers, "NServiceBus.Retries")),
+    )
+
+
+def _spring(headers: Headers) -> ForeignFailure | None:
+    stack = _text(headers, "x-exception-stacktrace")
+    message = _text(headers, "x-exception-message")
+    if not stack and not message:
+        return None
+    kind = stack.partition("\n")[0].partition(":")[0].strip()
+    return ForeignFailure("Spring", _failure(kind, message, stack, 0.0))
+
+
+def _symfony(headers: Headers) -> ForeignFailure | None:
+    error = _stamp(headers, "ErrorDetailsStamp")
+    if not error:
+        return None
+    again = _stamp(headers, "RedeliveryStamp")
+    retries = again.get("retryCount")
+    return ForeignFailure(
+        "Symfony",
+        _failure(
+            _string(error.get("exceptionClass")),
+            _string(error.get("exceptionMessage")),
+            "",
+            _moment(_string(again.get("redeliveredAt"))),
+        ),
+        _string(_stamp(headers, "SentToFailureTransportStamp").get("originalReceiverName")),
+        retries if isinstance(retries, int) and 0 <= retries < 1_000_000 else 0,
+    )
+
+
+_READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony)
+
+
+def _failure(kind: str, message: str, stack: str, last: float) -> Failure:
+    """The record, its fingerprint by type and innermost frame, or by the message where none is."""
+    frame = _innermost_frame(stack)
+    made = failure_from_reason(frame or message, kind=kind)
+    return Failure(
+        type=made.type,
+        message=clipped(message, _TEXT_BYTES),
+        fingerprint=made.fingerprint,
+        frame=clipped(frame, 255),
+        stack=clipped(stack, 4096),
+        last=last,
+        first=last,
+    )
+
+
+def _innermost_frame(stack: str) -> str:
+    """The first line of a .NET or Java stack that names a place, without file and line."""
+    for line in stack[:_LONGEST].splitlines():
+        words = line.strip()
+        if words.startswith("at "):
+            return words.removeprefix("at ").partition("(")[0].partition(" in ")[0].strip()
+    return ""
+
+
+def _text(headers: Headers, name: str) -> str:
+    return _string(headers.get(name))
+
+
+def _string(value: object) -> str:
+    if isinstance(value, bytes):
+        value = value[:_LONGEST].decode("utf-8", "replace")
+    return value[:_LONGEST] if isinstance(value, str) else ""
+
+
+def _number(headers: Headers, name: str) -> int:
+    value = headers.get(name)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 7:
+        return int(value)
+    plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000_000
+    return int(value) if plain and isinstance(value, int) else 0
+
+
+def _stamp(headers: Headers, name: str) -> dict[str, object]:
+    """The last stamp of that kind."""
+    text = _text(headers, _SYMFONY + name)
+    try:
+        found = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return {}
+    last = found[-1] if isinstance(found, list) and found else found
+    return last if isinstance(last, dict) else {}
+
+
+def _last_segment(address: str) -> str:
+    return address.partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
+def _moment(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+        return max(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp(), 0.0)
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+
+
+def _nservicebus_moment(text: str) -> float:
+    """`2023-11-14 22:13:20:123456 Z`."""
+    try:
+        return max(
+            datetime.strptime(text, "%Y-%m-%d %H:%M:%S:%f Z").replace(tzinfo=UTC).timestamp(), 0.0
+        )
+    except (ValueError, OverflowError, OSError):
+        return 0.0

@@ -1,0 +1,248 @@
+"""A dead letter as a value: what it is, why it is here, how often it failed. Pure and total.
+
+Whatever a message holds, nothing here raises, and the work on a large body is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.envelopes import envelope_of
+from hopback.deadletters.foreign import foreign_failure
+from hopback.headers import (
+    broker_failures,
+    clipped,
+    counter_in,
+    deaths,
+    failure_from_reason,
+    failure_in,
+    last_death_queue,
+    marked_queue,
+    read_history,
+    text_in,
+)
+from hopback.headers.names import FAILURE, is_broker_count
+from hopback.message import Properties
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.foreign import ForeignFailure
+    from hopback.fields import FieldValue, Headers
+    from hopback.headers import Death, Failure
+    from hopback.message import Delivery
+
+__all__ = ["Letter", "content_digest", "letter_of", "origin_queue"]
+
+_HASHED_BYTES = 512 * 1024
+_TEXT_BYTES = 255
+_ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter, without its body.
+
+    `id` is its place in the session and the beginning of `digest`, a hash of body and properties
+    that does not change when it is looked at. `reason` is the broker's word (`rejected`, `expired`,
+    `maxlen`, `delivery_limit`), `parked` where a consumer put it here itself, else `unknown`.
+    `recorded_by` says who wrote the failure down: `hopback`, another framework, or nobody (empty).
+    Times are seconds since 1970, None where nothing tells. `delivery_count` is the quorum queue's.
+    """
+
+    id: str
+    place: int
+    digest: str
+    queue: str
+    reason: str
+    origin: str
+    type: str
+    message_id: str
+    sent: str
+    error: str
+    error_message: str
+    fingerprint: str
+    recorded_by: str
+    attempts: int
+    redrives: int
+    redrive_job: str
+    first_failed: float | None
+    last_failed: float | None
+    size: int
+    delivery_count: int
+    exchange: str
+    routing_key: str
+    redelivered: bool
+
+    def age(self, now: float) -> float | None:
+        """Seconds since it failed last; None if nothing tells."""
+        return None if self.last_failed is None else max(now - self.last_failed, 0.0)
+
+
+def letter_of(delivery: Delivery, place: int, source: DeadLetterQueue | None = None) -> Letter:
+    """The dead letter in a delivery; `place` is its number in the session, from 1."""
+    headers = delivery.properties.headers
+    foreign = foreign_failure(headers)
+    origin = origin_queue(delivery, source, foreign)
+    failure, recorded_by = _failure(headers, foreign)
+    died = _death_in(headers, origin)
+    reason = _reason(headers, died, recorded_by)
+    known = read_history(headers, origin)
+    said = envelope_of(delivery)
+    digest = content_digest(delivery)
+    return Letter(
+        id=f"{place}-{digest[:16]}",
+        place=place,
+        digest=digest,
+        queue=delivery.queue,
+        reason=reason,
+        origin=origin,
+        type=said.type,
+        message_id=said.id,
+        sent=said.time,
+        error=failure.type,
+        error_message=failure.message,
+        fingerprint=failure.fingerprint or _fingerprint(reason, origin),
+        recorded_by=recorded_by,
+        attempts=_attempts(headers, origin, source, failure, foreign),
+        redrives=known.redrives,
+        redrive_job=known.redrive_job or "",
+        first_failed=_moment(failure.first, died),
+        last_failed=_moment(failure.last, died),
+        size=len(delivery.body),
+        delivery_count=_delivery_count(headers),
+        exchange=delivery.exchange,
+        routing_key=delivery.routing_key,
+        redelivered=delivery.redelivered,
+    )
+
+
+def origin_queue(
+    delivery: Delivery,
+    source: DeadLetterQueue | None = None,
+    foreign: ForeignFailure | None = None,
+) -> str:
+    """The queue the message failed in, empty if nothing tells.
+
+    What the broker parked names its queue in `x-death`; what we parked carries our mark. A queue
+    that is known to send its dead letters here goes before any other that is named.
+    """
+    known = () if source is None else source.origins
+    if len(known) == 1:
+        return known[0]
+    named = [name for name in _named_origins(delivery, foreign) if name]
+    return next((name for name in named if name in known), next(iter(named), ""))
+
+
+def content_digest(delivery: Delivery) -> str:
+    """A hash of body and properties; counts that a quorum queue writes have no part in it.
+
+    Of a body over 1 MiB its length, beginning and end are hashed.
+    """
+    digest = hashlib.sha256()
+    body = delivery.body
+    if len(body) > 2 * _HASHED_BYTES:
+        body = body[:_HASHED_BYTES] + body[-_HASHED_BYTES:] + str(len(body)).encode()
+    digest.update(body)
+    for part in _canonical_properties(delivery.properties):
+        digest.update(part.encode("utf-8", "backslashreplace"))
+    digest.update(delivery.properties.opaque_headers)
+    return digest.hexdigest()
+
+
+def _canonical_properties(properties: Properties) -> Iterator[str]:
+    for field in fields(Properties):
+        if field.name not in {"headers", "opaque_headers"}:
+            yield f"{field.name}={getattr(properties, field.name)!r}\n"
+    headers = properties.headers
+    for name in sorted(headers):
+        if not is_broker_count(name):
+            yield f"{name!r}={_canonical(headers[name])!r}\n"
+
+
+def _canonical(value: FieldValue) -> object:
+    """The value with its type, the same for equal values of equal type in any order."""
+    if isinstance(value, Mapping):
+        return "table", [(key, _canonical(value[key])) for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return "array", [_canonical(inner) for inner in value]
+    return type(value).__name__, repr(value)
+
+
+def _named_origins(delivery: Delivery, foreign: ForeignFailure | None) -> Iterator[str | None]:
+    headers = delivery.properties.headers
+    here = delivery.queue
+    yield None if last_death_queue(headers) == here else last_death_queue(headers)
+    yield marked_queue(headers)
+    yield foreign.queue if foreign is not None else None
+    yield from (text_in(headers.get(name)) for name in _ORIGIN_HEADERS)
+    yield from (death.queue for death in deaths(headers) if death.queue != here)
+
+
+def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure, str]:
+    """What went wrong and who says so; an empty record where nobody does."""
+    own = failure_in(headers.get(FAILURE))
+    if own is not None:
+        return own, "hopback"
+    if foreign is not None:
+        return foreign.failure, foreign.framework
+    said = text_in(headers.get("x-final-error"), 1024) or text_in(
+        headers.get("x-parked-reason"), 1024
+    )
+    if said:
+        return failure_from_reason(said), "its consumer"
+    nothing = failure_from_reason("")
+    return type(nothing)(type="", message=""), ""
+
+
+def _death_in(headers: Headers, origin: str) -> Death | None:
+    """The death in the queue of origin, else the most recent one."""
+    known = deaths(headers)
+    return next((death for death in known if death.queue == origin), next(iter(known), None))
+
+
+def _reason(headers: Headers, died: Death | None, recorded_by: str) -> str:
+    if died is not None:
+        return clipped(died.reason, _TEXT_BYTES)
+    return "parked" if recorded_by or marked_queue(headers) else "unknown"
+
+
+def _fingerprint(reason: str, origin: str) -> str:
+    """Of a message without any record of its failure: why it died, and where."""
+    return failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
+
+
+def _attempts(
+    headers: Headers,
+    origin: str,
+    source: DeadLetterQueue | None,
+    failure: Failure,
+    foreign: ForeignFailure | None,
+) -> int:
+    """The largest of what anyone counted; never a sum."""
+    plans = () if source is None else source.plans
+    counters = [counter_in(headers, plan.count_header) for plan in plans if plan.queue == origin]
+    return max(
+        read_history(headers, origin).attempts,
+        broker_failures(headers, origin),
+        failure.attempts,
+        1 + foreign.retries if foreign is not None else 0,
+        *counters,
+        0,
+    )
+
+
+def _moment(recorded: float, died: Death | None) -> float | None:
+    if recorded > 0:
+        return recorded
+    moment = died.time if died is not None else None
+    # A time beyond the year 9999 was not written by a broker.
+    return float(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
+
+
+def _delivery_count(headers: Headers) -> int:
+    return max(counter_in(headers, "x-delivery-count"), counter_in(headers, "x-acquired-count"))

@@ -1,0 +1,65 @@
+"""Letters and filters stand everything: whatever comes, they answer, and rightly."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.deadletters.filters import BadFilter, parse_filter, text_matches
+from hopback.deadletters.letters import letter_of
+from hopback.deadletters.stories import timeline, what_happened
+from tests.properties.hostile import PLANS, deliveries, moderately
+
+if TYPE_CHECKING:
+    from hopback.message import Received
+
+_NOW = 1_700_000_000.0
+_HOSTILE = st.sampled_from(PLANS).flatmap(deliveries)
+_TERMS = st.sampled_from(
+    ("reason:*", "origin:q*", "age>1s", "size<1MB", "header.CC:*", "payload.a.0:1", "group:abcd")
+)
+
+
+@moderately
+@given(_HOSTILE, st.integers(1, 10**6))
+def test_every_delivery_is_a_letter(delivery: Received, place: int) -> None:
+    """Hostile headers make no letter fail; its id is stable and its story a sentence."""
+    letter = letter_of(delivery, place)
+    assert letter == letter_of(delivery, place)
+    assert letter.id == f"{place}-{letter.digest[:16]}"
+    assert letter.fingerprint
+    assert what_happened(letter).endswith(".")
+    assert all(event.what for event in timeline(delivery, letter))
+
+
+@moderately
+@given(_HOSTILE, st.lists(_TERMS, max_size=4))
+def test_all_terms_must_hold(delivery: Received, terms: list[str]) -> None:
+    """A filter holds exactly if each of its terms does."""
+    letter = letter_of(delivery, 1)
+    each = [parse_filter(term).matches(letter, delivery, _NOW) for term in terms]
+    assert parse_filter(" ".join(terms)).matches(letter, delivery, _NOW) is all(each)
+
+
+@moderately
+@given(st.text(max_size=60), _HOSTILE)
+def test_any_text_is_a_filter_or_a_clear_error(text: str, delivery: Received) -> None:
+    """Nothing but BadFilter is raised, and it names a part of the text."""
+    bad: BadFilter | None = None
+    try:
+        found = parse_filter(text)
+    except BadFilter as error:
+        bad = error
+    else:
+        assert found.matches(letter_of(delivery, 1), delivery, _NOW) in (True, False)
+    assert bad is None or (bad.term in text and bad.expected)
+
+
+@moderately
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
+def test_stars_mean_what_shells_mean(pattern: str, text: str) -> None:
+    """The linear matcher agrees with the standard library's."""
+    assert text_matches(pattern, text) is fnmatch.fnmatchcase(text, pattern)

@@ -1,0 +1,61 @@
+"""What looking costs, by queue type, effective limit and broker version."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.deadletters.cost import Price, cost_of_looking, spent_too_much
+from hopback.patterns import DESIGNS
+from hopback.topology.model import Queue, QueueType
+from hopback.version import BrokerVersion
+
+V310, V40, V43 = (BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3))
+QUORUM = Queue("d", QueueType.QUORUM)
+
+
+def limited(limit: int) -> Queue:
+    """A quorum queue of that delivery limit."""
+    return Queue("d", QueueType.QUORUM, arguments={"x-delivery-limit": limit})
+
+
+@pytest.mark.parametrize(
+    ("queue", "version", "price", "limit"),
+    [
+        (Queue("d"), V310, Price.FREE, None),
+        (Queue("d"), V43, Price.FREE, None),
+        (QUORUM, V310, Price.FREE, None),
+        (QUORUM, V40, Price.REFUSED, 20),
+        (QUORUM, V43, Price.REFUSED, 20),
+        (limited(-1), V40, Price.FREE, None),
+        (limited(-1), V310, Price.REFUSED, 0),
+        (limited(20), V310, Price.REFUSED, 20),
+        (limited(999), V40, Price.REFUSED, 999),
+        (limited(1000), V40, Price.COUNTED, 1000),
+        (Queue("d", QueueType.STREAM), V40, Price.REFUSED, None),
+        (None, V310, Price.FREE, None),
+        (None, V40, Price.REFUSED, None),
+    ],
+)
+def test_the_price(
+    queue: Queue | None, version: BrokerVersion, price: Price, limit: int | None
+) -> None:
+    """Free without a limit, one count of a large one, refused where it could lose."""
+    cost = cost_of_looking(queue, version)
+    assert (cost.price, cost.limit) == (price, limit)
+    assert cost.text
+    assert bool(cost.remedy) == (price is Price.REFUSED)
+
+
+@pytest.mark.parametrize("version", [V310, V40, V43])
+def test_our_own_dead_letter_queues_can_be_looked_at(version: BrokerVersion) -> None:
+    """The recommended design's dead-letter queue never refuses a look."""
+    queue = DESIGNS["recommended"].build().queue("orders.dlq")
+    assert cost_of_looking(queue, version).price is not Price.REFUSED
+
+
+def test_half_of_the_deliveries_is_too_much() -> None:
+    """Looking stops long before the limit; without one it never has to."""
+    cost = cost_of_looking(limited(1000), V40)
+    assert not spent_too_much(499, cost)
+    assert spent_too_much(500, cost)
+    assert not spent_too_much(10**9, cost_of_looking(Queue("d"), V40))

@@ -1,0 +1,119 @@
+"""Which queues hold dead letters: by plans, by what the broker shows, by name, by an operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hopback.deadletters.discovery import Override, dead_letter_queues
+from hopback.patterns import DESIGNS
+from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
+from hopback.topology.plan import Redrive
+
+
+@pytest.mark.parametrize("name", sorted(DESIGNS))
+@pytest.mark.parametrize("hardened", [False, True])
+def test_a_declared_design_names_its_dead_letter_queues(name: str, hardened: bool) -> None:
+    """Every plan's parking queue is found, with its origins and the design's own target."""
+    topology = DESIGNS[name].build(hardened=hardened)
+    found = {each.name: each for each in dead_letter_queues(topology)}
+    assert set(found) >= {plan.parking.queue for plan in topology.plans}
+    for plan in topology.plans:
+        assert plan.queue in found[plan.parking.queue].origins
+        assert plan in found[plan.parking.queue].plans
+        assert found[plan.parking.queue].known_by == "plan"
+
+
+@pytest.mark.parametrize("name", sorted(DESIGNS))
+@pytest.mark.parametrize("hardened", [False, True])
+def test_a_live_design_is_found_without_its_plans(name: str, hardened: bool) -> None:
+    """What the broker shows of each design gives away the same dead-letter queues, no retry queue."""
+    topology = DESIGNS[name].build(hardened=hardened)
+    live = replace(topology, plans=())
+    found = {each.name for each in dead_letter_queues(live)}
+    assert found == {plan.parking.queue for plan in topology.plans}
+
+
+def _live() -> Topology:
+    return Topology(
+        "live",
+        exchanges=(Exchange("dead", "fanout"), Exchange("work", "topic")),
+        queues=(
+            Queue("orders", arguments={"x-dead-letter-exchange": "dead"}),
+            Queue("bills"),
+            Queue("wait", arguments={"x-dead-letter-exchange": "", "x-message-ttl": 5, **_KEY}),
+            Queue("rest"),
+            Queue("other"),
+        ),
+        bindings=(Binding("dead", "rest"), Binding("work", "orders", "#")),
+        policies=(Policy("dead", "^bills$", {"dead-letter-exchange": "dead"}),),
+    )
+
+
+_KEY = {"x-dead-letter-routing-key": "orders"}
+
+
+def test_who_dead_letters_where_is_seen_through_policies() -> None:
+    """A dead-letter exchange that only a policy sets counts; a retry queue is no place to rest."""
+    (found,) = dead_letter_queues(_live())
+    assert found.name == "rest"
+    assert found.origins == ("bills", "orders")
+    assert found.main_queue is None
+    assert found.target is None
+    assert {plan.redrive for plan in found.plans} == {Redrive("", "bills"), Redrive("", "orders")}
+    assert found.known_by == "dead-lettering"
+
+
+@pytest.mark.parametrize(
+    "name", ["orders.dlq", "orders_error", "dlq.orders", "orders-parking", "error:orders"]
+)
+def test_a_name_that_belongs_to_a_queue_gives_it_away(name: str) -> None:
+    """Consumers that publish their dead letters themselves leave no other trace."""
+    live = Topology("live", queues=(Queue("orders"), Queue(name)))
+    (found,) = dead_letter_queues(live)
+    assert (found.name, found.main_queue, found.known_by) == (name, "orders", "name")
+
+
+def test_a_name_alone_is_no_dead_letter_queue() -> None:
+    """Without a queue that it could belong to it stays what it is."""
+    assert dead_letter_queues(Topology("live", queues=(Queue("payments.error"),))) == ()
+
+
+def test_a_retry_queue_hands_on_the_dead_letters_of_its_owner() -> None:
+    """Where messages reach the place to rest through a retry queue, the queue before it failed."""
+    live = Topology(
+        "live",
+        exchanges=(Exchange("retry"), Exchange("dead")),
+        queues=(
+            Queue("q", arguments={"x-dead-letter-exchange": "retry"}),
+            Queue("wait", arguments={"x-dead-letter-exchange": "dead", "x-message-ttl": 1}),
+            Queue("rest"),
+        ),
+        bindings=(Binding("retry", "wait", "k"), Binding("dead", "rest", "k")),
+    )
+    (found,) = dead_letter_queues(live)
+    assert (found.name, found.origins) == ("rest", ("q",))
+
+
+def test_an_operator_has_the_last_word() -> None:
+    """Names can be given, overruled and hidden."""
+    said = (
+        Override("other", main_queue="orders", retry_exchange="again", label="Orders"),
+        Override("rest", target=Redrive("", "elsewhere")),
+    )
+    found = {each.name: each for each in dead_letter_queues(_live(), overrides=said)}
+    other = found["other"]
+    assert (other.main_queue, other.retry_exchange, other.label) == ("orders", "again", "Orders")
+    assert other.target == Redrive("", "orders")
+    assert found["rest"].target == Redrive("", "elsewhere")
+    assert dead_letter_queues(_live(), overrides=(Override("rest", hidden=True),)) == ()
+
+
+def test_the_file_pipeline_waits_once_more() -> None:
+    """Its documented target is the retry exchange, and that is what is shown."""
+    topology = DESIGNS["file-pipeline"].build()
+    found = next(e for e in dead_letter_queues(topology) if e.name == "q.validator.dlq")
+    assert found.retry_exchange == "retry.q.validator"
+    assert found.target == Redrive("retry.q.validator", "retry")
+    assert found.label == "q.validator"

@@ -1,0 +1,220 @@
+"""Dead letters as values: ours, the broker's, other frameworks', and hostile ones."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
+from hopback.deadletters.letters import content_digest, letter_of
+from hopback.deadletters.stories import timeline, what_happened
+from hopback.fields import Timestamp
+from hopback.headers import failure_from_reason, failure_json
+from hopback.message import Properties, Received
+from hopback.patterns import DESIGNS
+
+if TYPE_CHECKING:
+    from hopback.deadletters.letters import Letter
+    from hopback.fields import FieldValue
+
+NOW = 1_700_000_000.0
+
+
+def death(queue: str, reason: str, count: int = 1) -> dict[str, FieldValue]:
+    """An entry of `x-death`, as brokers write it."""
+    return {
+        "queue": queue, "reason": reason, "count": count, "exchange": "ex", "routing-keys": ["k"],
+        "time": Timestamp(int(NOW) - 100),
+    }  # fmt: skip
+
+
+def received(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Received:
+    """A delivery from the dead-letter queue `dlq`."""
+    return Received("dlq", "", "dlq", body, Properties(headers=headers, **more))
+
+
+def letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Letter:
+    """The dead letter in it."""
+    return letter_of(received(headers, body, **more), 1)
+
+
+def test_what_we_parked_tells_everything() -> None:
+    """Type, message, fingerprint, attempts and times stand in our record."""
+    record = failure_from_reason("none left", kind="shop.OutOfStock")
+    text = failure_json(type(record)(record.type, record.message, record.fingerprint, attempts=3,
+                                     first=NOW - 50, last=NOW - 20))  # fmt: skip
+    found = letter(
+        {
+            "hopback-queue": "q",
+            "hopback-attempts": 3,
+            "hopback-failure": text,
+            "hopback-redrives": 2,
+        }
+    )
+    assert (found.reason, found.origin, found.error) == ("parked", "q", "shop.OutOfStock")
+    assert (found.fingerprint, found.attempts, found.redrives) == (record.fingerprint, 3, 2)
+    assert (found.first_failed, found.last_failed, found.age(NOW)) == (NOW - 50, NOW - 20, 20.0)
+    assert "q gave up after 3 attempts" in what_happened(found)
+    assert "re-driven 2 times before" in what_happened(found)
+
+
+def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
+    """A delivery-limit death has no record; reason, queue and time come from `x-death`."""
+    headers: dict[str, Any] = {"x-death": [death("q", "delivery_limit")]}
+    found = letter(headers)
+    assert (found.reason, found.origin, found.error, found.recorded_by) == (
+        "delivery_limit", "q", "", "",
+    )  # fmt: skip
+    assert found.age(NOW) == 100.0
+    assert "crashed" in what_happened(found)
+    same = letter(headers, b"other body")
+    other = letter({"x-death": [death("q2", "delivery_limit")]})
+    assert found.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_the_queue_of_origin_goes_before_the_retry_queue() -> None:
+    """In a reject loop the newest death is the retry queue's; the failure was its owner's."""
+    topology = DESIGNS["freeflow"].build()
+    (source,) = [each for each in dead_letter_queues(topology) if len(each.origins) > 1]
+    headers = {
+        "x-death": [
+            death("freeflow.alarm.retry.30s", "expired", 3),
+            death("freeflow.alarms.queue", "rejected", 4),
+        ]
+    }
+    found = letter_of(received(headers), 1, source)
+    assert (found.origin, found.reason, found.attempts) == ("freeflow.alarms.queue", "rejected", 4)
+
+
+@pytest.mark.parametrize(
+    ("headers", "framework", "error", "origin", "attempts"),
+    [
+        (
+            {
+                "MT-Fault-ExceptionType": "System.TimeoutException",
+                "MT-Fault-Message": "too late",
+                "MT-Fault-StackTrace": "   at Shop.Orders.Take(Int32 n) in C:\\x.cs:line 12\n   at Y.Z()",
+                "MT-Fault-InputAddress": "rabbitmq://host/vhost/orders?durable=true",
+                "MT-Fault-RetryCount": 2,
+            },
+            "MassTransit", "System.TimeoutException", "orders", 3,
+        ),
+        (
+            {
+                "NServiceBus.ExceptionInfo.ExceptionType": "System.Exception",
+                "NServiceBus.ExceptionInfo.Message": "no",
+                "NServiceBus.FailedQ": "Sales@host",
+                "NServiceBus.TimeOfFailure": "2023-11-14 22:13:20:000000 Z",
+            },
+            "NServiceBus", "System.Exception", "Sales", 1,
+        ),
+        (
+            {
+                "x-exception-stacktrace": "java.lang.IllegalStateException: no\n\tat a.B.c(B.java:3)",
+                "x-exception-message": "no",
+                "x-death": [death("in", "rejected")],
+            },
+            "Spring", "java.lang.IllegalStateException", "in", 1,
+        ),
+        (
+            {
+                "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\ErrorDetailsStamp": json.dumps(
+                    [{"exceptionClass": "App\\Broken", "exceptionMessage": "oh"}]
+                ),
+                "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\RedeliveryStamp": json.dumps(
+                    [{"retryCount": 1}, {"retryCount": 3, "redeliveredAt": "2023-11-14T22:13:20+00:00"}]
+                ),
+                "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\SentToFailureTransportStamp": (
+                    json.dumps([{"originalReceiverName": "async"}])
+                ),
+            },
+            "Symfony", "App\\Broken", "async", 4,
+        ),
+    ],
+)  # fmt: skip
+def test_other_frameworks_are_understood(
+    headers: dict[str, Any], framework: str, error: str, origin: str, attempts: int
+) -> None:
+    """Each framework's own headers give error, queue and retries, and a fingerprint of their own."""
+    found = letter(headers)
+    assert (found.recorded_by, found.error, found.origin) == (framework, error, origin)
+    assert found.attempts == attempts
+    assert framework in what_happened(found)
+    assert found.fingerprint != letter({"x-death": [death(origin, "rejected")]}).fingerprint
+
+
+def test_a_fingerprint_is_the_same_for_another_line_of_data() -> None:
+    """Frames decide, not the numbers in the message or the line."""
+    one = {"MT-Fault-ExceptionType": "E", "MT-Fault-Message": "order 1"}
+    assert letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 1"}).fingerprint == (
+        letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 2"}).fingerprint
+    )
+    assert letter(one).fingerprint == letter(one | {"MT-Fault-Message": "order 2"}).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "properties"),
+    [
+        ({"cloudEvents:type": "t", "cloudEvents:id": "i", "cloudEvents:time": "z"}, b"", {}),
+        ({"ce-type": "t", "ce-id": "i", "ce-time": "z"}, b"{}", {}),
+        ({}, b'{"specversion":"1.0","type":"t","id":"i","time":"z"}', {}),
+        ({}, b'{"eventType":"t","eventId":"i","occurredAt":"z"}', {}),
+        ({}, b'{"messageType":["urn:message:t"],"messageId":"i","sentTime":"z"}', {}),
+        ({"ce-time": "z"}, b'{"type":"other"}', {"type": "t", "message_id": "i"}),
+    ],
+)
+def test_envelopes_give_type_id_and_time(
+    headers: dict[str, Any], body: bytes, properties: dict[str, Any]
+) -> None:
+    """CloudEvents in both modes and the common envelopes are read; properties go first."""
+    found = letter(headers, body, **properties)
+    assert (found.type, found.message_id, found.sent) == ("t", "i", "z")
+
+
+def test_a_large_body_is_not_parsed() -> None:
+    """Beyond the limit a body gives nothing away, and costs nothing."""
+    assert letter({}, b'{"type":"t","x":"' + b"x" * 70_000 + b'"}').type == ""
+
+
+def test_looking_does_not_change_the_digest() -> None:
+    """Counts of the queue, and the order in which 4.x sorts headers, have no part in it."""
+    one = content_digest(received({"a": 1, "b": "x"}, b"body"))
+    assert one == content_digest(received({"b": "x", "x-delivery-count": 3, "a": 1}, b"body"))
+    assert one != content_digest(received({"a": 1, "b": "x"}, b"Body"))
+    assert one != content_digest(received({"a": True, "b": "x"}, b"body"))
+    assert one != content_digest(received({"a": 1, "b": "x"}, b"body", priority=1))
+
+
+def test_the_ends_and_the_length_of_a_huge_body_count() -> None:
+    """Work is bounded: the middle of more than a mebibyte is left out."""
+    big = bytearray(3 << 20)
+    one = content_digest(received({}, bytes(big)))
+    assert one != content_digest(received({}, bytes(big) + b"\0"))
+    big[-1] = 1
+    assert one != content_digest(received({}, bytes(big)))
+
+
+def test_a_timeline_is_in_order() -> None:
+    """Deaths and failures by time; what has none stands at the end."""
+    headers: dict[str, Any] = {
+        "x-death": [death("q", "rejected", 2)],
+        "MT-Fault-ExceptionType": "E",
+        "MT-Fault-Timestamp": "2023-11-14T22:13:20Z",
+        "hopback-redrives": 1,
+        "hopback-redrive-job": "job-1",
+    }
+    found = received(headers)
+    told = [event.what for event in timeline(found, letter_of(found, 1))]
+    assert told == [
+        "left q (rejected 2 times)",
+        "failed last in q: E",
+        "re-driven, last by job job-1",
+    ]
+
+
+def test_a_stand_in_plan_sends_straight_back() -> None:
+    """A queue without a plan of its own is re-driven through the default exchange."""
+    plan = stand_in_plan("q", "q.dlq")
+    assert (plan.redrive.exchange, plan.redrive.routing_key, plan.redrive.reset) == ("", "q", True)
