@@ -1,0 +1,1 @@
+"""What Hopback says while it runs."""

@@ -1,0 +1,141 @@
+"""Metrics: what is counted under which labels, and that no message can make them grow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hopback.observe.events import EVENTS
+from hopback.observe.metrics import Bounded, Metrics
+
+_DELIVERY: dict[str, Any] = {"queue": "orders", "duration": 0.02, "error": "ValueError"}
+
+
+def _value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def _series(metrics: Metrics, name: str) -> list[dict[str, str]]:
+    families = [family for family in metrics.registry.collect() if family.name == name]
+    return [dict(one.labels) for one in families[0].samples if one.name in (name, f"{name}_total")]
+
+
+def test_deliveries_are_counted_by_outcome_and_timed() -> None:
+    """Each outcome has its own count; a delivery that is held has not run again."""
+    metrics = Metrics()
+    metrics("delivery.done", _DELIVERY)
+    metrics("delivery.retried", {**_DELIVERY, "tier": "30s"})
+    metrics("delivery.parked", {**_DELIVERY, "exhausted": True})
+    metrics("delivery.snoozed", _DELIVERY)
+    metrics("delivery.abandoned", _DELIVERY)
+    metrics("delivery.held", _DELIVERY)
+    metrics("delivery.held", _DELIVERY)
+    counts = {
+        outcome: _value(metrics, "hopback_deliveries_total", queue="orders", outcome=outcome)
+        for outcome in ("done", "retry", "park", "snooze", "abandoned", "held")
+    }
+    assert counts == {
+        "done": 1,
+        "retry": 1,
+        "park": 1,
+        "snooze": 1,
+        "abandoned": 1,
+        "held": 2,
+    }
+    assert _value(metrics, "hopback_handler_seconds_count", queue="orders") == 5
+    assert _value(metrics, "hopback_retries_total", queue="orders", tier="30s") == 1
+    assert _value(metrics, "hopback_parked_total", queue="orders", exhausted="true") == 1
+    assert _value(metrics, "hopback_errors_total", queue="orders", error="ValueError") == 2
+
+
+def test_error_types_are_bounded() -> None:
+    """After fifty types of errors all others are `other`; those known keep their own count."""
+    metrics = Metrics()
+    for number in range(200):
+        metrics("delivery.retried", {**_DELIVERY, "tier": "1s", "error": f"Error{number}"})
+    metrics("delivery.retried", {**_DELIVERY, "tier": "1s", "error": "Error7"})
+    metrics("delivery.retried", {**_DELIVERY, "tier": "1s", "error": None})
+    assert len(_series(metrics, "hopback_errors")) == 51
+    assert _value(metrics, "hopback_errors_total", queue="orders", error="other") == 151
+    assert _value(metrics, "hopback_errors_total", queue="orders", error="Error7") == 2
+
+
+def test_exchanges_are_bounded() -> None:
+    """A handler may take an exchange's name from a message: the series must not follow."""
+    metrics = Metrics()
+    for number in range(200):
+        metrics("publish.failed", {"exchange": f"x{number}", "error": "Returned"})
+    assert len(_series(metrics, "hopback_publish_failures")) == 51
+
+
+def test_a_bound_counts_values_not_uses() -> None:
+    """The same value is welcome again and again."""
+    bound = Bounded(2)
+    assert [bound(value) for value in ("a", "b", "a", "c", "b")] == ["a", "b", "a", "other", "b"]
+
+
+def test_a_connection_has_one_state_at_a_time() -> None:
+    """The present state is 1 and every other 0."""
+    metrics = Metrics()
+    for state in ("connecting", "ready", "blocked"):
+        metrics("connection.state", {"purpose": "consuming", "state": state})
+    states = {
+        state: _value(metrics, "hopback_connection_state", purpose="consuming", state=state)
+        for state in ("connecting", "ready", "blocked", "closed")
+    }
+    assert states == {"connecting": 0, "ready": 0, "blocked": 1, "closed": 0}
+
+
+def test_pauses_losses_and_deadlines() -> None:
+    """A paused queue is 1 until it is resumed; lost consumers and late handlers are counted."""
+    metrics = Metrics()
+    metrics("consumer.paused", {"queue": "orders"})
+    assert _value(metrics, "hopback_paused", queue="orders") == 1
+    metrics("consumer.resumed", {"queue": "orders"})
+    assert _value(metrics, "hopback_paused", queue="orders") == 0
+    metrics("consumer.lost", {"queue": "orders"})
+    metrics("handler.overdue", {"queue": "orders"})
+    assert _value(metrics, "hopback_consumers_lost_total", queue="orders") == 1
+    assert _value(metrics, "hopback_overdue_total", queue="orders") == 1
+
+
+def test_batches_are_measured() -> None:
+    """How large batches are, and how many of their messages failed."""
+    metrics = Metrics()
+    metrics("batch.handled", {"queue": "users", "size": 100, "failed": 3})
+    metrics("batch.handled", {"queue": "users", "size": 7, "failed": 0})
+    assert _value(metrics, "hopback_batch_size_sum", queue="users") == 107
+    assert _value(metrics, "hopback_batch_size_bucket", queue="users", le="10.0") == 1
+    assert _value(metrics, "hopback_batch_failures_total", queue="users") == 3
+
+
+def test_what_is_not_known_any_more_is_no_number() -> None:
+    """An old depth would look like a new one."""
+    metrics = Metrics()
+    metrics.set_in_flight("orders", 3)
+    metrics.set_depth("orders.dlq", "dead-letter", 5)
+    metrics.set_held_back("orders", 2)
+    assert _value(metrics, "hopback_in_flight", queue="orders") == 3
+    depth = {"queue": "orders.dlq", "role": "dead-letter"}
+    assert _value(metrics, "hopback_queue_depth", **depth) == 5
+    assert _value(metrics, "hopback_dead_letters_held_back", queue="orders") == 2
+    metrics.set_depth("orders.dlq", "dead-letter", None)
+    metrics.set_held_back("orders", None)
+    assert math.isnan(_value(metrics, "hopback_queue_depth", **depth) or 0)
+    assert math.isnan(_value(metrics, "hopback_dead_letters_held_back", queue="orders") or 0)
+
+
+def test_only_events_that_there_are_are_counted() -> None:
+    """Metrics want a part of the table of events and nothing that is not in it."""
+    metrics = Metrics()
+    wanted = {name for name in EVENTS if metrics.wants(name)}
+    assert wanted == set(EVENTS) - {"consumer.started", "shutdown.step", "topology.warning"}
+    metrics("shutdown.step", {"step": 1})
+
+
+def test_a_scrape_is_text() -> None:
+    """What Prometheus reads."""
+    metrics = Metrics()
+    metrics("delivery.done", _DELIVERY)
+    assert b'hopback_deliveries_total{outcome="done",queue="orders"} 1.0' in metrics.render()
+    assert metrics.content_type.startswith("text/plain")
