@@ -8,7 +8,7 @@ READY := .venv/.ready
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-FAST := tests/unit tests/properties tests/architecture tests/conformance
+FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance
 CODE := src tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
