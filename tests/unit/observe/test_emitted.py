@@ -1,0 +1,94 @@
+"""The table of events and what is really emitted are the same, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hopback import App, Context, Park, Snooze
+from hopback.broker.simulator import Fault
+from hopback.errors import BrokerError
+from hopback.observe.events import EVENTS
+from hopback.patterns import DESIGNS
+from hopback.testing import AppTest, in_virtual_time
+
+
+def _app() -> App:
+    """An application in which everything can happen; a payload says what."""
+    app = App("shop", topology=DESIGNS["raffle"].build({}, hardened=False))
+
+    @app.handler("orders", retry=["1s"], attempts=2, deadline=60)
+    async def handle(payload: str, context: Context) -> Any:
+        match payload:
+            case "fail":
+                raise ValueError("no")
+            case "park":
+                return Park("hopeless")
+            case "snooze" if "hopback-snoozes" not in context.headers:
+                return Snooze(1)
+            case "slow":
+                await asyncio.sleep(1_000)
+            case "publish":
+                try:
+                    await context.publish("", "no.such.queue", {})
+                except BrokerError:
+                    return Park("nobody wants it")
+            case "wait":
+                await asyncio.sleep(10)
+        return None
+
+    @app.batch("users", retry=["1s"], size=2)
+    async def insert(rows: list[dict[str, str]]) -> None: ...
+
+    return app
+
+
+@in_virtual_time
+async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
+    """Every event of the table happens here, and each one carries its fields, no more and no less."""
+    async with AppTest(_app()) as test:
+        for payload in ("ok", "fail", "park", "snooze", "slow", "publish"):
+            await test.publish("", "orders", payload)
+        await test.publish("", "users", {"name": "a"})
+        await test.drain()
+        test.faults.inject(Fault.NACK)
+        await test.publish("", "orders", "park")
+        await test.drain()
+        test.service.consumer("orders").pause("by command")
+        await test.advance(1)
+        test.service.consumer("orders").resume("by command")
+        await test.advance(1)
+        await _delete(test, "users")
+        await test.advance(60)
+        await test.publish("", "orders", "wait")
+        await test.advance(1)
+        test.broker.cut()
+        await test.drain()
+    wrong = {
+        one.name: sorted(set(one.fields) ^ set(EVENTS[one.name].fields))
+        for one in test.events
+        if set(one.fields) != set(EVENTS[one.name].fields)
+    }
+    assert wrong == {}
+    assert {one.name for one in test.events} == set(EVENTS)
+
+
+async def _delete(test: AppTest, queue: str) -> None:
+    """Take a queue away from its consumer, as an operator might."""
+    connection = await test.broker.connect("operator")
+    channel = await connection.open_channel()
+    await channel.delete_queue(queue)
+    await connection.close()
+
+
+@in_virtual_time
+async def test_no_event_carries_a_payload() -> None:
+    """Whatever becomes of a message, what it says stays in the broker."""
+    async with AppTest(_app()) as test:
+        await test.publish("", "orders", "secret-of-ours", headers={"token": "secret-header"})
+        await test.publish("", "users", '{"secret": "secret-json"')
+        await test.publish("", "users", ["a list that is longer than anybody", "secret-list"])
+        await test.drain()
+    told = repr([dict(one.fields) for one in test.events])
+    assert "delivery.parked" in {one.name for one in test.events}
+    assert "secret-" not in told

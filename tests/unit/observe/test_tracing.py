@@ -1,0 +1,179 @@
+"""OpenTelemetry: each attempt is a span of the trace that its message carries, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from hopback import App, Context, EmbeddedBroker, Service, Surroundings
+from hopback.broker.simulator import run_virtual
+from hopback.observe.events import Bus
+from hopback.patterns import DESIGNS
+from hopback.runtime.outgoing import compose
+from hopback.runtime.tracing import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from hopback.fields import Headers
+    from hopback.runtime.answer import Run
+    from hopback.topology.plan import Plan
+
+_TRACE = "0af7651916cd43dd8448eb211c80319c"
+_CARRIED: Headers = {"traceparent": f"00-{_TRACE}-b7ad6b7169203331-01"}
+
+
+class _Traces:
+    """A tracer whose spans can be looked at."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+        self.around: Callable[[Run, Plan], Run] | None = partial(traced, tracer=self.tracer)
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self._exporter.get_finished_spans()
+
+    def play(self, app: App, queue: str, headers: Headers) -> None:
+        """Run one message to its end."""
+        run_virtual(self._play(app, queue, headers))
+
+    async def _play(self, app: App, queue: str, headers: Headers) -> None:
+        over = asyncio.Event()
+
+        def listen(name: str, fields: Mapping[str, Any]) -> None:
+            if name in ("delivery.done", "delivery.parked") and fields["queue"] == queue:
+                over.set()
+
+        broker = EmbeddedBroker()
+        service = Service(app, broker, world=Surroundings(bus=Bus(listen), around=self.around))
+        running = asyncio.create_task(service.run())
+        await service.ready.wait()
+        await service.publish(compose("", queue, {}, message_id="m-1", headers=headers))
+        await over.wait()
+        service.stop()
+        await running
+
+
+def _trace_ids(spans: tuple[ReadableSpan, ...]) -> set[str]:
+    contexts = [span.context for span in spans]
+    return {trace.format_trace_id(one.trace_id) for one in contexts if one is not None}
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+def test_every_attempt_is_a_span_of_one_trace(hardened: bool) -> None:
+    """Also across retry queues: where the broker moves a message, and where we publish it anew."""
+    app = App("pipeline", topology=DESIGNS["file-pipeline"].build({}, hardened=hardened))
+    queue = app.topology.plans[0].queue
+
+    @app.handler(queue)
+    async def fail(context: Context) -> None:
+        raise ValueError("secret")
+
+    traces = _Traces()
+    traces.play(app, queue, _CARRIED)
+    spans = traces.spans
+    assert _trace_ids(spans) == {_TRACE}
+    assert [(span.attributes or {})["hopback.attempt"] for span in spans] == [1, 2, 3]
+    assert {span.name for span in spans} == {f"process {queue}"}
+    assert {span.kind for span in spans} == {SpanKind.CONSUMER}
+    assert {span.status.status_code for span in spans} == {StatusCode.ERROR}
+
+
+def test_a_span_says_which_message_and_what_became_of_it() -> None:
+    """OpenTelemetry's own names for messaging, and the outcome; a handler that worked is no error."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(context: Context) -> None: ...
+
+    traces = _Traces()
+    traces.play(app, "orders", {})
+    (span,) = traces.spans
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.rabbitmq.destination.routing_key": "orders",
+        "messaging.message.id": "m-1",
+        "messaging.message.body.size": 2,
+        "hopback.attempt": 1,
+        "hopback.max_attempts": 2,
+        "hopback.outcome": "done",
+    }
+    assert span.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_what_a_handler_publishes_carries_the_current_span(in_thread: bool) -> None:
+    """Not the span that the message came with: the run is the cause, or a span inside it."""
+    traces = _Traces()
+    app = App("shop")
+    seen: list[Headers] = []
+    inner: list[int] = []
+
+    def handle_in_thread(context: Context) -> None:
+        with traces.tracer.start_as_current_span("inner") as span:
+            inner.append(span.get_span_context().span_id)
+            context.publish("", "next", {})
+
+    async def handle(context: Context) -> None:
+        with traces.tracer.start_as_current_span("inner") as span:
+            inner.append(span.get_span_context().span_id)
+            await context.publish("", "next", {})
+
+    app.handler("orders", retry=["1s"])(handle_in_thread if in_thread else handle)
+
+    @app.handler("next", retry=["1s"])
+    async def receive(context: Context) -> None:
+        seen.append(context.headers)
+
+    traces.play(app, "orders", _CARRIED)
+    (header,) = [one["traceparent"] for one in seen]
+    assert header == f"00-{_TRACE}-{trace.format_span_id(inner[0])}-01"
+
+
+def test_without_tracing_the_trace_is_passed_on_as_it_came() -> None:
+    """A service that does not trace breaks no trace."""
+    traces = _Traces()
+    traces.around = None
+    app = App("shop")
+    seen: list[object] = []
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(context: Context) -> None:
+        await context.publish("", "next", {})
+
+    @app.handler("next", retry=["1s"])
+    async def receive(context: Context) -> None:
+        seen.append(context.headers.get("traceparent"))
+
+    traces.play(app, "orders", _CARRIED)
+    assert traces.spans == ()
+    assert seen == [_CARRIED["traceparent"]]
+
+
+def test_a_hostile_trace_header_starts_a_new_trace() -> None:
+    """Whatever stands there, the message is handled and traced."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(context: Context) -> None: ...
+
+    traces = _Traces()
+    traces.play(app, "orders", {"traceparent": "00-zz\n", "tracestate": 5, "baggage": "=;=,"})
+    assert len(traces.spans) == 1
+    assert _trace_ids(traces.spans) != {_TRACE}
