@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.broker.simulator import EventKind, Loss
+from hopback.broker.simulator import EventKind, Loss, Refusal
 from hopback.fields import Headers, Timestamp
 from hopback.message import Properties
+from hopback.topology.model import Queue, QueueType
 from tests.unit.simulator.stage import EVERY_VERSION, START, Client, Stage, deaths, to
 
 _SCRAMBLING = ("3.10.8", "3.12")
@@ -183,6 +184,18 @@ def test_a_malformed_x_death_crashes_an_old_classic_queue(broken: list[object]) 
     assert client.stage.ready("q") == ["poison", "durable"]
 
 
+def test_a_queue_that_crashes_again_and_again_is_given_up() -> None:
+    """A poison that has expired as well: it dies at every start, until the supervisor gives up."""
+    client = Client(Stage("3.10.8"))
+    client.classic("q", to("dead", message_ttl=0))
+    client.put("q", headers={"x-death": ["broken"]}, delivery_mode=2)
+    client.stage.wait(3600)
+    assert client.stage.ready("q") == ["m"]
+    assert client.put("q") == [EventKind.REFUSED]
+    with pytest.raises(Refusal, match="process is stopped by supervisor"):
+        client.get("q")
+
+
 def test_a_malformed_x_death_is_lost_from_an_old_quorum_queue() -> None:
     """Only that message is gone."""
     client = Client(Stage("3.10.8"))
@@ -284,14 +297,29 @@ def test_a_full_classic_target_discards_dead_letters_and_a_quorum_one_does_not()
     assert client.stage.lost() == [Loss.FULL, Loss.FULL]
 
 
-def test_a_long_chain_of_queues_is_no_deep_recursion() -> None:
-    """Each dead letter is moved from the same depth."""
+@pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
+def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
+    """Each dead letter is moved from the same depth, kept ones too."""
     client = Client(Stage())
     length = 400
+    kept = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
+    more = kept if kind is QueueType.QUORUM else {}
     for number in range(length):
-        client.classic(f"q{number}", to(f"q{number + 1}", max_length=0))
+        arguments = to(f"q{number + 1}", message_ttl=0, **more)
+        client.declare(Queue(f"q{number}", kind, arguments=arguments))
     client.classic(f"q{length}")
     client.put("q0")
     assert client.stage.ready(f"q{length}") == ["m"]
     died = [event for event in client.stage.events if event.kind is EventKind.DIED]
-    assert {event.reason for event in died} == {"maxlen"}
+    assert len(died) == length
+
+
+def test_a_letter_that_an_old_broker_sends_round_for_ever_lets_others_live() -> None:
+    """The scrambled order hides the cycle: here as there the letter goes round, but time goes on."""
+    client = Client(Stage("3.10.8"))
+    client.classic("a", to("b", message_ttl=0))
+    client.classic("b", to("a", message_ttl=0))
+    death: Headers = {"queue": "a", "reason": "rejected", "count": 1}
+    client.put("a", headers={"x-death": [death]})
+    client.stage.wait(60)
+    assert len(client.stage.queue("a").messages + client.stage.queue("b").messages) == 1

@@ -10,13 +10,14 @@ from hopback.broker.simulator.journal import EventKind, Loss
 from hopback.broker.simulator.timers import Alarm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.broker.simulator.node import Node
     from hopback.broker.simulator.queue import LiveQueue
     from hopback.broker.simulator.stored import Content, Entry
 
 __all__ = ["Letter", "Office", "Safekeeping"]
 
-_AT_A_TIME = 10_000
 _WINDOW = 32
 """How many dead letters one queue has under way at once with at-least-once."""
 _RETRY_S = 180.0
@@ -24,33 +25,30 @@ _RETRY_S = 180.0
 
 
 class Office:
-    """Moves dead letters of at-most-once queues, in order, and never deeper than one call."""
+    """Moves dead letters one after the other, so that a chain of queues is no deep recursion."""
 
-    __slots__ = ("_alarm", "_busy", "_node", "_waiting")
+    __slots__ = ("_busy", "_node", "_waiting")
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._waiting: deque[tuple[LiveQueue, Entry, Reason]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._busy = False
-        self._alarm = Alarm(node.timers, self._work)
 
     def post(self, queue: LiveQueue, entry: Entry, reason: Reason) -> None:
         """Let a copy that has left `queue` go where the queue's dead letters go."""
-        self._waiting.append((queue, entry, reason))
-        if not self._busy:
-            self._work()
+        self.do(lambda: self._move(queue, entry, reason))
 
-    def _work(self) -> None:
+    def do(self, work: Callable[[], None]) -> None:
+        """Do it now, or after what is being done: one letter may lead to the death of others."""
+        self._waiting.append(work)
+        if self._busy:
+            return
         self._busy = True
         try:
-            for _ in range(_AT_A_TIME):
-                if not self._waiting:
-                    return
-                self._move(*self._waiting.popleft())
+            while self._waiting:
+                self._waiting.popleft()()
         finally:
             self._busy = False
-        # Old brokers can be made to loop without end; here as there, others get their turn.
-        self._alarm.set(self._node.now())
 
     def _move(self, queue: LiveQueue, entry: Entry, reason: Reason) -> None:
         if queue.settings.dead_letter_exchange is None:
@@ -89,6 +87,7 @@ def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
         now=queue.node.now(),
         profile=queue.profile,
     )
+    letter.parent = entry.number
     if queue.is_quorum and queue.profile.carries_failures:
         letter.failed = entry.failed
     return letter
@@ -137,7 +136,7 @@ class Safekeeping:
         self._tell(EventKind.HELD, entry, reason)
         self._waiting.append(Letter(entry, reason))
         self.byte_count += len(entry.content.body)
-        self._work()
+        self._queue.node.office.do(self._work)
 
     def abandon(self, loss: Loss) -> None:
         """Let all of them go."""

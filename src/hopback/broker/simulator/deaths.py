@@ -64,7 +64,7 @@ def bury(
         headers.pop("CC", None)
     if profile.sorts_headers:
         headers = dict(sorted(headers.items()))
-    return Content(
+    letter = Content(
         content.body,
         with_headers(content.properties, headers, keep_expiration=False),
         headers,
@@ -74,6 +74,9 @@ def bury(
         () if profile.scrambles_deaths else tuple(deaths),
         content.failed,
     )
+    letter.buried_at = now
+    letter.hops = content.hops + 1 if content.buried_at == now else 1
+    return letter
 
 
 def is_cycle(content: Content, queue: str) -> bool:

@@ -66,12 +66,17 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `origin` numbers the publish, `copy` the copy in a queue (0 where there is none)."""
+    """One event.
+
+    `origin` numbers the publish, `copy` the copy in a queue and `parent` the copy that this one
+    was before it died in another queue (each 0 where there is none).
+    """
 
     at: float
     kind: EventKind
     origin: int
     copy: int
+    parent: int
     queue: str
     reason: str
     exchange: str
@@ -103,6 +108,7 @@ class Journal:
             kind=kind,
             origin=content.origin,
             copy=copy,
+            parent=content.parent,
             queue=queue,
             reason=reason,
             exchange=content.exchange,

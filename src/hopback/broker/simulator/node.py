@@ -22,6 +22,7 @@ from hopback.broker.simulator.policies import Policies
 from hopback.broker.simulator.profile import profile_for
 from hopback.broker.simulator.queue import LiveQueue
 from hopback.broker.simulator.refusal import (
+    Refusal,
     access_refused,
     no_such,
     not_implemented,
@@ -214,6 +215,9 @@ class Node:
         return found
 
     def _check_access(self, queue: LiveQueue, session: Session) -> None:
+        if queue.down:
+            place = where("queue", queue.name)
+            raise Refusal(404, f"NOT_FOUND - {place} process is stopped by supervisor")
         if queue.owner is not None and queue.owner is not session:
             raise resource_locked(queue.name)
 

@@ -41,6 +41,11 @@ class Return(StrEnum):
     """Its consumer was cancelled for holding it too long (4.3)."""
 
 
+_MOST_HOPS = 500
+_REST_S = 10.0
+_MOST_CRASHES = 5
+_CRASH_PERIOD_S = 10.0
+
 _TO_TAIL = frozenset({Return.NACK, Return.REJECT, Return.RECOVER})
 _FAILED = frozenset({Return.REJECT, Return.CLOSE})
 
@@ -50,6 +55,7 @@ class LiveQueue:
 
     __slots__ = (
         "_alarm",
+        "_crashes",
         "_expiring",
         "_had_consumers",
         "_lease",
@@ -57,6 +63,7 @@ class LiveQueue:
         "auto_delete",
         "byte_count",
         "delays",
+        "down",
         "durable",
         "is_quorum",
         "name",
@@ -96,9 +103,12 @@ class LiveQueue:
         self.delays = Delays(self)
         self.unacked = 0
         self.byte_count = 0
+        self.down = False
+        """Given up after crashing again and again: it neither takes nor gives until a restart."""
+        self._crashes: list[float] = []
         self._expiring = False
         self._had_consumers = False
-        self._alarm = Alarm(node.timers, self.expire)
+        self._alarm = Alarm(node.timers, self._look)
         self._lease = Lease(self)
 
     def _lanes(self) -> Ready:
@@ -111,6 +121,8 @@ class LiveQueue:
 
     def publish(self, content: Content) -> bool:
         """Take a published message; False if the queue is full and says so to publishers."""
+        if self.down:
+            return False
         if self.settings.bounded and self._is_full(content):
             if self.settings.overflow == "reject-publish-dlx":
                 self._let_die(self._entry(content), Reason.MAXLEN)
@@ -167,6 +179,10 @@ class LiveQueue:
             self.expire()
         self.ready.push(entry)
         self.byte_count += len(content.body)
+        if content.hops > _MOST_HOPS:
+            # Old brokers can be made to send a letter round without end; give others a turn.
+            self._alarm.set(self.node.now() + _REST_S)
+            return
         self._distribute()
         if entry.expires is not None:
             self._expiring = True
@@ -176,13 +192,16 @@ class LiveQueue:
 
     def _trim(self) -> None:
         """Drop from the head what is too much, where the queue is told to make room so."""
-        while self.settings.overflow == "drop-head" and len(self.ready) and self._exceeds():
-            self._let_die(self._popped(), Reason.MAXLEN)
+        if self.settings.overflow == "drop-head":
+            while not self.down and len(self.ready) and self._exceeds():
+                self._let_die(self._popped(), Reason.MAXLEN)
 
     # Handing out.
 
     def pump(self) -> None:
         """Hand out what is ready to whoever has room."""
+        if self.down:
+            return
         if self._expiring:
             self.expire()
         self._distribute()
@@ -312,14 +331,19 @@ class LiveQueue:
     def expire(self) -> None:
         """Let the messages die whose time is over, as far as the queue looks."""
         now = self.node.now()
-        while (entry := self.ready.pop_expired(now)) is not None:
+        while not self.down and (entry := self.ready.pop_expired(now)) is not None:
             self.byte_count -= len(entry.content.body)
             self._let_die(entry, Reason.EXPIRED)
         self._watch()
 
+    def _look(self) -> None:
+        self._expiring = True
+        self.pump()
+        self._trim()
+
     def _watch(self) -> None:
         """Look again when the head expires."""
-        moment = self.ready.next_expiry()
+        moment = None if self.down else self.ready.next_expiry()
         if moment is not None:
             self._alarm.set(moment)
         elif not len(self.ready):
@@ -371,7 +395,8 @@ class LiveQueue:
         """The queue process stumbles over a message (before 3.13).
 
         A quorum queue loses that message. A classic queue restarts: its consumers are cancelled,
-        what was handed out is ready again with the poison, and transient messages are gone.
+        what was handed out is ready again with the poison, and transient messages are gone. A
+        queue that crashes too often in too short a time is not started again.
         """
         if self.is_quorum:
             self._lose(poison, Loss.CRASH)
@@ -382,10 +407,14 @@ class LiveQueue:
             self._restart_with(taken.entry)
         self.unacked = 0
         self._restart_with(poison)
-        self.restart(Loss.CRASH)
+        now = self.node.now()
+        recent = [moment for moment in self._crashes if moment > now - _CRASH_PERIOD_S]
+        self._crashes = [*recent, now]
+        self.restart(Loss.CRASH, up=len(self._crashes) < _MOST_CRASHES)
 
-    def restart(self, loss: Loss = Loss.RESTART) -> None:
+    def restart(self, loss: Loss = Loss.RESTART, *, up: bool = True) -> None:
         """Come back with what is durable; a quorum queue keeps everything."""
+        self.down = not up
         if self.is_quorum:
             return
         for entry in [self._popped() for _ in range(len(self.ready))]:
@@ -395,7 +424,7 @@ class LiveQueue:
     def _restart_with(self, entry: Entry, loss: Loss = Loss.CRASH) -> None:
         if self.durable and entry.content.properties.delivery_mode == 2:
             entry.redelivered = True
-            self.put_back(entry)
+            self._requeue(entry, Return.CLOSE)
         else:
             self._lose(entry, loss)
 

@@ -66,12 +66,15 @@ class Content:
 
     __slots__ = (
         "body",
+        "buried_at",
         "deaths",
         "exchange",
         "failed",
         "headers",
+        "hops",
         "keys",
         "origin",
+        "parent",
         "properties",
     )
 
@@ -94,6 +97,11 @@ class Content:
         self.origin = origin
         self.deaths = deaths
         self.failed = failed
+        self.parent = 0
+        """The copy it was before it died, 0 for what a client has published."""
+        self.buried_at = 0.0
+        self.hops = 0
+        """How many deaths it has died at the moment of the last one."""
 
 
 class Entry:
