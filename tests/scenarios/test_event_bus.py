@@ -74,7 +74,7 @@ async def test_the_prefix_is_the_part_before_the_first_hyphen(
     assert ran == {f"{prefix}.queue.{service}": 1 for service in services}
 
 
-@played(event_bus, versions=EVERY_VERSION)
+@played(event_bus)
 async def test_happy_path_the_exchange_fans_out_and_each_service_acknowledges(
     stage: Stage,
 ) -> None:
@@ -267,7 +267,7 @@ async def test_manual_retry_continues_the_count_from_where_it_left_off(stage: St
     assert stage.others(cincout) == {_ORDERS: 1}
 
 
-@played(event_bus, versions=EVERY_VERSION)
+@played(event_bus)
 async def test_manual_retry_after_the_fix_is_reprocessed(stage: Stage) -> None:
     """Once the underlying issue is fixed, the moved message is handled and gone."""
     cincout = _services(stage, *[_DOWN] * 11)
@@ -297,7 +297,7 @@ async def test_moving_to_the_dlq_is_logged_by_its_documented_name(stage: Stage) 
     assert (lines[-1]["queue"], lines[-1]["deadLetterQueue"]) == (_QUEUE, _DLQ)
 
 
-@played(event_bus, versions=EVERY_VERSION)
+@played(event_bus)
 async def test_two_services_fail_the_same_event_and_count_for_themselves(stage: Stage) -> None:
     """Retries are per service: one gives up after eleven runs, the other recovers after three."""
     cincout = _services(stage, rest=_DOWN)

@@ -120,7 +120,7 @@ async def test_the_consumer_leaves_retrying_to_the_broker_or_publishes_it(stage:
     assert (rejected, published) == ((0, 2) if stage.hardened else (2, 0))
 
 
-@played(file_pipeline, versions=EVERY_VERSION)
+@played(file_pipeline)
 async def test_the_message_comes_back_to_its_own_queue_only(stage: Stage) -> None:
     """A retry is not published to `domain.events` again, so no other consumer gets it twice."""
     thumbnail = stage.cast("q.thumbnail", _FAILURE, _FAILURE)
@@ -132,7 +132,7 @@ async def test_the_message_comes_back_to_its_own_queue_only(stage: Stage) -> Non
     assert await stage.sizes("q.thumbnail.dlq") == [0]
 
 
-@played(file_pipeline, versions=EVERY_VERSION)
+@played(file_pipeline)
 async def test_two_consumers_of_one_event_fail_and_count_for_themselves(stage: Stage) -> None:
     """Parking keeps consumers apart: one parks its copy, the other recovers with its own count."""
     thumbnail = stage.cast("q.thumbnail", rest=_FAILURE)
@@ -156,7 +156,7 @@ async def test_the_count_can_be_derived_from_x_death_of_the_original_queue(stage
     assert broker_failures(parked.headers, "q.audit") == 0
 
 
-@played(file_pipeline, forms=[HARDENED], versions=EVERY_VERSION)
+@played(file_pipeline, forms=[HARDENED])
 async def test_hardened_the_count_stands_in_our_own_header(stage: Stage) -> None:
     """Where we publish the retry, the same number travels in `hopback-attempts`."""
     validator = stage.cast("q.validator", rest=_FAILURE)
@@ -205,7 +205,7 @@ async def test_an_error_that_is_not_retryable_parks_at_once(stage: Stage) -> Non
     assert parked.headers["x-parked-reason"] == "not an image at all"
 
 
-@played(file_pipeline, versions=EVERY_VERSION)
+@played(file_pipeline)
 async def test_a_failing_message_does_not_hold_up_the_next(stage: Stage) -> None:
     """While one file waits for its retry, the files after it are handled."""
 
@@ -255,7 +255,7 @@ async def test_a_re_drive_goes_through_the_retry_exchange_with_audit_headers(
     assert await stage.contents("q.validator.dlq") == []
 
 
-@played(file_pipeline, versions=EVERY_VERSION)
+@played(file_pipeline)
 async def test_a_re_driven_message_has_three_attempts_again(stage: Stage) -> None:
     """A re-drive that was too early parks once more, after three further attempts."""
     validator = stage.cast("q.validator", rest=_FAILURE)

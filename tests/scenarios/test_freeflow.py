@@ -132,7 +132,7 @@ async def test_audit_receives_every_retry_of_every_domain_again(stage: Stage) ->
     assert stage.others(documents) == {_AUDIT: 4}
 
 
-@played(freeflow, forms=[HARDENED], versions=EVERY_VERSION)
+@played(freeflow, forms=[HARDENED])
 async def test_hardened_audit_sees_the_message_once(stage: Stage) -> None:
     """A retry returns straight to the queue that failed and to no other."""
     documents = stage.cast(_DOCUMENTS, rest=_FAILURE)
@@ -187,7 +187,7 @@ async def test_the_consumer_chooses_the_desired_delay(
     assert len(stage.arrivals(f"freeflow.document.retry.{tier}")) == 1
 
 
-@played(freeflow, versions=EVERY_VERSION)
+@played(freeflow)
 async def test_a_chosen_delay_counts_against_the_policy_all_the_same(stage: Stage) -> None:
     """Repeat or send to the DLQ: four runs are the end, whichever tiers were chosen."""
     documents = stage.cast(_DOCUMENTS, rest=Retry("busy", after=5))

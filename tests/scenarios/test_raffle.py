@@ -26,7 +26,7 @@ _DB_ERROR = Retry("db_error: connection timeout")
 _QUICK = {"retry_ttl_ms": 60}
 
 
-@played(raffle, versions=EVERY_VERSION)
+@played(raffle)
 async def test_a_published_user_is_consumed_inserted_and_acknowledged(stage: Stage) -> None:
     """Normal processing: one run, and nothing is left anywhere."""
     consumer = stage.cast(_QUEUE, reads_json=True)
@@ -61,7 +61,7 @@ async def test_a_persistent_failure_is_retried_three_times_after_10_s_then_goes_
     assert parked.headers["x-retry-reason"] == "db_error: connection timeout"
 
 
-@played(raffle, versions=EVERY_VERSION)
+@played(raffle)
 async def test_the_retry_goes_through_the_retry_exchange_and_back_through_the_main_one(
     stage: Stage,
 ) -> None:
@@ -109,7 +109,7 @@ async def test_exhausted_it_is_rejected_and_the_broker_moves_it(stage: Stage) ->
     assert parked.headers["x-last-death-queue" if not stage.hardened else "hopback-queue"] == _QUEUE
 
 
-@played(raffle, versions=EVERY_VERSION)
+@played(raffle)
 async def test_a_temporary_database_failure_recovers_by_itself(stage: Stage) -> None:
     """The database is away for 15 s: the run at 20 s succeeds, nobody had to do anything."""
 

@@ -39,7 +39,7 @@ _DONE = Done()
 _QUICK = {"retry_delay_ms": 60}
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
+@played(ratatoskr)
 async def test_messages_arrive_are_processed_and_removed(stage: Stage) -> None:
     """Normal processing: consumed, acked, gone; and all three queues are quorum queues."""
     await stage.publish(*_EVENT, b'{"order": 1}')
@@ -96,7 +96,7 @@ async def test_the_broker_counts_the_loop_in_x_death(stage: Stage) -> None:
     assert own.count(EventKind.DIED) == 3
 
 
-@played(ratatoskr, forms=[HARDENED], versions=EVERY_VERSION)
+@played(ratatoskr, forms=[HARDENED])
 async def test_hardened_the_count_travels_in_x_retry_count(stage: Stage) -> None:
     """Where the retry is published, the documented header itself carries 1, 2, 3."""
     actor = stage.cast(_QUEUE, rest=_TRANSIENT)
@@ -147,7 +147,7 @@ async def test_the_dlq_exchange_fans_out(stage: Stage) -> None:
     await connection.close()
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
+@played(ratatoskr)
 async def test_waiting_blocks_nobody(stage: Stage) -> None:
     """While one message waits in the retry queue, others are processed."""
     actor = stage.script(_QUEUE, lambda run: Retry("slow") if run.body == b"1" else _DONE)
