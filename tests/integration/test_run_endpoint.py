@@ -1,0 +1,103 @@
+"""The HTTP endpoint on a real socket: what it answers, and what it does not put up with."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.runtime.endpoint import Endpoint, Request, Response
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+async def _echo(request: Request) -> Response:
+    told = f"{request.method} {request.path} {request.headers.get('x-one', '')} {request.peer}"
+    return Response(HTTPStatus.OK, told.encode(), "text/plain")
+
+
+@asynccontextmanager
+async def _open(*, patience: float = 5.0) -> AsyncIterator[int]:
+    endpoint = Endpoint(_echo, timeout=patience)
+    _, port = await endpoint.open("127.0.0.1", 0)
+    try:
+        yield port
+    finally:
+        await endpoint.close()
+
+
+async def _send(port: int, *parts: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_a_request_is_answered_and_the_connection_closed() -> None:
+    """Header names in any case, the query left out, the length told."""
+    async with _open() as port:
+        answer = await _send(port, b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nX-ONE:  two \r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Connection: close" in head
+    assert body == b"GET /a two 127.0.0.1"
+    assert f"Content-Length: {len(body)}".encode() in head
+
+
+async def test_head_has_no_body_and_post_may_have_one() -> None:
+    """A body is read and forgotten, so that the answer arrives."""
+    async with _open() as port:
+        head = await _send(port, b"HEAD /a HTTP/1.1\r\n\r\n")
+        post = await _send(port, b"POST /a HTTP/1.1\r\nContent-Length: 4\r\n\r\n", b"abcd")
+    assert head.endswith(b"\r\n\r\n")
+    assert post.endswith(b"POST /a  127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\r\n\r\n", 400),
+        (b"GET /a\r\n\r\n", 400),
+        (b"GET a HTTP/1.1\r\n\r\n", 400),
+        (b"GET /a HTTP/2\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n x: folded\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"GET /a HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_is_no_request_is_refused(sent: bytes, status: int) -> None:
+    """Bounded in size and strict in form: there is nothing here that needs to be lenient."""
+    async with _open() as port:
+        answer = await _send(port, sent)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+async def test_one_who_says_nothing_is_dropped() -> None:
+    """A connection that stays silent costs a few seconds and nothing else."""
+    async with _open(patience=0.05) as port:
+        assert await _send(port, b"GET /a") == b""
+        assert (await _send(port, b"GET /a HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_closing_drops_who_is_not_answered_yet() -> None:
+    """No task is left behind."""
+    async with _open(patience=60) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await _send(port, b"GET /a HTTP/1.1\r\n\r\n")
+        before = asyncio.all_tasks()
+    left = {task for task in before if not task.done()} - {asyncio.current_task()}
+    writer.close()
+    assert left == set()

@@ -1,0 +1,297 @@
+"""Liveness, readiness, depths and commands of a service on the embedded broker, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, BreakerPolicy
+from hopback.broker.simulator import Fault
+from hopback.patterns import DESIGNS
+from hopback.runtime.control import Control, is_loopback
+from hopback.runtime.depths import Depths, HeldBack, Watched, watched_queues
+from hopback.runtime.endpoint import Request
+from hopback.runtime.health import Health
+from hopback.testing import AppTest, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.runtime.endpoint import Response
+
+
+def _app(*, breaker: BreakerPolicy | None = None) -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"], breaker=breaker)
+    async def handle(payload: str) -> None:
+        if payload == "fail":
+            raise ValueError("no")
+
+    return app
+
+
+def _health(test: AppTest, *, patience: float = 60.0) -> Health:
+    return Health(test.service, time=asyncio.get_running_loop().time, patience=patience)
+
+
+@in_virtual_time
+async def test_a_service_that_consumes_is_alive_and_ready() -> None:
+    """Both answers are yes, and say what there is."""
+    async with AppTest(_app()) as test:
+        health = _health(test)
+        assert health.alive().ok
+        found = health.ready()
+        assert found.ok
+        assert found.consumers == {"orders": "consuming"}
+        assert found.connections == {"consuming": "ready", "publishing": "ready"}
+    assert not health.ready().ok
+    assert health.alive().ok
+
+
+@in_virtual_time
+async def test_a_broker_that_is_away_ends_readiness_and_not_liveness() -> None:
+    """A restart mends nothing there, however long it takes."""
+    async with AppTest(_app()) as test:
+        health = _health(test)
+        asking = asyncio.create_task(health.run())
+        test.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        test.broker.cut()
+        await test.advance(3600)
+        assert not health.ready().ok
+        assert health.alive().ok
+        test.broker.faults.clear()
+        await test.advance(120)
+        assert health.ready().ok
+        asking.cancel()
+
+
+@in_virtual_time
+async def test_a_consumer_that_stays_lost_ends_liveness() -> None:
+    """Not at once: it is being restored. After the patience is over a restart may mend it."""
+    async with AppTest(_app()) as test:
+        now = 0.0
+        health = Health(test.service, time=lambda: now, patience=60)
+        consumer = test.service.consumer("orders")
+        consumer._tag = None  # the broker does not know it any more
+        assert health.alive().ok
+        now = 60
+        assert health.alive().ok
+        now = 61
+        found = health.alive()
+        assert found.reasons == ("orders has had no consumer for 61 s though the broker is up",)
+        consumer._tag = "again"
+        assert health.alive().ok
+        consumer._tag = None
+        now = 100
+        assert health.alive().ok
+        consumer.restore("found to be forgotten")
+        await test.advance(60)
+
+
+@in_virtual_time
+async def test_a_paused_queue_is_alive_and_not_ready() -> None:
+    """Paused by command, or because everything fails."""
+    async with AppTest(_app(breaker=BreakerPolicy(failures=1, cool_down=1000))) as test:
+        health = _health(test, patience=1)
+        test.service.consumer("orders").pause("by command")
+        await test.advance(100)
+        assert health.ready().reasons == ("orders is paused",)
+        assert health.alive().ok
+        test.service.consumer("orders").resume("by command")
+        await test.advance(1)
+        assert health.ready().ok
+        await test.publish("", "orders", "fail")
+        await test.advance(1)
+        assert health.ready().reasons == ("orders is paused: everything fails",)
+        assert health.alive().ok
+
+
+# --- commands --------------------------------------------------------------------------------------
+
+
+def _asked(
+    method: str, path: str, *, peer: str = "127.0.0.1", host: str = "127.0.0.1:8080", **headers: str
+) -> Request:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request(method, path, {"host": host, **named}, peer)
+
+
+def _read(response: Response) -> tuple[int, Any]:
+    return response.status, json.loads(response.body)
+
+
+@in_virtual_time
+async def test_probes_answer_200_or_503_with_the_reasons() -> None:
+    """The same for GET and HEAD; what is not there is 404 and says what is."""
+    async with AppTest(_app()) as test:
+        control = Control(test.service, _health(test))
+        for path in ("/healthz", "/readyz", "/readyz/"):
+            status, said = _read(await control(_asked("GET", path)))
+            assert (status, said["ok"], said["reasons"]) == (200, True, [])
+        test.service.consumer("orders").pause("by command")
+        status, said = _read(await control(_asked("HEAD", "/readyz")))
+        assert (status, said["reasons"]) == (503, ["orders is paused"])
+        status, said = _read(await control(_asked("GET", "/")))
+        assert status == 404
+        assert "/healthz" in said["error"]
+
+
+@in_virtual_time
+async def test_metrics_are_rendered_where_they_are_installed() -> None:
+    """Without the extra the answer names it."""
+    async with AppTest(_app()) as test:
+        bare = Control(test.service, _health(test))
+        status, said = _read(await bare(_asked("GET", "/metrics")))
+        assert (status, said["error"].split(":")[0]) == (501, "metrics need the extra `metrics`")
+        full = Control(test.service, _health(test), lambda: ("text/plain", b"up 1\n"))
+        answer = await full(_asked("GET", "/metrics"))
+        assert (answer.status, answer.content_type, answer.body) == (200, "text/plain", b"up 1\n")
+
+
+@in_virtual_time
+async def test_a_queue_is_paused_and_resumed_by_command() -> None:
+    """While it is paused its messages stay in the queue; afterwards they are handled."""
+    async with AppTest(_app()) as test:
+        control = Control(test.service, _health(test))
+        status, said = _read(await control(_asked("POST", "/queues/orders/pause")))
+        assert (status, said) == (200, {"queue": "orders", "state": "paused"})
+        await test.service.consumer("orders").rested()
+        await test.publish("", "orders", "ok")
+        await test.advance(100)
+        assert test.happened("delivery.done") == ()
+        assert (await control(_asked("POST", "/queues/orders/resume"))).status == 200
+        await test.drain()
+        test.assert_done("orders", times=1)
+        status, said = _read(await control(_asked("POST", "/queues/no%2Fsuch/pause")))
+        assert status == 404
+        assert "'no/such'" in said["error"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peer": "192.0.2.7"},
+        {"peer": "::ffff:192.0.2.7"},
+        {"peer": ""},
+        {"host": "evil.example"},
+        {"host": "evil.example:8080"},
+        {"host": ""},
+        {"host": "[::1"},
+        {"origin": "https://evil.example"},
+        {"sec_fetch_site": "cross-site"},
+        {"x_forwarded_for": "192.0.2.7"},
+    ],
+    ids=str,
+)
+def test_commands_come_from_this_machine_alone(change: dict[str, Any]) -> None:
+    """Not from elsewhere, not through a proxy, and not from a page in a browser."""
+
+    @in_virtual_time
+    async def play() -> None:
+        async with AppTest(_app()) as test:
+            control = Control(test.service, _health(test))
+            answer = await control(_asked("POST", "/queues/orders/pause", **change))
+            assert answer.status == 403
+            assert test.service.consumer("orders").consuming
+
+    play()
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("fe80::1%eth0", False),
+        ("localhost", False),
+        ("", False),
+    ],
+)
+def test_which_addresses_are_this_machines_own(address: str, loopback: bool) -> None:
+    """Numbers only: a name can be made to point anywhere."""
+    assert is_loopback(address) is loopback
+
+
+# --- depths ----------------------------------------------------------------------------------------
+
+
+def test_the_queues_of_a_plan_are_watched_each_once() -> None:
+    """Main, retry and dead-letter queues; freeflow's consumers share a dead-letter queue."""
+    topology = DESIGNS["freeflow"].build({}, hardened=False)
+    found = watched_queues(topology, [plan.queue for plan in topology.plans])
+    names = [one.queue for one in found]
+    assert len(names) == len(set(names))
+    parked = {plan.parking.queue for plan in topology.plans}
+    assert {one.queue for one in found if one.role == "dead-letter"} == parked
+    assert {one.queue for one in found if one.role == "main"} == {
+        plan.queue for plan in topology.plans
+    }
+    assert watched_queues(topology, ["unknown"]) == ()
+
+
+@in_virtual_time
+async def test_depths_are_counted_and_forgotten_with_the_connection() -> None:
+    """A missing queue costs the channel and not the others; in the end nothing is known."""
+    async with AppTest(_app()) as test:
+        test.service.consumer("orders").pause("by command")
+        await test.service.consumer("orders").rested()
+        await test.publish("", "orders", "ok")
+        told: dict[str, list[int | None]] = {}
+        queues = [Watched("gone", "retry"), *watched_queues(test.app.topology, ["orders"])]
+        depths = Depths(queues, _into(told), every=5)
+        connection = await test.broker.connect("depths")
+        counting = asyncio.create_task(depths.attend(connection))
+        await test.advance(1)
+        await test.publish("", "orders", "ok")
+        await test.advance(5)
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        await connection.close()
+        test.service.consumer("orders").resume("by command")
+        await test.drain()
+    assert told == {
+        "gone retry": [None, None, None],
+        "orders main": [1, 2, None],
+        "orders.retry.1s retry": [0, 0, None],
+        "orders.dlq dead-letter": [0, 0, None],
+    }
+
+
+def _into(told: dict[str, list[int | None]]) -> Callable[[str, str, int | None], object]:
+    return lambda queue, role, count: told.setdefault(f"{queue} {role}", []).append(count)
+
+
+async def test_what_is_held_back_is_read_from_the_management_api() -> None:
+    """For main and retry queues; while the API does not answer nothing is known."""
+    import httpx
+
+    from hopback.broker.management import Management, ManagementAddress
+
+    answers = [
+        httpx.Response(200, json=[{"name": "orders", "vhost": "/", "messages_dlx": 3}]),
+        httpx.Response(500, json={}),
+    ]
+    told: list[tuple[str, int | None]] = []
+
+    async def twice(_seconds: float) -> None:
+        if not answers:
+            raise asyncio.CancelledError
+
+    transport = httpx.MockTransport(lambda _request: answers.pop(0))
+    address = ManagementAddress.derive("amqp://localhost/", None)
+    queues = [Watched("orders", "main"), Watched("orders.dlq", "dead-letter")]
+    async with Management(address, transport=transport) as management:
+        held = HeldBack(
+            management, "/", queues, lambda queue, count: told.append((queue, count)), sleep=twice
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await held.attend(None)  # type: ignore[arg-type]
+    assert told == [("orders", 3), ("orders", None)]
