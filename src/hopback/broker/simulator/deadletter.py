@@ -88,8 +88,9 @@ def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
         profile=queue.profile,
     )
     letter.parent = entry.number
-    if queue.is_quorum and queue.profile.carries_failures:
-        letter.failed = entry.failed
+    letter.redelivered = entry.redelivered and queue.profile.carries_redelivered
+    if queue.profile.carries_failures:
+        letter.failed, letter.acquired = queue.handed_on(entry, reason)
     return letter
 
 

@@ -72,7 +72,6 @@ def bury(
         content.keys if routing_key is None else (routing_key,),
         content.origin,
         () if profile.scrambles_deaths else tuple(deaths),
-        content.failed,
     )
     letter.buried_at = now
     letter.hops = content.hops + 1 if content.buried_at == now else 1

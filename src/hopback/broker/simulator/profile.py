@@ -21,7 +21,7 @@ class CountHeaders(StrEnum):
     """Which counts a quorum queue writes on what it delivers."""
 
     ALWAYS = "always"
-    """`x-delivery-count` on every delivery, from 0."""
+    """`x-delivery-count`, the number of returns; 0 is shown to `basic.get` only."""
     RETURNS = "returns"
     """`x-delivery-count`, the number of returns, absent on the first delivery."""
     FAILURES = "failures"
@@ -72,6 +72,8 @@ class Profile:
     """Only failed deliveries count towards the limit, not every return."""
     carries_failures: bool
     """The failure count of a quorum queue goes with the dead letter into the next one."""
+    carries_redelivered: bool
+    """A message that was returned before it died arrives as redelivered."""
     discards: Discards
     count_headers: CountHeaders
     priorities: Priorities
@@ -104,6 +106,7 @@ _3_10 = Profile(
     unlimited_returns_to_tail=True,
     failures_count_towards_limit=False,
     carries_failures=False,
+    carries_redelivered=False,
     discards=Discards.NONE,
     count_headers=CountHeaders.ALWAYS,
     priorities=Priorities.IGNORED,
@@ -151,6 +154,7 @@ _4_3 = replace(
     unlimited_returns_to_tail=False,
     oldest_queue_version=2,
     failures_count_towards_limit=True,
+    carries_redelivered=True,
     discards=Discards.REJECT,
     count_headers=CountHeaders.FAILURES,
     priorities=Priorities.STRICT,

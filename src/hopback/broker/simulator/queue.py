@@ -195,6 +195,8 @@ class LiveQueue:
         if self.settings.overflow == "drop-head":
             while not self.down and len(self.ready) and self._exceeds():
                 self._let_die(self._popped(), Reason.MAXLEN)
+            if self._expiring:
+                self.expire()
 
     # Handing out.
 
@@ -231,17 +233,29 @@ class LiveQueue:
         self.byte_count -= len(entry.content.body)
         return entry
 
-    def counts(self, entry: Entry) -> dict[str, FieldValue] | None:
+    def counts(self, entry: Entry, *, by_get: bool) -> dict[str, FieldValue] | None:
         """The headers by which a quorum queue tells how often it handed the copy out before."""
         match self.profile.count_headers:
             case CountHeaders.ALWAYS:
-                return {"x-delivery-count": entry.acquired}
+                shown = entry.acquired
+                return {"x-delivery-count": shown} if shown or by_get else None
             case CountHeaders.RETURNS:
                 shown = entry.acquired or entry.failed
                 return {"x-delivery-count": shown} if shown else None
             case CountHeaders.FAILURES:
-                both = {"x-delivery-count": entry.failed, "x-acquired-count": entry.acquired}
+                acquired = entry.acquired or entry.content.acquired
+                both = {"x-delivery-count": entry.failed, "x-acquired-count": acquired}
                 return {name: count for name, count in both.items() if count} or None
+
+    def handed_on(self, entry: Entry, reason: Reason) -> tuple[int, int]:
+        """The failure count and the return count that go with a dead letter (4.x)."""
+        if not self.is_quorum:
+            return entry.content.failed, entry.content.acquired
+        if self.profile.count_headers is CountHeaders.FAILURES:
+            return entry.failed, entry.acquired or entry.content.acquired
+        # Before 4.3 there is one count: its own returns hide what came with the message.
+        rejected = reason is Reason.REJECTED and self.profile.discards is Discards.ALL
+        return (entry.acquired or entry.failed) + int(rejected), 0
 
     # Settlement.
 
@@ -255,12 +269,9 @@ class LiveQueue:
     def discarded(self, taken: Taken, how: Return) -> None:
         """A client does not want it back: it dies as rejected."""
         self.unacked -= 1
-        entry, counted = taken.entry, self.profile.discards
-        if self.is_quorum and (
-            counted is Discards.ALL or (counted is Discards.REJECT and how is Return.REJECT)
-        ):
-            entry.failed += 1
-        self._let_die(entry, Reason.REJECTED)
+        if how is Return.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
+            taken.entry.failed += 1
+        self._let_die(taken.entry, Reason.REJECTED)
         self._free(taken)
 
     def returned(self, deliveries: Iterable[Taken], how: Return) -> None:

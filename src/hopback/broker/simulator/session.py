@@ -330,7 +330,7 @@ class ChannelState:
         self._tag += 1
         taken = Taken(self._tag, queue, entry, consumer, self.node.now())
         if queue.is_quorum:
-            taken.counts = queue.counts(entry)
+            taken.counts = queue.counts(entry, by_get=consumer is None)
         if self.node.journal is not None:
             self.node.journal.entry(EventKind.DELIVERED, entry, queue.name)
         return taken

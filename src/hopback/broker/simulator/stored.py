@@ -60,11 +60,13 @@ class Content:
 
     `keys` are the routing key and then those of `CC` and `BCC`. `headers` are the broker's own
     copy and stand in for those of `properties`. `deaths` is what the broker itself recorded
-    (from 3.13 on it no longer lives in the header). `failed` is the failure count that quorum
-    queues of 4.x hand on. `origin` numbers the publish it all began with.
+    (from 3.13 on it no longer lives in the header). `failed` and `acquired` are the counts that
+    quorum queues of 4.x hand on with a dead letter, and 4.3 hands on `redelivered`. `origin`
+    numbers the publish it all began with.
     """
 
     __slots__ = (
+        "acquired",
         "body",
         "buried_at",
         "deaths",
@@ -76,6 +78,7 @@ class Content:
         "origin",
         "parent",
         "properties",
+        "redelivered",
     )
 
     def __init__(
@@ -87,7 +90,6 @@ class Content:
         keys: tuple[str, ...],
         origin: int,
         deaths: tuple[dict[str, FieldValue], ...] = (),
-        failed: int = 0,
     ) -> None:
         self.body = body
         self.properties = properties
@@ -96,7 +98,9 @@ class Content:
         self.keys = keys
         self.origin = origin
         self.deaths = deaths
-        self.failed = failed
+        self.failed = 0
+        self.acquired = 0
+        self.redelivered = False
         self.parent = 0
         """The copy it was before it died, 0 for what a client has published."""
         self.buried_at = 0.0
@@ -113,7 +117,7 @@ class Entry:
         self.content = content
         self.number = number
         self.expires = expires
-        self.redelivered = False
+        self.redelivered = content.redelivered
         self.acquired = 0
         """How often it came back to this queue."""
         self.failed = 0
