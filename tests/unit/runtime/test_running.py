@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, BreakerPolicy, Context, EmbeddedBroker, Ownership, Service, ServiceOptions
+from hopback import (
+    App,
+    BreakerPolicy,
+    Context,
+    EmbeddedBroker,
+    Ownership,
+    Service,
+    ServiceOptions,
+    Snooze,
+)
 from hopback.broker.simulator import Fault
 from hopback.broker.supervise import LineState
 from hopback.errors import TopologyConflict, TopologyError, UnsafeOperation
@@ -494,3 +503,32 @@ def test_every_design_runs_as_often_as_its_document_says(
             Tally(retried=expected - 1, parked=1),
             1,
         )
+
+
+@in_virtual_time
+async def test_snoozes_in_hand_leave_half_of_the_slots_free() -> None:
+    """The event bus waits in the process; what is too much for that waits in the retry queue."""
+    topology = DESIGNS["event-bus"].build({}, hardened=False)
+    queue = topology.plans[0].queue
+    app, handled = App("event-bus", topology=topology), list[str]()
+
+    @app.handler(queue, concurrency=4)
+    async def handle(payload: str) -> object:
+        if payload == "early":
+            return Snooze(60)
+        handled.append(payload)
+        return None
+
+    async with AppTest(app) as test:
+        for _ in range(6):
+            await test.publish("", queue, "early")
+        await test.publish("", queue, "due")
+        assert handled == ["due"]
+        held = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
+        assert held == [5000] * 4  # these four wait in the retry queue; two are still in hand
+        assert test.service.consumer(queue).in_flight == 2
+        await test.advance(3)
+        released = test.happened("delivery.snoozed", delay_ms=1250)
+        assert len(released) >= 2
+        assert not test.happened("delivery.retried")
+        test.service.stop()
