@@ -1,0 +1,80 @@
+"""`hopback store`: migrations by one command."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.cli.app import run
+from hopback.store import LATEST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_database_is_migrated_once_and_says_its_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Looking makes no file; migrating is safe to repeat."""
+    file = tmp_path / "shop.db"
+    url = f"sqlite:///{file}"
+    status = ["store", "status", "--database", url, "--detailed-exit-code"]
+    assert run(status) == 10
+    assert not file.exists()
+    assert run(["store", "migrate", "--database", url]) == 0
+    assert run(["store", "migrate", "--database", url]) == 0
+    assert run(status) == 0
+    versions = ", ".join(str(version) for version in range(1, LATEST + 1))
+    assert capsys.readouterr().out.splitlines() == [
+        f"version 0 of {LATEST}: run `hopback store migrate`",
+        f"Applied {versions}: the database is at version {LATEST}.",
+        f"Nothing to do: the database is at version {LATEST}.",
+        f"version {LATEST} of {LATEST}: up to date",
+    ]
+
+
+def test_the_address_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of process lists."""
+    monkeypatch.setenv("HOPBACK_DATABASE", f"sqlite:///{tmp_path / 'shop.db'}")
+    assert run(["store", "migrate"]) == 0
+    assert (tmp_path / "shop.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("postgresql://user:hunter2@127.0.0.1:1/shop", 7),
+        ("sqlite:////no/such/folder/shop.db", 7),
+        ("mysql://user:hunter2@host/shop", 1),
+        ("hunter2", 1),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_words_without_a_password(
+    url: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unreachable, unknown or no address at all."""
+    assert run(["store", "migrate", "--database", url]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Error:" in said.err
+    assert "hunter2" not in said.err
+
+
+def test_without_the_extra_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A clear sentence instead of an ImportError."""
+    import hopback
+
+    for name in [one for one in sys.modules if one.startswith("hopback.store")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(hopback, "store", raising=False)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    assert run(["store", "status", "--database", "sqlite:///x.db"]) == 1
+    said = capsys.readouterr().err
+    assert "the store needs SQLAlchemy" in said
+    assert "hopback[store]" in said
