@@ -15,12 +15,24 @@ if TYPE_CHECKING:
 
     from benchmarks.workload import Job
 
-__all__ = ["C50", "HOPBACK", "C", "CClient", "Contestant", "PythonClient", "contestants"]
+__all__ = [
+    "APPLICATION",
+    "C50",
+    "HARDENED",
+    "HOPBACK",
+    "C",
+    "CClient",
+    "Contestant",
+    "PythonClient",
+    "contestants",
+]
 
 _SECONDS = 120.0
 _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
 
 HOPBACK = "Hopback"
+APPLICATION = "Hopback, application with JSON"
+HARDENED = "Hopback, application, hardened"
 C = "C client"
 C50 = "C client, multiple every 50"
 
@@ -149,6 +161,8 @@ def contestants(python: Path, c_program: Path | None) -> tuple[Contestant, ...]:
         PythonClient(
             f"{HOPBACK}, a task per message", "hopback_client", python, (Scenario.CONSUME,), "task"
         ),
+        PythonClient(APPLICATION, "application_client", python, (Scenario.CONSUME, Scenario.RETRY)),
+        PythonClient(HARDENED, "application_client", python, (Scenario.RETRY,), "hardened"),
         PythonClient(f"{HOPBACK} on uvloop", "hopback_client", python, _ALL, "uvloop"),
         PythonClient("pika (asyncio)", "pika_client", python),
         PythonClient("aiormq", "aiormq_client", python),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import statistics_of_runs as stats
-from benchmarks.contestants import HOPBACK, C
+from benchmarks.contestants import APPLICATION, HOPBACK, C
 from benchmarks.rounds import Case
 from benchmarks.workload import Scenario
 
@@ -59,6 +59,14 @@ GOALS: tuple[Goal, ...] = (
     Goal(HOPBACK, Scenario.MOVE, "aio-pika", 4.0),
     Goal(HOPBACK, Scenario.RETRY, C, 0.7),
     Goal(HOPBACK, Scenario.RETRY, "aiormq", 1.3),
+    Goal(APPLICATION, Scenario.CONSUME, C, 0.8),
+    Goal(APPLICATION, Scenario.CONSUME, cpu_us=35),
+    Goal(APPLICATION, Scenario.CONSUME, "FastStream", 8.0, queue_types=("quorum",)),
+    Goal(APPLICATION, Scenario.CONSUME, "aio-pika", 5.0, queue_types=("quorum",)),
+    Goal(APPLICATION, Scenario.CONSUME, "FastStream", 5.0, queue_types=("classic",)),
+    Goal(APPLICATION, Scenario.CONSUME, "aio-pika", 4.0, queue_types=("classic",)),
+    Goal(APPLICATION, Scenario.RETRY, "aiormq", 1.2),
+    Goal(APPLICATION, Scenario.RETRY, C, 0.6),
 )
 
 

@@ -1,0 +1,91 @@
+"""Hopback as an application: an async handler of decoded JSON, run by its service.
+
+Variants: "" lets the broker move a failed message (reject, as the documented designs do); "hardened"
+moves it by a confirmed publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from benchmarks.clients.measuring import linger, run_async
+from benchmarks.workload import RETRY_TTL_MS
+from hopback.broker.declare import Ownership
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.policy.outcome import Retry
+from hopback.runtime.app import App
+from hopback.runtime.context import Context  # noqa: TC001 - handlers are read at run time
+from hopback.runtime.service import Service, ServiceOptions
+from hopback.topology.check import check
+from hopback.topology.model import Queue, Topology
+from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return, Route, Tier
+
+if TYPE_CHECKING:
+    from benchmarks.clients.measuring import Stopwatch
+    from benchmarks.workload import Job
+
+
+def _topology(job: Job) -> Topology:
+    """The queues that the stage has made, with a plan for them."""
+    hardened = job.variant == "hardened"
+    plan = Plan(
+        queue=job.queue,
+        attempts=3,
+        tiers=(Tier("retry", RETRY_TTL_MS, (Route("", "bench.retry", "bench.retry"),)),),
+        leave=Leave.PUBLISH if hardened else Leave.REJECT,
+        returns=Return.QUEUE,
+        parking=Parking(job.target, Leave.PUBLISH, "", job.target),
+        count=Count.HEADER if hardened else Count.X_DEATH,
+        redrive=Redrive("", job.queue),
+    )
+    queues = tuple(Queue(name) for name in (job.queue, "bench.retry", job.target))
+    return Topology("benchmark", queues=queues, plans=(plan,))
+
+
+async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) -> None:
+    accepted = {finding.rule for finding in check(app.topology)}
+    options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
+    service = Service(app, RabbitMQ(job.url), options=options)
+    watch.start()
+    running = asyncio.create_task(service.run())
+    await finished.wait()
+    watch.stop()
+    await linger()
+    service.stop()
+    await running
+
+
+async def consume(job: Job, watch: Stopwatch) -> None:
+    app = App("benchmark", topology=_topology(job))
+    done, finished = 0, asyncio.Event()
+
+    @app.handler(job.queue, concurrency=100, prefetch=job.prefetch)
+    async def handle(payload: dict) -> None:  # type: ignore[type-arg]
+        nonlocal done
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    await _serve(app, job, watch, finished)
+
+
+async def retry(job: Job, watch: Stopwatch) -> None:
+    app = App("benchmark", topology=_topology(job))
+    done, finished = 0, asyncio.Event()
+
+    @app.handler(job.queue, concurrency=100, prefetch=job.prefetch)
+    async def handle(payload: dict, context: Context) -> Retry | None:  # type: ignore[type-arg]
+        nonlocal done
+        if context.attempt == 1:
+            return Retry("the first time fails")
+        done += 1
+        if done == job.count:
+            finished.set()
+        return None
+
+    await _serve(app, job, watch, finished)
+
+
+if __name__ == "__main__":
+    run_async({"consume": consume, "retry": retry})
