@@ -1,0 +1,190 @@
+"""Messages as lines of JSON and back: bytes exact, every property and header equal in value and type.
+
+One line holds one message. Each header value stands beside the letter of its AMQP type, so nothing
+is guessed when it is read. The body is text where it is UTF-8, base64 where it is not. `about` is for
+people and is not read back.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from decimal import Decimal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hopback.errors import HopbackError
+from hopback.fields import (
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+from hopback.message import Properties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.deadletters.letters import Letter
+    from hopback.fields import FieldValue, Headers
+    from hopback.message import Delivery
+
+__all__ = ["VERSION", "Archived", "BadLine", "read_line", "write_line"]
+
+VERSION = 1
+"""The version of the format; a reader refuses a newer one."""
+
+_INTEGERS: dict[type, str] = {
+    Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
+    Timestamp: "T",
+}  # fmt: skip
+_BY_LETTER: dict[str, Callable[[Any], FieldValue]] = {
+    **{letter: kind for kind, letter in _INTEGERS.items()},
+    "t": bool,
+    "f": lambda value: Float32(float.fromhex(value)),
+    "d": float.fromhex,
+    "D": lambda value: Decimal((value[0], tuple(map(int, value[1])), -value[2])),
+    "S": str,
+    "S64": lambda value: LongStr(b64decode(value, validate=True)),
+    "x": lambda value: b64decode(value, validate=True),
+    "V": lambda _value: None,
+    "A": lambda value: [_read_value(inner) for inner in value],
+    "F": lambda value: {name: _read_value(inner) for name, inner in value.items()},
+}
+_PLAIN = tuple(
+    field.name for field in fields(Properties) if field.name not in {"headers", "opaque_headers"}
+)
+_NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
+
+
+class BadLine(HopbackError):
+    """A line is not a message as this format has it."""
+
+    remedy: ClassVar[str] = (
+        "Check that the file came from an export, and where it was cut or changed."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """One message out of an archive: where it was, and all of it."""
+
+    queue: str
+    exchange: str
+    routing_key: str
+    body: bytes
+    properties: Properties
+
+
+def write_line(delivery: Delivery, letter: Letter | None = None) -> bytes:
+    """One message as one line, with its newline."""
+    properties = delivery.properties
+    plain = {name: getattr(properties, name) for name in _PLAIN}
+    record: dict[str, object] = {
+        "hopback": VERSION,
+        "queue": delivery.queue,
+        "exchange": delivery.exchange,
+        "routingKey": delivery.routing_key,
+        "properties": {name: value for name, value in plain.items() if value is not None},
+        "headers": {name: _write_value(value) for name, value in properties.headers.items()},
+        **_body(delivery.body),
+    }
+    if properties.opaque_headers:
+        record["opaqueHeaders"] = _base64(properties.opaque_headers)
+    if letter is not None:
+        record["about"] = asdict(letter)
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def read_line(line: bytes | str, *, where: str = "line") -> Archived:
+    """The message in a line; BadLine says what was wrong and where."""
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict) or record.get("hopback") != VERSION:
+            raise ValueError(f"expected an exported message of version {VERSION}")
+        return _archived(record)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        ArithmeticError,
+    ) as exc:
+        raise BadLine(f"{where} is no exported message: {exc}") from exc
+
+
+def _archived(record: dict[str, Any]) -> Archived:
+    texts = [record[name] for name in ("queue", "exchange", "routingKey")]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("expected texts for queue, exchange and routingKey")
+    return Archived(*texts, _read_body(record), _read_properties(record))
+
+
+def _read_body(record: dict[str, Any]) -> bytes:
+    if "body" in record:
+        return str(record["body"]).encode("utf-8")
+    return b64decode(record["bodyBase64"], validate=True)
+
+
+def _read_properties(record: dict[str, Any]) -> Properties:
+    plain = record["properties"]
+    for name, value in plain.items():
+        if name not in _PLAIN or type(value) is not (int if name in _NUMBERS else str):
+            raise ValueError(f"expected a property of AMQP in its type, got {name}={value!r}")
+    headers: Headers = MappingProxyType(
+        {name: _read_value(value) for name, value in record["headers"].items()}
+    )
+    opaque = b64decode(record.get("opaqueHeaders", ""), validate=True)
+    return Properties(headers=headers, opaque_headers=opaque, **plain)
+
+
+def _body(body: bytes) -> dict[str, str]:
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"bodyBase64": _base64(body)}
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode("ascii")
+
+
+def _write_value(value: FieldValue) -> list[Any]:
+    kind = type(value)
+    if kind in _INTEGERS:
+        return [_INTEGERS[kind], int(value)]  # type: ignore[arg-type]
+    match value:
+        case None:
+            return ["V", None]
+        case bool():
+            return ["t", value]
+        case float():
+            return ["f" if isinstance(value, Float32) else "d", float.hex(value)]
+        case Decimal():
+            sign, digits, exponent = value.as_tuple()
+            return ["D", [sign, "".join(map(str, digits)), -int(exponent)]]
+        case str():
+            return ["S", value]
+        case bytes():
+            return ["S64" if isinstance(value, LongStr) else "x", _base64(value)]
+        case Mapping():
+            return ["F", {name: _write_value(inner) for name, inner in value.items()}]
+        case int():
+            return ["l", int(value)]
+    return ["A", [_write_value(inner) for inner in value]]
+
+
+def _read_value(pair: Any) -> FieldValue:
+    letter, value = pair
+    if letter not in _BY_LETTER:
+        raise ValueError(f"expected the letter of an AMQP type, got {letter!r}")
+    return _BY_LETTER[letter](value)

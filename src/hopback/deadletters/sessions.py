@@ -1,0 +1,290 @@
+"""Browse sessions: messages held for looking at, on a channel of their own, for a limited time.
+
+Nothing is settled here. Messages are taken with `basic.get` and given back all at once by closing
+the channel, which keeps their order on every version; never by nack, which on some moves them to the
+tail. A process that dies releases everything, because its connection dies with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.cost import spent_too_much
+from hopback.deadletters.filters import EVERYTHING, BadFilter
+from hopback.deadletters.letters import letter_of
+from hopback.errors import UnsafeOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hopback.broker.port import Channel, Connection
+    from hopback.clock import Clock
+    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.filters import Filter
+    from hopback.deadletters.letters import Letter
+    from hopback.message import Delivery
+
+__all__ = ["BrowseSession", "Group", "GroupBy", "Holding", "Page", "Window", "groups_of"]
+
+_FETCHED_AT_ONCE = 32
+_SAMPLE_MESSAGE = 200
+
+
+class GroupBy(StrEnum):
+    """What letters can be grouped by."""
+
+    FINGERPRINT = "fingerprint"
+    REASON = "reason"
+    ORIGIN = "origin"
+    TYPE = "type"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much a session may hold, and for how long; `bodies` False keeps metadata only."""
+
+    limit: int = 100
+    max_bytes: int = 64 * 1024 * 1024
+    seconds: float = 300.0
+    bodies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Letters that have something in common, with one of them as a sample."""
+
+    key: str
+    count: int
+    first: float | None
+    last: float | None
+    sample: Letter
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some letters of a session; `next` is the cursor of the page after it, None at the end."""
+
+    letters: tuple[Letter, ...]
+    next: int | None
+    matching: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a job takes over from a session: the line, and the deliveries that it may settle on it."""
+
+    connection: Connection
+    channel: Channel
+    deliveries: tuple[Delivery, ...]
+    letters: tuple[Letter, ...]
+
+
+class BrowseSession:
+    """Messages of one queue, held for looking at."""
+
+    def __init__(
+        self,
+        ident: str,
+        source: DeadLetterQueue,
+        connection: Connection,
+        channel: Channel,
+        window: Window,
+        clock: Clock,
+        cost: Cost,
+    ) -> None:
+        self.id = ident
+        self.source = source
+        self.window = window
+        self.cost = cost
+        self.opened_at = clock.now()
+        self.expires_at = self.opened_at + window.seconds
+        self.held_bytes = 0
+        self.complete = False
+        """Whether the queue had nothing more ready."""
+        self.why_closed = ""
+        self._connection = connection
+        self._channel = channel
+        self._clock = clock
+        self._letters: list[Letter] = []
+        self._deliveries: dict[str, Delivery] = {}
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # --- holding
+
+    async def fill(self) -> None:
+        """Take messages until the window is full or the queue is empty; then let time run."""
+        while len(self._letters) < self.window.limit and self.held_bytes < self.window.max_bytes:
+            count = min(self._at_once(), self.window.limit - len(self._letters))
+            answers = await asyncio.gather(
+                *(self._channel.get(self.source.name) for _ in range(count))
+            )
+            found = [delivery for delivery in answers if delivery is not None]
+            self._hold(found)
+            if len(found) < count:
+                self.complete = True
+                break
+        self._set_timer()
+
+    def _at_once(self) -> int:
+        """How many to ask for at once: fewer when the messages are large and the room is short."""
+        if not self._letters:
+            return 1
+        average = max(self.held_bytes // len(self._letters), 1)
+        return max(min((self.window.max_bytes - self.held_bytes) // average, _FETCHED_AT_ONCE), 1)
+
+    def _hold(self, found: Iterable[Delivery]) -> None:
+        for delivery in found:
+            letter = letter_of(delivery, len(self._letters) + 1, self.source)
+            self._letters.append(letter)
+            if self.window.bodies:
+                self._deliveries[letter.id] = delivery
+                self.held_bytes += letter.size
+            if spent_too_much(letter.delivery_count, self.cost):
+                raise UnsafeOperation(
+                    f"looking at {self.source.name!r} stopped: a message was delivered"
+                    f" {letter.delivery_count} times already and the queue removes it after"
+                    f" {self.cost.limit}; lift the limit before looking again"
+                )
+
+    # --- looking
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still holds its messages."""
+        return not self._over
+
+    @property
+    def letters(self) -> tuple[Letter, ...]:
+        """Everything it holds, in the order of the queue."""
+        self._check()
+        return tuple(self._letters)
+
+    def matching(self, wanted: Filter = EVERYTHING) -> Iterator[Letter]:
+        """The letters for which all terms hold, in the order of the queue."""
+        self._check()
+        if wanted.needs_content and not self.window.bodies:
+            raise BadFilter(
+                wanted.text, "no header or payload terms: this session keeps no contents"
+            )
+        now = self._clock.now()
+        for letter in self._letters:
+            if wanted.matches(letter, self._deliveries.get(letter.id), now):
+                yield letter
+
+    def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, size: int = 20) -> Page:
+        """Letters after the place `cursor`, at most `size` of them."""
+        found = [*self.matching(wanted)]
+        after = [letter for letter in found if letter.place > cursor]
+        shown = tuple(after[: max(size, 1)])
+        return Page(shown, shown[-1].place if len(after) > len(shown) else None, len(found))
+
+    def groups(self, by: GroupBy, wanted: Filter = EVERYTHING) -> tuple[Group, ...]:
+        """The letters by what they have in common, the largest group first."""
+        return groups_of(self.matching(wanted), by)
+
+    def delivery(self, ident: str) -> Delivery:
+        """The whole message of that id; KeyError if the session has none, or kept no contents."""
+        self._check()
+        if ident not in self._deliveries:
+            raise KeyError(f"expected the id of a message in session {self.id}, got {ident!r}")
+        return self._deliveries[ident]
+
+    # --- ending
+
+    def renew(self, seconds: float | None = None) -> float:
+        """Hold on for as long again from now; the new end."""
+        self._check()
+        self.expires_at = self._clock.now() + (self.window.seconds if seconds is None else seconds)
+        self._set_timer()
+        return self.expires_at
+
+    async def release(self, why: str = "released") -> None:
+        """Give everything back, in order. Safe to repeat."""
+        if self._closing is None and not self._over:
+            self._end(why)
+            self._closing = asyncio.create_task(self._close(), name=f"release {self.id}")
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    def hand_over(self, letters: Iterable[Letter]) -> Holding:
+        """Give these messages, with the channel that holds them, to a job; the session ends.
+
+        What the job does not settle goes back when it closes the channel.
+        """
+        self._check()
+        if not self.window.bodies:
+            raise UnsafeOperation(
+                f"session {self.id} kept no contents; nothing can be sent from it"
+            )
+        chosen = tuple(letters)
+        held = tuple(self.delivery(letter.id) for letter in chosen)
+        self._end("handed over to a job")
+        return Holding(self._connection, self._channel, held, chosen)
+
+    def _end(self, why: str) -> None:
+        self._over = True
+        self.why_closed = why
+        self._letters.clear()
+        self._deliveries.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _close(self) -> None:
+        await self._channel.close()
+        await self._connection.close()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.expires_at - self._clock.now(), self._expire)
+
+    def _expire(self) -> None:
+        if not self._over:
+            self._end("expired")
+            self._closing = asyncio.create_task(self._close(), name=f"expire {self.id}")
+
+    def lost(self, why: str) -> None:
+        """The line ended: the broker has everything back already."""
+        if not self._over:
+            self._end(why)
+
+    def _check(self) -> None:
+        if self._over:
+            raise UnsafeOperation(
+                f"session {self.id} holds nothing any more ({self.why_closed}); open another"
+            )
+
+
+def groups_of(letters: Iterable[Letter], by: GroupBy) -> tuple[Group, ...]:
+    """Group letters in one pass, keeping one sample of each group."""
+    known: dict[str, list[Letter]] = {}
+    counts: dict[str, int] = defaultdict(int)
+    times: dict[str, tuple[float | None, float | None]] = {}
+    for letter in letters:
+        key = str(getattr(letter, by.value))
+        known.setdefault(key, [letter])
+        counts[key] += 1
+        times[key] = _spanned(times.get(key, (None, None)), letter.last_failed)
+    made = (Group(key, counts[key], *times[key], known[key][0]) for key in known)
+    return tuple(sorted(made, key=lambda group: (-group.count, group.key)))
+
+
+def _spanned(
+    span: tuple[float | None, float | None], moment: float | None
+) -> tuple[float | None, float | None]:
+    if moment is None:
+        return span
+    first, last = span
+    return (
+        moment if first is None else min(first, moment),
+        moment if last is None else max(last, moment),
+    )

@@ -1,0 +1,152 @@
+"""Where a dead letter goes back to, and whether that place exists and routes.
+
+No message is sent to find out: queues and exchanges are asked for passively, routes are read from the
+topology where one is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.discovery import stand_in_plan
+from hopback.errors import AccessRefused, NotFound
+from hopback.policy.attempts import origin_of
+from hopback.topology.model import Exchange, Queue
+from hopback.topology.plan import Redrive
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Connection
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.letters import Letter
+    from hopback.message import Delivery
+    from hopback.topology.plan import Plan
+    from hopback.topology.routing import RoutingTable
+
+__all__ = ["Aim", "Target", "TargetKind", "aim_at", "target_flaw"]
+
+
+class TargetKind(StrEnum):
+    """What a re-drive aims at."""
+
+    DESIGN = "design"
+    """Where the queue's plan sends it; the queue that failed where there is no plan."""
+    FAILED_QUEUE = "failed-queue"
+    RETRY_EXCHANGE = "retry-exchange"
+    ORIGIN_EXCHANGE = "origin-exchange"
+    """The exchange it first came by: every other queue bound there gets it again."""
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A choice of target. `reset` None leaves it to the plan whether attempts begin anew."""
+
+    kind: TargetKind = TargetKind.DESIGN
+    exchange: str = ""
+    routing_key: str = ""
+    reset: bool | None = None
+
+    @property
+    def warning(self) -> str:
+        """What an operator has to know before choosing it."""
+        if self.kind is TargetKind.ORIGIN_EXCHANGE:
+            return "every queue bound to the exchange gets the message again, not only the one that failed"
+        return ""
+
+    def __str__(self) -> str:
+        if self.kind is TargetKind.QUEUE:
+            return f"queue {self.routing_key}"
+        if self.kind is TargetKind.EXCHANGE:
+            return f"exchange {self.exchange} with key {self.routing_key!r}"
+        return self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Where one message goes: the plan whose counts it carries, and the way."""
+
+    plan: Plan
+    redrive: Redrive
+
+
+def aim_at(
+    target: Target, delivery: Delivery, letter: Letter, source: DeadLetterQueue
+) -> Aim | str:
+    """Where this message goes, or why that cannot be said."""
+    queue = letter.origin
+    if target.kind is TargetKind.QUEUE:
+        queue = queue or target.routing_key
+    plan = _plan(queue, source)
+    if plan is None and target.kind is TargetKind.EXCHANGE:
+        plan = stand_in_plan(queue or source.name, source.name)
+    if plan is None:
+        return "nothing tells which queue it failed in; name a target queue"
+    way = _way(target, delivery, plan, source)
+    if isinstance(way, str):
+        return way
+    return Aim(plan, way if target.reset is None else replace(way, reset=target.reset))
+
+
+async def target_flaw(
+    connection: Connection, way: Redrive, table: RoutingTable | None = None
+) -> str | None:
+    """Why nothing may be sent this way, or None if it leads to a queue."""
+    channel = await connection.open_channel()
+    try:
+        if way.exchange:
+            await channel.declare_exchange(Exchange(way.exchange), passive=True)
+        else:
+            await channel.declare_queue(Queue(way.routing_key), passive=True)
+    except NotFound:
+        kind = f"exchange {way.exchange!r}" if way.exchange else f"queue {way.routing_key!r}"
+        return f"the target {kind} does not exist"
+    except AccessRefused as refused:
+        return f"the target may not be used: {refused.text}"
+    await channel.close()
+    return _no_route(way, table)
+
+
+def _no_route(way: Redrive, table: RoutingTable | None) -> str | None:
+    if table is None or not way.exchange:
+        return None
+    try:
+        found = table.route(way.exchange, way.routing_key)
+    except KeyError:
+        return None  # it exists, and the topology we know does not hold it: mandatory will tell
+    if found:
+        return None
+    return f"exchange {way.exchange!r} routes the key {way.routing_key!r} to no queue"
+
+
+def _plan(queue: str, source: DeadLetterQueue) -> Plan | None:
+    known = next((plan for plan in source.plans if plan.queue == queue), None)
+    return known if known is not None or not queue else stand_in_plan(queue, source.name)
+
+
+def _way(target: Target, delivery: Delivery, plan: Plan, source: DeadLetterQueue) -> Redrive | str:
+    match target.kind:
+        case TargetKind.DESIGN:
+            return plan.redrive
+        case TargetKind.FAILED_QUEUE:
+            return replace(plan.redrive, exchange="", routing_key=plan.queue)
+        case TargetKind.RETRY_EXCHANGE:
+            return _retry_way(plan, source)
+        case TargetKind.ORIGIN_EXCHANGE:
+            exchange, key = origin_of(delivery, plan)
+            return Redrive(exchange, key)
+        case TargetKind.QUEUE:
+            return Redrive("", target.routing_key)
+    return Redrive(target.exchange, target.routing_key)
+
+
+def _retry_way(plan: Plan, source: DeadLetterQueue) -> Redrive | str:
+    """Into the first tier's retry queue, so that it waits once more."""
+    if plan.tiers:
+        route = plan.tiers[0].routes[0]
+        return replace(plan.redrive, exchange=route.exchange, routing_key=route.routing_key)
+    if source.retry_exchange is not None:
+        return Redrive(source.retry_exchange, "retry")
+    return f"queue {plan.queue!r} has no retry exchange"

@@ -1,0 +1,64 @@
+"""What comes into a dead-letter queue while a job empties it, and whether the job had sent it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.headers.names import REDRIVE_JOB
+from hopback.topology.model import Queue
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Broker, Channel
+
+__all__ = ["Arrivals", "Watch"]
+
+_LOOKED_AT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What arrived since the job began; `came_back` None where it could not be looked at."""
+
+    count: int
+    came_back: int | None
+
+
+class Watch:
+    """Compares a queue with what should be left in it.
+
+    New messages stand behind old ones: they can be told apart only when nothing old is ready. Then
+    they are looked at and given back, which costs them one delivery count, so only if `may_look`.
+    """
+
+    def __init__(self, broker: Broker, queue: str, job: str, *, ready: int, may_look: bool) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._job = job
+        self._ready = ready
+        self._may_look = may_look
+
+    async def look(self, taken: int) -> Arrivals:
+        """What arrived; `taken` is how many the job has taken from the queue."""
+        connection = await self._broker.connect("hopback watch")
+        try:
+            channel = await connection.open_channel()
+            state = await channel.declare_queue(Queue(self._queue), passive=True)
+            expected = max(self._ready - taken, 0)
+            arrived = max(state.messages - expected, 0)
+            seen = None
+            if arrived and not expected and self._may_look:
+                seen = await self._count_ours(channel, min(arrived, _LOOKED_AT))
+            return Arrivals(arrived, 0 if not arrived else seen)
+        finally:
+            await connection.close()
+
+    async def _count_ours(self, channel: Channel, count: int) -> int:
+        found = 0
+        for _ in range(count):
+            delivery = await channel.get(self._queue)
+            if delivery is None:
+                break
+            found += delivery.properties.headers.get(REDRIVE_JOB) == self._job
+        await channel.close()
+        return found

@@ -1,0 +1,267 @@
+"""`hopback run` as developers and orchestrators meet it: processes, signals, probes, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback import RabbitMQ, compose
+from tests.acceptance.running import Running, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.acceptance.conftest import Installed
+
+pytestmark = pytest.mark.xdist_group("installed")
+
+_SHOP = """
+import asyncio, os
+from hopback import App
+
+app = App("shop")
+
+@app.handler("orders", retry=["1s"], attempts=2)
+async def handle(order: dict) -> None:
+    print("handling", order["do"], os.getpid(), flush=True)
+    if order["do"] == "fail":
+        raise ValueError("no")
+    if order["do"] == "wait":
+        await asyncio.sleep(600)
+"""
+_DESIGN = """
+from hopback import App, DESIGNS
+app = App("design", topology=DESIGNS[{name!r}].build({{}}, hardened=False))
+
+@app.handler(app.topology.plans[0].queue)
+async def handle(event: dict) -> None: ...
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of an application."""
+    (tmp_path / "shop.py").write_text(_SHOP)
+    return tmp_path
+
+
+def _publish(url: str, *does: str) -> None:
+    async def send() -> None:
+        connection = await RabbitMQ(url).connect("test")
+        channel = await connection.open_channel()
+        for do in does:
+            await channel.publish(compose("", "orders", {"do": do, "card": "4711-secret"}))
+        await connection.close()
+
+    asyncio.run(send())
+
+
+def _is_ready(service: Running) -> bool:
+    return bool(service.said("consumer.started"))
+
+
+def test_an_application_runs_without_rabbitmq(installed: Installed, folder: Path) -> None:
+    """On the embedded broker, with probes and metrics; SIGTERM ends it in order with 0."""
+    with running(installed, folder, "shop:app", "--broker", "embedded", "--http", "0") as service:
+        service.until(lambda: _is_ready(service))
+        assert service.get("/healthz")[0] == 200
+        assert service.get("/readyz")[0] == 200
+        service.until(lambda: 'hopback_queue_depth{queue="orders"' in service.get("/metrics")[1])
+        assert service.end(signal.SIGTERM) == 0
+    assert service.out == "Stopped. 0 deliveries settled.\n"
+    assert [line["step"] for line in service.said("shutdown.step")] == [1, 2, 3, 4]
+
+
+@pytest.mark.broker
+def test_messages_are_handled_retried_parked_and_counted(
+    installed: Installed, folder: Path, amqp_url: str
+) -> None:
+    """On RabbitMQ: the log tells each failure, nothing tells a payload, and the report counts."""
+    options = ("--broker", amqp_url, "--http", "0", "--log-level", "debug")
+    with running(installed, folder, "shop:app", *options) as service:
+        service.until(lambda: _is_ready(service))
+        _publish(amqp_url, "work", "fail")
+        service.until(lambda: service.said("delivery.parked"))
+        metrics = service.get("/metrics")[1]
+        assert service.end(signal.SIGINT) == 0
+    assert 'hopback_deliveries_total{outcome="done",queue="orders"} 1.0' in metrics
+    assert 'hopback_deliveries_total{outcome="retry",queue="orders"} 1.0' in metrics
+    assert 'hopback_parked_total{exhausted="true",queue="orders"} 1.0' in metrics
+    (parked,) = service.said("delivery.parked")
+    assert (parked["outcome"], parked["attempt"], parked["maxAttempts"]) == ("park", 2, 2)
+    assert "secret" not in json.dumps(service.log)
+    assert "Stopped. 3 deliveries settled." in service.out
+
+
+@pytest.mark.broker
+def test_a_queue_is_paused_and_resumed_by_command(
+    installed: Installed, folder: Path, amqp_url: str
+) -> None:
+    """`hopback pause` and `resume` find the service on its loopback port."""
+    with running(installed, folder, "shop:app", "--http", "0", HOPBACK_BROKER=amqp_url) as service:
+        service.until(lambda: _is_ready(service))
+        port = service.urls[-1].rpartition(":")[2]
+        paused = installed.run("pause", "orders", "--http", port)
+        assert (paused.returncode, paused.stdout) == (0, f"orders is paused at 127.0.0.1:{port}\n")
+        assert service.get("/readyz")[0] == 503
+        _publish(amqp_url, "work")
+        assert installed.run("pause", "no.such", "--http", port).returncode == 5
+        assert service.out == ""
+        assert installed.run("resume", "orders", "--http", port).returncode == 0
+        service.until(lambda: "handling work" in service.out)
+        assert service.end(signal.SIGTERM) == 0
+    gone = installed.run("pause", "orders", "--http", port)
+    assert gone.returncode == 7
+    assert "no service answers" in gone.stderr
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("grace", "signals", "code"), [("30", 2, 130), ("0.2", 1, 3)])
+def test_what_is_interrupted_is_reported(
+    installed: Installed, folder: Path, amqp_url: str, grace: str, signals: int, code: int
+) -> None:
+    """A second signal does not wait, nor does one after the grace time; the broker keeps the message."""
+    options = ("shop:app", "--broker", amqp_url, "--grace", grace)
+    with running(installed, folder, *options) as service:
+        service.until(lambda: _is_ready(service))
+        _publish(amqp_url, "wait")
+        service.until(lambda: "handling wait" in service.out)
+        assert service.end(signal.SIGTERM, times=signals) == code
+    assert "orders: 1 interrupted; the broker delivers them again." in service.out
+    with running(installed, folder, *options) as again:
+        again.until(lambda: "handling wait" in again.out)
+        again.end(signal.SIGTERM, times=2)
+
+
+def test_a_broker_that_is_away_is_waited_for(installed: Installed, folder: Path) -> None:
+    """Alive, not ready, and stopped by the first signal."""
+    options = ("shop:app", "--broker", "amqp://guest:hunter2@127.0.0.1:1/", "--http", "0")
+    with running(installed, folder, *options) as service:
+        service.until(lambda: [one for one in service.said("connection.state") if one["reason"]])
+        assert service.get("/healthz")[0] == 200
+        assert service.get("/readyz")[0] == 503
+        assert service.end(signal.SIGTERM) == 0
+    assert "hunter2" not in json.dumps(service.log)
+
+
+def test_an_error_of_the_topology_refuses_the_start(installed: Installed, folder: Path) -> None:
+    """Exit code 1 and the findings, unless the rule is accepted by its name."""
+    (folder / "design.py").write_text(_DESIGN.format(name="ratatoskr"))
+    ran = installed.run("run", "design:app", "--broker", "embedded", cwd=folder)
+    assert ran.returncode == 1
+    assert "is not started on RabbitMQ 4.0" in ran.stderr
+    assert "--accept RULE" in ran.stderr
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("  ")]
+    rules = {line.split()[0] for line in lines if " at " in line}
+    assert rules
+    accepted = [f"--accept={rule}" for rule in rules]
+    with running(installed, folder, "design:app", "--broker", "embedded", *accepted) as service:
+        service.until(lambda: _is_ready(service))
+        assert service.end(signal.SIGTERM) == 0
+
+
+def test_a_faithful_design_says_once_what_it_can_lose(installed: Installed, folder: Path) -> None:
+    """Each warning of `topology check`, once, and it runs."""
+    (folder / "design.py").write_text(_DESIGN.format(name="event-bus"))
+    with running(installed, folder, "design:app", "--broker", "embedded") as service:
+        service.until(lambda: _is_ready(service))
+        service.end(signal.SIGTERM)
+    checked = installed.run(
+        "topology", "check", "event-bus", "--broker-version", "4.0", "-o", "json"
+    )
+    found = [(one["rule"], one["place"]) for one in json.loads(checked.stdout)["findings"]]
+    said = [(line["rule"], line["place"]) for line in service.said("topology.warning")]
+    assert said == found
+    assert len(said) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("nowhere:app", "--broker", "embedded"), 5),
+        (("shop:nothing", "--broker", "embedded"), 5),
+        (("shop:app", "--broker", "amqp://127.0.0.1:1/", "--processes", "2", "--queue", "x"), 1),
+    ],
+    ids=str,
+)
+def test_what_cannot_start_leaves_with_its_code(
+    installed: Installed, folder: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    """In words, without a traceback; several processes give up as one does."""
+    ran = installed.run("run", *arguments, cwd=folder)
+    assert ran.returncode == code, ran.stderr
+    assert "Error:" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def _children(parent: int) -> list[int]:
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False
+    )
+    return [int(one) for one in listed.stdout.split()]
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.broker
+def test_a_process_that_dies_is_replaced(installed: Installed, folder: Path, amqp_url: str) -> None:
+    """Of two, one is killed: its message comes back, a new one takes its place, one report is given."""
+    with running(
+        installed, folder, "shop:app", "--broker", amqp_url, "--processes", "2"
+    ) as service:
+        service.until(lambda: len(service.said("consumer.started")) == 2)
+        victim, other = _children(service.process.pid)
+        os.kill(victim, signal.SIGKILL)
+        service.until(lambda: len(service.said("consumer.started")) == 3)
+        _publish(amqp_url, *["work"] * 20)
+        service.until(lambda: service.out.count("handling work") == 20)
+        children = _children(service.process.pid)
+        assert other in children
+        assert service.end(signal.SIGTERM) == 0
+    assert not any(map(_exists, children))
+    assert service.out.count("Stopped.") == 1
+    assert "Stopped. 20 deliveries settled." in service.out
+
+
+@pytest.mark.broker
+def test_children_do_not_outlive_their_parent(
+    installed: Installed, folder: Path, amqp_url: str
+) -> None:
+    """Also when it is killed: they notice and stop in order."""
+    with running(
+        installed, folder, "shop:app", "--broker", amqp_url, "--processes", "2"
+    ) as service:
+        service.until(lambda: len(service.said("consumer.started")) == 2)
+        children = _children(service.process.pid)
+        assert len(children) == 2
+        service.end(signal.SIGKILL)
+        service.until(lambda: not any(map(_exists, children)))
+    assert len(service.said("shutdown.step", step=4)) == 2
+
+
+@pytest.mark.broker
+def test_a_changed_file_restarts_the_application(
+    installed: Installed, folder: Path, amqp_url: str
+) -> None:
+    """A file that does not import is waited for until it is mended."""
+    with running(installed, folder, "shop:app", "--broker", amqp_url, "--reload") as service:
+        service.until(lambda: len(service.said("consumer.started")) == 1)
+        (folder / "shop.py").write_text("1 / 0\n")
+        service.until(lambda: "ZeroDivisionError" in service.err)
+        (folder / "shop.py").write_text(_SHOP.replace("handling", "changed"))
+        service.until(lambda: len(service.said("consumer.started")) == 2)
+        _publish(amqp_url, "work")
+        service.until(lambda: "changed work" in service.out)
+        assert service.end(signal.SIGTERM) == 0
