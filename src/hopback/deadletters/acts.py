@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from hopback.deadletters.archive import write_line
 from hopback.deadletters.targets import Aim, aim_at, target_flaw
 from hopback.errors import ChannelClosed, ConnectionLost, UnsafeOperation
+from hopback.message import Message
 from hopback.policy.redrive import redrive_message, redrive_refusal
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.letters import Letter
     from hopback.deadletters.targets import Target
     from hopback.errors import BrokerError
-    from hopback.message import Delivery, Message
+    from hopback.message import Delivery
     from hopback.policy.redrive import RedriveOccasion
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
@@ -122,9 +123,9 @@ class Redriving:
 
     def send(self, prepared: object) -> Future[None]:
         """Publish it, mandatory; the fate ends with the broker's confirm."""
-        if self._channel is None:
+        if self._channel is None or not isinstance(prepared, Message):
             raise ConnectionLost("there is no channel to publish on")
-        return self._channel.publish(prepared)  # type: ignore[arg-type]  what `prepare` made
+        return self._channel.publish(prepared)
 
     async def flush(self) -> None:
         """Confirms come by themselves."""

@@ -126,7 +126,8 @@ def _archived(record: dict[str, Any]) -> Archived:
     texts = [record[name] for name in ("queue", "exchange", "routingKey")]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("expected texts for queue, exchange and routingKey")
-    return Archived(*texts, _read_body(record), _read_properties(record))
+    queue, exchange, routing_key = texts
+    return Archived(queue, exchange, routing_key, _read_body(record), _read_properties(record))
 
 
 def _read_body(record: dict[str, Any]) -> bytes:
