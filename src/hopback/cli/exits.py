@@ -40,7 +40,9 @@ class CommandFailed(errors.HopbackError):
 
 _CODES: dict[type[BaseException], Exit] = {
     errors.AccessRefused: Exit.NOT_ALLOWED,
+    errors.ManagementRefused: Exit.NOT_ALLOWED,
     errors.UnsafeOperation: Exit.NOT_ALLOWED,
+    errors.ManagementNotFound: Exit.NOT_FOUND,
     errors.NotFound: Exit.NOT_FOUND,
     errors.PreconditionFailed: Exit.CONFLICT,
     errors.ResourceLocked: Exit.CONFLICT,
