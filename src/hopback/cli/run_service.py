@@ -152,7 +152,7 @@ def _tracing(settings: RunSettings) -> Any:
     except ImportError as error:
         raise CommandFailed(
             "--otel needs OpenTelemetry, which is not installed",
-            do="Install the extra: pip install 'hopback[otel]'.",
+            do="Install the extra: pip install 'hopback[tracing]'.",
         ) from error
     return traced
 

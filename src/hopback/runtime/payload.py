@@ -40,10 +40,25 @@ def decoder_for(wanted: Any) -> Decoder:
     if wanted is str:
         return _guarded(lambda body: body.decode())
     if _is_model(wanted, "pydantic", "BaseModel"):
-        return _guarded(wanted.model_validate_json)
+        return _guarded(_validated(wanted))
     if _is_model(wanted, "msgspec", "Struct"):
         return _guarded(sys.modules["msgspec"].json.Decoder(wanted).decode)
     return _json_decoder(wanted)
+
+
+def _validated(model: Any) -> Decoder:
+    """A pydantic model; its own account of an error quotes the payload, ours gives the places."""
+    invalid: type[Exception] = sys.modules["pydantic"].ValidationError
+
+    def validated(body: bytes) -> Any:
+        try:
+            return model.model_validate_json(body)
+        except invalid as error:
+            found = error.errors(include_input=False, include_url=False)  # type: ignore[attr-defined]
+            places = [f"{'.'.join(map(str, one['loc'])) or '$'}: {one['msg']}" for one in found[:3]]
+            raise Undecodable("; ".join(places)[:200]) from error
+
+    return validated
 
 
 def _json_decoder(wanted: Any) -> Decoder:
@@ -81,6 +96,8 @@ def _guarded(decode: Decoder) -> Decoder:
     def guarded(body: bytes) -> Any:
         try:
             return decode(body)
+        except Undecodable:
+            raise
         except Misfit as misfit:
             raise Undecodable(str(misfit)) from misfit
         except Exception as error:  # a model's own validators may raise anything

@@ -42,9 +42,8 @@ class Misfit(ValueError):
 
 
 def _describe(value: object) -> str:
-    """A short account of a value that never repeats a payload at length."""
-    text = repr(value)
-    return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
+    """The type of a value alone: what stands in a payload belongs into no log."""
+    return "nothing" if value is None else type(value).__name__
 
 
 def fitter(wanted: Any) -> _Fit:
@@ -195,7 +194,8 @@ def _fit_dict(item: _Fit) -> _Fit:
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, "an object", value)
-        return {key: item(inner, f"{path}.{key}") for key, inner in value.items()}
+        # Free keys are part of the payload, so an error does not name them.
+        return {key: item(inner, f"{path}.*") for key, inner in value.items()}
 
     return fit
 

@@ -2,7 +2,7 @@
 
 The trace context travels in the headers of the message (W3C `traceparent`), which every hop leaves
 untouched: each attempt, also after half an hour in a retry queue, is a span of the same trace. Needs
-the extra `otel`.
+the extra `tracing`.
 """
 
 from __future__ import annotations

@@ -122,17 +122,17 @@ def test_a_payload_becomes_what_was_asked_for(wanted: Any, body: bytes, expected
         (str, b"\xff", "UnicodeDecodeError"),
         (dict, b"{", "JSONDecodeError"),
         (dict, b"[" * 100_000, "RecursionError"),
-        (dict, b"[]", "$: expected an object, got list []"),
-        (int, b"true", "$: expected an integer, got bool True"),
+        (dict, b"[]", "$: expected an object, got list"),
+        (int, b"true", "$: expected an integer, got bool"),
         (int, b"1" * 5000, "ValueError"),
-        (list[int], b'[1, "x"]', "[1]: expected an integer, got str 'x'"),
+        (list[int], b'[1, "x"]', "[1]: expected an integer, got str"),
         (Order, b"{}", ".id: expected a value"),
-        (Order, b'{"id": 1, "lines": [{"sku": 5}]}', ".lines[0].sku: expected text, got int 5"),
+        (Order, b'{"id": 1, "lines": [{"sku": 5}]}', ".lines[0].sku: expected text, got int"),
         (Order, b'{"id": 1, "colour": "blue"}', ".colour: expected one of ['red']"),
         (Order, b'{"id": 1, "kind": "odd"}', ".kind: expected one of ['new', 'old']"),
         (Tree, b'{"name": "a", "children": [{}]}', ".children[0].name: expected a value"),
         (Struct, b'{"id": "x"}', "ValidationError"),
-        (Model, b'{"id": "x"}', "ValidationError"),
+        (Model, b'{"id": "x"}', "id: Input should be a valid integer"),
         (Picky, b'{"id": 1}', "KeyError"),
         (tuple[int, str], b"[1]", "$: expected a list of 2"),
     ],
@@ -144,10 +144,26 @@ def test_a_payload_of_another_form_is_undecodable(wanted: Any, body: bytes, told
     assert told in str(caught.value)
 
 
-def test_a_reason_never_repeats_a_payload_at_length() -> None:
-    """A large wrong value is told by its type, so that payloads stay out of headers and logs."""
+@pytest.mark.parametrize(
+    ("wanted", "body"),
+    [
+        (int, b'"secret"'),
+        (dict[str, int], b'{"secret": "secret"}'),
+        (list[date], b'["secret"]'),
+        (Literal["new"], b'"secret"'),
+        (Colour, b'"secret"'),
+        (int | UUID, b'"secret"'),
+        (str, b"secret\xff"),
+        (dict, b'{"a": secret}'),
+        (Struct, b'{"id": "secret"}'),
+        (Model, b'{"id": "secret"}'),
+    ],
+    ids=str,
+)
+def test_a_reason_never_repeats_a_payload(wanted: Any, body: bytes) -> None:
+    """A wrong value is told by its place and type, so that payloads stay out of headers and logs."""
     with pytest.raises(Undecodable) as caught:
-        decoder_for(int)(json.dumps("secret" * 100).encode())
+        decoder_for(wanted)(body)
     assert "secret" not in str(caught.value)
 
 
