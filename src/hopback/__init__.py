@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hopback.broker.declare import Ownership
+    from hopback.broker.port import Broker
     from hopback.broker.publisher import Publisher
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.broker.simulator import EmbeddedBroker
-    from hopback.errors import HopbackError
+    from hopback.clock import Clock, SystemClock
+    from hopback.errors import BrokerError, HopbackError
     from hopback.message import Delivery, Message, Properties
     from hopback.patterns import DESIGNS, recommended
     from hopback.policy.breaker import BreakerPolicy
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App
     from hopback.runtime.context import Context
     from hopback.runtime.outgoing import compose
+    from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Surroundings
     from hopback.topology.check import Finding, Severity, check
@@ -34,7 +37,10 @@ __all__ = [
     "App",
     "Binding",
     "BreakerPolicy",
+    "Broker",
+    "BrokerError",
     "BrokerVersion",
+    "Clock",
     "Context",
     "Delivery",
     "Done",
@@ -52,6 +58,7 @@ __all__ = [
     "Queue",
     "QueueType",
     "RabbitMQ",
+    "Relay",
     "Report",
     "Retry",
     "Rule",
@@ -60,6 +67,7 @@ __all__ = [
     "Severity",
     "Snooze",
     "Surroundings",
+    "SystemClock",
     "Topology",
     "Verdict",
     "__version__",
@@ -72,10 +80,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "hopback.broker.declare": ("Ownership",),
+    "hopback.broker.port": ("Broker",),
     "hopback.broker.publisher": ("Publisher",),
     "hopback.broker.rabbitmq": ("RabbitMQ",),
     "hopback.broker.simulator": ("EmbeddedBroker",),
-    "hopback.errors": ("HopbackError",),
+    "hopback.clock": ("Clock", "SystemClock"),
+    "hopback.errors": ("BrokerError", "HopbackError"),
     "hopback.message": ("Delivery", "Message", "Properties"),
     "hopback.patterns": ("DESIGNS", "recommended"),
     "hopback.policy.breaker": ("BreakerPolicy",),
@@ -84,6 +94,7 @@ _HOMES = {
     "hopback.runtime.app": ("App",),
     "hopback.runtime.context": ("Context",),
     "hopback.runtime.outgoing": ("compose",),
+    "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Surroundings",),
     "hopback.topology.check": ("Finding", "Severity", "check"),

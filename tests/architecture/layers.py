@@ -45,6 +45,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.deadletters": (*_PURE, *_PORT),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
+    # The documented systems are examples: they use what every user can, the public API.
+    "hopback.systems": ("hopback", "hopback.patterns", "hopback.store"),
     "hopback.__main__": ("hopback.cli",),
     "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
 }

@@ -1,0 +1,115 @@
+"""What the five systems have in common: where they play, their parts, and how to run them.
+
+A system is a description (`System`). Its parts run as processes of their own, on RabbitMQ and
+PostgreSQL by environment variables; or all together in one process, on a `Stage`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback import Service, ServiceOptions, Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from hopback import App, Broker
+
+__all__ = ["ASGI", "Part", "Playing", "Stage", "System", "Try", "playing"]
+
+ASGI: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
+"""A web application as every Python web server understands it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a system plays when all of it runs in one process.
+
+    `database` and `folder` are the system's own; `url` is where its web application is served,
+    without a slash at the end. `environment` holds its settings, as in a process of its own.
+    """
+
+    broker: Broker
+    database: str
+    folder: Path
+    url: str
+    hardened: bool = False
+    world: Surroundings = field(default_factory=Surroundings)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that can run as a process of its own: handlers, or a web application."""
+
+    target: str
+    """`module:attribute` of an `App`, or of a web application."""
+    summary: str
+    is_web: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that runs it; the broker and the settings come from the environment."""
+        return f"uvicorn {self.target}" if self.is_web else f"hopback run {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Something to try: what it shows, and a shell command in which `{url}` is the system's."""
+
+    shows: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A system at work on a stage: what handles its queues, and its web application."""
+
+    services: tuple[Service, ...]
+    web: ASGI | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A documented system as an application.
+
+    `start` runs all of it for as long as its context lasts. `traffic` produces a little traffic
+    with deliberate failures, through its front door, until it is cancelled. `accepts` names the
+    errors of `topology check` that its documented form is run in spite of.
+    """
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    start: Callable[[Stage], AbstractAsyncContextManager[Playing]]
+    traffic: Callable[[Stage], Awaitable[None]]
+    tries: tuple[Try, ...] = ()
+    accepts: tuple[str, ...] = ()
+
+
+@asynccontextmanager
+async def playing(
+    stage: Stage, app: App, options: ServiceOptions | None = None
+) -> AsyncIterator[Service]:
+    """Run an application for as long as the block lasts; what keeps it from starting is raised."""
+    service = Service(app, stage.broker, options=options, world=stage.world)
+    running = asyncio.create_task(service.run(), name=f"{app.name} service")
+    try:
+        await _ready(service, running)
+        yield service
+    finally:
+        service.stop()
+        await running
+
+
+async def _ready(service: Service, running: asyncio.Task[Any]) -> None:
+    ready = asyncio.ensure_future(service.ready.wait())
+    await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    if running.done():
+        await running
