@@ -75,7 +75,7 @@ def test_an_application_runs_without_rabbitmq(installed: Installed, folder: Path
         service.until(lambda: 'hopback_queue_depth{queue="orders"' in service.get("/metrics")[1])
         assert service.end(signal.SIGTERM) == 0
     assert service.out == "Stopped. 0 deliveries settled.\n"
-    assert [line["step"] for line in service.said("shutdown.step")] == [1, 2, 3, 4]
+    assert [line["step"] for line in service.said("shutdown.step")] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.broker
@@ -248,7 +248,7 @@ def test_children_do_not_outlive_their_parent(
         assert len(children) == 2
         service.end(signal.SIGKILL)
         service.until(lambda: not any(map(_exists, children)))
-    assert len(service.said("shutdown.step", step=4)) == 2
+    assert len(service.said("shutdown.step", step=5)) == 2
 
 
 @pytest.mark.broker

@@ -95,11 +95,15 @@ class Batches:
         return waiting
 
     async def finish(self) -> None:
-        """Handle the open batch now and wait until no batch runs."""
+        """Wait until nothing is prepared and no batch runs; the open batch stays open."""
         await self._pool.join()
-        self._close_open()
         while self._running:
             await asyncio.wait(set(self._running))
+
+    async def flush(self) -> None:
+        """Handle the open batch now, and wait for it."""
+        self._close_open()
+        await self.finish()
 
     async def stop(self) -> int:
         """Cancel the batches that run."""

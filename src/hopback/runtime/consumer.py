@@ -291,6 +291,10 @@ class Consumer:
         """Return when no handler runs any more."""
         await self._work.finish()
 
+    async def flush(self) -> None:
+        """Handle what was gathered into a batch that is still open."""
+        await self._work.flush()
+
     async def close(self, not_started: int = 0) -> Leftover:
         """Interrupt what still runs, end the session, and tell what is left to the broker."""
         self._closing = True

@@ -1,9 +1,10 @@
 """The end of a service, in numbered steps.
 
 1. Stop intake: the broker is told to send no more.
-2. Finish: handlers that run may end and open batches are handled, up to the grace time.
-3. Release: what is left unsettled goes back to its queue with its channel.
-4. Close: the connections end.
+2. Finish: handlers and batches that run may end, up to the grace time.
+3. Flush: open batches are handled, in what is left of the grace time or a few seconds.
+4. Release: what is left unsettled goes back to its queue with its channel.
+5. Close: the connections end.
 
 Asking twice skips the waiting. The report says what was left; nothing unsettled goes unreported.
 """
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from hopback.runtime.consumer import Consumer, Leftover
 
 __all__ = ["Report", "Shutdown", "Stopping"]
+
+_FLUSH_S = 5.0
+"""A flush has this long even if running handlers have used up the grace time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,18 @@ class Shutdown:
     _not_started: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> Report:
-        """Steps 1 to 3, and the announcement of step 4."""
+        """Steps 1 to 4, and the announcement of step 5."""
         self._step(1, "stop intake")
-        await self._unless_forced(self._stop_intake())
-        self._step(2, "finish what runs, and flush open batches")
-        await self._unless_forced(self._finish())
-        self._step(3, "release the rest")
+        await self._unless_forced(self._stop_intake(), self.grace)
+        self._step(2, "finish what runs")
+        began = asyncio.get_running_loop().time()
+        await self._unless_forced(self._finish(), self.grace)
+        self._step(3, "flush open batches")
+        spare = self.grace - (asyncio.get_running_loop().time() - began)
+        await self._unless_forced(self._flush(), max(spare, min(self.grace, _FLUSH_S)))
+        self._step(4, "release the rest")
         left = [await one.close(self._not_started.get(one.queue, 0)) for one in self.consumers]
-        self._step(4, "close")
+        self._step(5, "close")
         return Report(
             sum(one.handled for one in self.consumers),
             tuple(one for one in left if one.not_started or one.interrupted or one.kept),
@@ -89,13 +97,16 @@ class Shutdown:
         for consumer in self.consumers:
             await consumer.finish()
 
-    async def _unless_forced(self, work: Awaitable[None]) -> None:
-        """Do it for no longer than the grace time, and not at all when forced."""
+    async def _flush(self) -> None:
+        await asyncio.gather(*(consumer.flush() for consumer in self.consumers))
+
+    async def _unless_forced(self, work: Awaitable[None], seconds: float) -> None:
+        """Do it for no longer than this, and not at all when forced."""
         doing = asyncio.ensure_future(work)
         forced = asyncio.ensure_future(self.stopping.forced.wait())
         try:
             await asyncio.wait(
-                {doing, forced}, timeout=self.grace, return_when=asyncio.FIRST_COMPLETED
+                {doing, forced}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             doing.cancel()

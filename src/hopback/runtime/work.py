@@ -48,7 +48,10 @@ class Work(Protocol):
         """Forget what has not been started and tell how much: its channel gives it back."""
 
     async def finish(self) -> None:
-        """Return when nothing is being handled; an open batch is handled now."""
+        """Return when nothing is being handled."""
+
+    async def flush(self) -> None:
+        """Handle what was gathered and not handled yet: an open batch."""
 
     async def stop(self) -> int:
         """Interrupt what is being handled and tell how much it was."""
@@ -118,6 +121,9 @@ class OneByOne:
     async def finish(self) -> None:
         """Wait for the workers."""
         await self._pool.join()
+
+    async def flush(self) -> None:
+        """Nothing is gathered here."""
 
     async def stop(self) -> int:
         """Cancel the workers."""

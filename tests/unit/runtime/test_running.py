@@ -357,7 +357,7 @@ async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
         await test.advance(1)
         report = await test.stop()
     steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
-    assert steps == [(1, 2), (2, 2), (3, 0), (4, 0)]
+    assert steps == [(1, 2), (2, 2), (3, 0), (4, 0), (5, 0)]
     assert told == ["begin 0", "begin 1", "end 0", "end 1"]
     assert report.handled == 2
     assert report.left == (Leftover("orders", not_started=3, interrupted=0),)
