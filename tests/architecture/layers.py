@@ -22,8 +22,19 @@ _VALUES = (
 )
 _PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
 _PORT = ("hopback.broker.port",)
-_BROKERS = ("hopback.broker", "hopback.broker.rabbitmq", "hopback.broker.simulator")
-_ABOVE = ("hopback.deadletters", "hopback.observe", "hopback.runtime", "hopback.store")
+_BROKERS = (
+    "hopback.broker",
+    "hopback.broker.rabbitmq",
+    "hopback.broker.server",
+    "hopback.broker.simulator",
+)
+_ABOVE = (
+    "hopback.deadletters",
+    "hopback.endpoint",
+    "hopback.observe",
+    "hopback.runtime",
+    "hopback.store",
+)
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
@@ -39,12 +50,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.broker": (*_PURE, *_PORT),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
     "hopback.broker.simulator": (*_PURE, *_PORT),
+    "hopback.broker.server": (
+        *_PURE,
+        "hopback.broker.simulator",
+        "hopback.endpoint",
+        "hopback.wire",
+    ),
+    "hopback.endpoint": (),
     "hopback.observe": _VALUES,
     "hopback.store": _VALUES,
-    "hopback.runtime": (*_PURE, *_PORT, "hopback.observe", "hopback.store"),
+    "hopback.runtime": (*_PURE, *_PORT, "hopback.endpoint", "hopback.observe", "hopback.store"),
     "hopback.deadletters": (*_PURE, *_PORT),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
-    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
+    "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
+    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.admin", "hopback.testing"),
     # The documented systems are examples: they use what every user can, the public API.
     "hopback.systems": ("hopback", "hopback.patterns", "hopback.store"),
     "hopback.__main__": ("hopback.cli",),
@@ -54,6 +73,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),
     "hopback.topology": frozenset({"tomli_w"}),
+    "hopback.admin": frozenset(
+        {"httpx", "jinja2", "jwt", "msgspec", "prometheus_client", "starlette", "uvicorn"}
+    ),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.push": frozenset({"httpx"}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.runtime.endpoint import Endpoint, Request, Response
+from hopback.endpoint import Endpoint, Request, Response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 async def _echo(request: Request) -> Response:
     told = f"{request.method} {request.path} {request.headers.get('x-one', '')} {request.peer}"
+    told += f" {request.query}" if request.query else ""
+    told += f" {request.body.decode()}" if request.body else ""
     return Response(HTTPStatus.OK, told.encode(), "text/plain")
 
 
@@ -42,23 +44,23 @@ async def _send(port: int, *parts: bytes) -> bytes:
 
 
 async def test_a_request_is_answered_and_the_connection_closed() -> None:
-    """Header names in any case, the query left out, the length told."""
+    """Header names in any case, the query by itself, the length told."""
     async with _open() as port:
         answer = await _send(port, b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nX-ONE:  two \r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Connection: close" in head
-    assert body == b"GET /a two 127.0.0.1"
+    assert body == b"GET /a two 127.0.0.1 b=c"
     assert f"Content-Length: {len(body)}".encode() in head
 
 
 async def test_head_has_no_body_and_post_may_have_one() -> None:
-    """A body is read and forgotten, so that the answer arrives."""
+    """A body is handed on, whether it is wanted or not."""
     async with _open() as port:
         head = await _send(port, b"HEAD /a HTTP/1.1\r\n\r\n")
         post = await _send(port, b"POST /a HTTP/1.1\r\nContent-Length: 4\r\n\r\n", b"abcd")
     assert head.endswith(b"\r\n\r\n")
-    assert post.endswith(b"POST /a  127.0.0.1")
+    assert post.endswith(b"POST /a  127.0.0.1 abcd")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ async def test_head_has_no_body_and_post_may_have_one() -> None:
         (b"GET /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST /a HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"POST /a HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 413),
         (b"GET /a HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],

@@ -19,12 +19,12 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.simulator import EmbeddedBroker
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.clock import SystemClock
+from hopback.endpoint import Endpoint
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, TextLog
 from hopback.runtime.control import Control
 from hopback.runtime.depths import Depths, HeldBack, watched_queues
-from hopback.runtime.endpoint import Endpoint
 from hopback.runtime.health import Health
 from hopback.runtime.processes import ParentLine
 from hopback.runtime.service import Service, ServiceOptions

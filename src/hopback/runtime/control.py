@@ -12,36 +12,25 @@ from a page in a browser.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from hopback.runtime.endpoint import Response
+from hopback.endpoint import Response, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.runtime.endpoint import Request
+    from hopback.endpoint import Request
     from hopback.runtime.health import Condition, Health
     from hopback.runtime.service import Service
 
-__all__ = ["Control", "is_loopback"]
+__all__ = ["Control"]
 
 _FORWARDED = ("origin", "sec-fetch-site", "forwarded", "x-forwarded-for")
 """A browser sends the first two, a proxy the others: neither is a person on this machine."""
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an IP address is this machine's own."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
 
 
 class Control:

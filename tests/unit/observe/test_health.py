@@ -10,17 +10,17 @@ import pytest
 
 from hopback import App, BreakerPolicy
 from hopback.broker.simulator import Fault
+from hopback.endpoint import Request, is_loopback
 from hopback.patterns import DESIGNS
-from hopback.runtime.control import Control, is_loopback
+from hopback.runtime.control import Control
 from hopback.runtime.depths import Depths, HeldBack, Watched, watched_queues
-from hopback.runtime.endpoint import Request
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.runtime.endpoint import Response
+    from hopback.endpoint import Response
 
 
 def _app(*, breaker: BreakerPolicy | None = None) -> App:

@@ -1,35 +1,48 @@
-"""A minimal HTTP server for probes, scrapes and commands, on the service's own loop.
+"""A minimal HTTP server for probes, scrapes and commands, on the program's own loop.
 
-One request for each connection, no body, bounded in size, time and number. An ASGI server would bring
-its own signals, its own shutdown and a dependency into every installation that wants a liveness
-probe; what is needed here is a request line and an answer.
+One request for each connection, bounded in size, time and number. An ASGI server would bring its own
+signals, its own shutdown and a dependency into every installation that wants a liveness probe; what
+is needed here is a request line and an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-__all__ = ["Endpoint", "Request", "Respond", "Response"]
+__all__ = ["Endpoint", "Request", "Respond", "Response", "is_loopback"]
 
 _MOST_BYTES = 16_384
 _MOST_AT_ONCE = 64
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is this machine's own."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked; header names are in lower case, the path still percent-encoded."""
+    """What was asked; header names are in lower case, path and query still percent-encoded."""
 
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
     peer: str = ""
+    query: str = ""
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +52,16 @@ class Response:
     status: HTTPStatus
     body: bytes = b""
     content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self, *, with_body: bool = True) -> bytes:
         """The bytes on the line."""
+        more = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
             f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
-            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+            f"{more}Connection: close\r\n\r\n"
         )
         return head.encode("ascii") + (self.body if with_body else b"")
 
@@ -62,11 +78,14 @@ class _Unreadable(Exception):
 
 
 class Endpoint:
-    """Answers requests until it is closed."""
+    """Answers requests until it is closed; `most_body` bounds what a request may carry."""
 
-    def __init__(self, respond: Respond, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, respond: Respond, *, timeout: float = 5.0, most_body: int = _MOST_BYTES
+    ) -> None:
         self._respond = respond
         self._timeout = timeout
+        self._most_body = most_body
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -107,15 +126,17 @@ class Endpoint:
         if len(self._serving) > _MOST_AT_ONCE:
             return Response(HTTPStatus.SERVICE_UNAVAILABLE).encode()
         try:
-            request = await _read(reader, writer)
+            request = await _read(reader, writer, self._most_body)
         except _Unreadable as unreadable:
             return Response(unreadable.status).encode()
         response = await self._respond(request)
         return response.encode(with_body=request.method != "HEAD")
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
-    """The request; a body is read and forgotten, so that closing does not cut our answer."""
+async def _read(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_body: int
+) -> Request:
+    """The request with its body, which is read even if unwanted: closing must not cut our answer."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
@@ -127,11 +148,13 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
     length = request.headers.get("content-length", "0")
     if "transfer-encoding" in request.headers or not length.isdecimal():
         raise _Unreadable(HTTPStatus.BAD_REQUEST)
-    if int(length) > _MOST_BYTES:
+    if len(length) > 12 or int(length) > most_body:
         raise _Unreadable(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    with suppress(asyncio.IncompleteReadError):
-        await reader.readexactly(int(length))
-    return request
+    try:
+        body = await reader.readexactly(int(length))
+    except asyncio.IncompleteReadError:
+        raise _Unreadable(HTTPStatus.BAD_REQUEST) from None
+    return replace(request, body=body)
 
 
 def _parse(head: bytes, peer: str) -> Request:
@@ -145,4 +168,5 @@ def _parse(head: bytes, peer: str) -> Request:
         if not colon or not name or name != name.strip():
             raise _Unreadable(HTTPStatus.BAD_REQUEST)
         headers[name.lower()] = value.strip()
-    return Request(words[0], words[1].partition("?")[0], headers, peer)
+    path, _, query = words[1].partition("?")
+    return Request(words[0], path, headers, peer, query)
