@@ -6,6 +6,7 @@ for its topology and its handlers.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -25,6 +26,7 @@ from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from hopback.fields import Headers
     from hopback.message import Delivery, Message
@@ -54,6 +56,8 @@ class App:
 
     A design that exists already (one of the documented patterns, or a TOML file) is given as
     `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
+    `lifespan` makes an async context that is entered before the first delivery and left after the
+    last: a database, a client, an outbox relay.
     """
 
     def __init__(
@@ -62,10 +66,12 @@ class App:
         *,
         topology: Topology | None = None,
         codes: Mapping[str, str] | None = None,
+        lifespan: Callable[[App], AbstractAsyncContextManager[object]] | None = None,
     ) -> None:
         self.name = name
         self.codes: Mapping[str, str] = dict(codes or {})
         """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
+        self._lifespan = lifespan
         self._given = topology
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}
@@ -235,6 +241,10 @@ class App:
         """Called by what runs the application: how `publish` reaches the broker from now on."""
         self._publish = publish
 
+    def lifespan(self) -> AbstractAsyncContextManager[object]:
+        """What is to live as long as the application runs; it can publish from its beginning."""
+        return nullcontext() if self._lifespan is None else self._lifespan(self)
+
     def publish(
         self,
         exchange: str,
@@ -251,12 +261,7 @@ class App:
         Called from a handler, the message carries on the correlation id and the trace; a sync
         handler just calls it, and it returns when the broker has confirmed.
         """
-        if self._publish is None:
-            raise RuntimeError(
-                f"app {self.name!r} is not running: publish from a handler, inside `Service`, "
-                "or use a Publisher of its own"
-            )
-        return self._publish(
+        return self.send(
             compose(
                 exchange,
                 routing_key,
@@ -267,6 +272,15 @@ class App:
                 headers=headers,
             )
         )
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Publish a message that is composed already, as an outbox relay does."""
+        if self._publish is None:
+            raise RuntimeError(
+                f"app {self.name!r} is not running: publish from a handler, inside `Service`, "
+                "or use a Publisher of its own"
+            )
+        return self._publish(message)
 
 
 _PLAN_EXPECTED = (

@@ -158,6 +158,15 @@ class Service:
         """Run until `stop`; raises what no new connection can mend."""
         self._publisher.start()
         self.app.connected(self._outlet.send)
+        try:
+            async with self.app.lifespan():
+                return await self._consume()
+        finally:
+            self.app.connected(None)
+            await self._publisher.close()
+
+    async def _consume(self) -> Report:
+        """Consume until the end was asked for, and end in order."""
         line = asyncio.create_task(self._line.run(), name="hopback-consuming")
         shutdown = Shutdown(self.consumers, self._stopping, self.world.bus, self.options.grace)
         try:
@@ -168,8 +177,9 @@ class Service:
             await shutdown.run()
             raise
         finally:
-            self.app.connected(None)
-            await self._close(line)
+            self._line.stop()
+            await self._assembly.close()
+            await line  # raises what ended it if it was not us
 
     def stop(self) -> None:
         """Ask for an orderly end; a second time, for an end at once."""
@@ -182,13 +192,6 @@ class Service:
             await asyncio.wait({line, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             asked.cancel()
-
-    async def _close(self, line: asyncio.Task[None]) -> None:
-        """Close everything, and raise what ended the line if it was not us."""
-        self._line.stop()
-        await self._publisher.close()
-        await self._assembly.close()
-        await line
 
     async def _session(self, connection: Connection) -> None:
         """Everything that happens on one consuming connection."""

@@ -1,0 +1,61 @@
+"""What lives as long as an application runs."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback import App, compose
+from hopback.testing import AppTest, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def _app(diary: list[str], *, fails: bool = False) -> App:
+    @asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        diary.append("opened")
+        if fails:
+            raise ConnectionError("no database")
+        try:
+            yield
+        finally:
+            await app.send(compose("", "farewells", "bye"))
+            diary.append("closed")
+
+    app = App("shop", lifespan=lifespan)
+    app.queue("farewells", retry=["1s"])
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(order: str) -> None:
+        diary.append(order)
+
+    return app
+
+
+@in_virtual_time
+async def test_it_is_entered_before_the_first_delivery_and_left_after_the_last() -> None:
+    """What handlers need is there for every delivery, and can still publish at the end."""
+    diary: list[str] = []
+    async with AppTest(_app(diary)) as shop:
+        await shop.publish("", "orders", "first")
+        await shop.publish("", "orders", "second")
+        await shop.drain()
+    assert diary == ["opened", "first", "second", "closed"]
+    assert len(shop.broker.snapshot().queue("farewells").messages) == 1
+
+
+@in_virtual_time
+async def test_one_that_cannot_be_entered_ends_the_run() -> None:
+    """The failure is raised, no delivery is taken, and the application is connected no more."""
+    diary: list[str] = []
+    app = _app(diary, fails=True)
+    with pytest.raises(ConnectionError, match="no database"):
+        async with AppTest(app):
+            pytest.fail("it must not run")
+    assert diary == ["opened"]
+    with pytest.raises(RuntimeError, match="not running"):
+        app.publish("", "orders", "late")
