@@ -194,10 +194,14 @@ def _fit_dict(item: _Fit) -> _Fit:
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, "an object", value)
-        # Free keys are part of the payload, so an error does not name them.
-        return {key: item(inner, f"{path}.*") for key, inner in value.items()}
+        return {key: item(inner, f"{path}.{_key(key)}") for key, inner in value.items()}
 
     return fit
+
+
+def _key(key: str) -> str:
+    """The name of a field; a key that is no name is part of the payload, and not told."""
+    return key if len(key) <= 40 and key.isidentifier() else "*"
 
 
 def _fit_dataclass(wanted: Any) -> _Fit:

@@ -291,7 +291,7 @@ async def test_messages_are_prepared_several_at_a_time_before_they_join() -> Non
         await test.publish("", "users", {"id": "x"})
         tally = await test.drain()
         test.assert_parked("users", times=1, reason="not of age")
-        test.assert_parked("users", times=1, reason="undecodable payload: .*")
+        test.assert_parked("users", times=1, reason="undecodable payload: .id")
     assert max(at_once) == 3
     assert sorted(table.rows) == [0, 10, 20, 40, 50]
     assert tally == Tally(done=5, parked=2, retried=1)
