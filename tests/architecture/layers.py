@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.observe": _VALUES,
     "hopback.store": _VALUES,
     "hopback.runtime": (*_PURE, *_PORT, "hopback.endpoint", "hopback.observe", "hopback.store"),
-    "hopback.deadletters": (*_PURE, *_PORT),
+    "hopback.deadletters": (*_PURE, *_PORT, "hopback.broker", "hopback.store"),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.admin", "hopback.testing"),

@@ -1,6 +1,6 @@
 """Dead letters: find them, look without harm, send back without loss.
 
-`operations.DeadLetters` is the one object that front ends call. Everything below it is either pure
+`operations.Operations` is the one object that front ends call. Everything below it is either pure
 (discovery, letters, filters, cost, plans) or does one thing with a broker (sessions, jobs).
 """
 

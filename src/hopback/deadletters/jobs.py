@@ -1,29 +1,32 @@
-"""Jobs as data: what is being done, how far it is, and how it may go on.
-
-The engine changes a job only through `Job`'s methods and tells every change to a `Journal`. The
-journal in memory is for one process; another, behind the same protocol, may survive it.
-"""
+"""Jobs as data: what was asked for, how far it is, and how it may go on. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
+from hopback.deadletters.pacing import UNHURRIED
+from hopback.deadletters.requests import NOBODY
+from hopback.deadletters.targets import BY_DESIGN
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from hopback.deadletters.pacing import Pace
+    from hopback.deadletters.requests import Who
+    from hopback.deadletters.targets import Target
 
 __all__ = [
+    "ACTIVE",
+    "Checkpoint",
     "Counts",
     "FailedMessage",
+    "Frozen",
     "Job",
     "JobConflict",
     "JobKind",
+    "JobSpec",
     "JobState",
-    "Journal",
-    "MemoryJournal",
 ]
 
 
@@ -57,7 +60,9 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.COMPLETED: frozenset(),
 }
-_ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
+
+ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
+"""The states in which a job holds its queue: no other may begin there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Counts:
     `selected` is the size of the frozen selection. Each of its messages is `done`, `skipped` (the
     filter or the loop guard left it out), `failed`, or `remaining`. `returned` is what was taken and
     given back. `arrived_meanwhile` came into the queue while the job ran and was not touched;
-    `came_back` is what this job had sent and what died again.
+    `came_back` is what this job had sent and what was found dead again.
     """
 
     selected: int = 0
@@ -85,31 +90,106 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A re-drive or a discard. `reason` says why its state is what it is; times are in seconds."""
+class Frozen:
+    """The selection as it was when the job began.
 
-    id: str
+    With `digests` it is exactly those messages, wherever they now stand among the first `count` of
+    the queue; without, it is the first `count` messages, of which the filter may leave some out.
+    """
+
+    count: int
+    filter: str = ""
+    digests: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What was asked for; it never changes."""
+
     kind: JobKind
     queue: str
+    broker: str
+    selection: Frozen
+    why: str = ""
+    by: Who = NOBODY
+    target: Target = BY_DESIGN
+    pace: Pace = UNHURRIED
+    max_redrives: int | None = None
+    stamped: bool = False
+    operation: str = ""
+    export_to: str = ""
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How to find the rest of a selection after a crash.
+
+    Before messages are sent their marks are written down in `window`; `taken` is how many came from
+    the queue up to its end and `kept` how many of those stay there. What stands at the head then is:
+    the kept ones, those of the window that were not done, the untouched rest.
+    """
+
+    taken: int = 0
+    kept: int = 0
+    window: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message that a job could not move, or left out; it is still in its queue."""
+
+    letter_id: str
+    digest: str
+    message_id: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A re-drive or a discard. `reason` says why its state is what it is; times are in seconds.
+
+    `rate` is what holds now, messages per second, None for no limit. `run` counts how often it was
+    begun or resumed. `changes` grows with every change that is written down.
+    """
+
+    id: str
+    spec: JobSpec
     state: JobState = JobState.RUNNING
     counts: Counts = Counts()
     reason: str = ""
-    filter: str = ""
-    target: str = ""
-    by: str = ""
-    why: str = ""
+    rate: float | None = None
+    run: int = 1
     created: float = 0.0
     updated: float = 0.0
+    checkpoint: Checkpoint = Checkpoint()
+    changes: int = 0
+
+    @property
+    def kind(self) -> JobKind:
+        """What it does."""
+        return self.spec.kind
+
+    @property
+    def queue(self) -> str:
+        """The dead-letter queue it works on."""
+        return self.spec.queue
 
     @property
     def is_active(self) -> bool:
         """Whether it holds its queue: no other job may begin there."""
-        return self.state in _ACTIVE
+        return self.state in ACTIVE
 
     @property
     def can_resume(self) -> bool:
         """Whether it may run again."""
         return JobState.RUNNING in _NEXT[self.state]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can happen to it."""
+        return not _NEXT[self.state]
 
     def to(self, state: JobState, now: float, reason: str = "") -> Job:
         """The job in another state; JobConflict if that cannot follow the present one."""
@@ -118,11 +198,13 @@ class Job:
             raise JobConflict(
                 f"job {self.id} is {self.state}: expected {allowed} next, got {state}", self
             )
-        return replace(self, state=state, reason=reason, updated=now)
+        return replace(self, state=state, reason=reason, updated=now, changes=self.changes + 1)
 
-    def counted(self, counts: Counts, now: float) -> Job:
-        """The job with other counts."""
-        return replace(self, counts=counts, updated=now)
+    def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> Job:
+        """The job, further on."""
+        return replace(
+            self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
+        )
 
 
 class JobConflict(HopbackError):
@@ -133,59 +215,3 @@ class JobConflict(HopbackError):
     def __init__(self, text: str, job: Job) -> None:
         self.job = job
         super().__init__(text)
-
-
-@dataclass(frozen=True, slots=True)
-class FailedMessage:
-    """A message that a job could not move; it is still in its queue."""
-
-    letter_id: str
-    digest: str
-    message_id: str
-    reason: str
-    at: float
-
-
-class Journal(Protocol):
-    """Where jobs are written down. Each call returns when it is safely recorded."""
-
-    async def begin(self, job: Job) -> None:
-        """A job starts or goes on; JobConflict if another one is active for its queue."""
-
-    async def record(self, job: Job) -> None:
-        """A job has another state, or other counts."""
-
-    async def failure(self, job: Job, failed: FailedMessage) -> None:
-        """A message could not be moved, or was left out by the loop guard."""
-
-
-class MemoryJournal:
-    """A journal for one process."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
-        self._failures: dict[str, list[FailedMessage]] = {}
-
-    async def begin(self, job: Job) -> None:
-        """A job starts or goes on; JobConflict if another one is active for its queue."""
-        for other in self._jobs.values():
-            if other.queue == job.queue and other.is_active and other.id != job.id:
-                raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other)
-        self._jobs[job.id] = job
-
-    async def record(self, job: Job) -> None:
-        """A job has another state, or other counts."""
-        self._jobs[job.id] = job
-
-    async def failure(self, job: Job, failed: FailedMessage) -> None:
-        """A message could not be moved, or was left out by the loop guard."""
-        self._failures.setdefault(job.id, []).append(failed)
-
-    @property
-    def jobs(self) -> tuple[Job, ...]:
-        """Every job, in the order in which they began."""
-        return tuple(self._jobs.values())
-
-    def failures(self, ident: str) -> Iterable[FailedMessage]:
-        """What a job could not move."""
-        return tuple(self._failures.get(ident, ()))

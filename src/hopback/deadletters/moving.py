@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from hopback.deadletters.acts import Act
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import Job, Journal
+    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.journal import Journal
     from hopback.deadletters.letters import Letter
     from hopback.deadletters.pacing import Control, Pace
     from hopback.deadletters.taking import Source
@@ -290,7 +291,7 @@ class Engine:
     async def _note(self, letter: Letter, reason: str) -> None:
         now = self._work.clock.now()
         failed = FailedMessage(letter.id, letter.digest, letter.message_id, reason, now)
-        await self._work.journal.failure(self.job, failed)
+        await self._work.journal.add_failures(self.job.id, (failed,))
 
     # --- the ramp
 
@@ -336,13 +337,13 @@ class Engine:
         now = self._work.clock.now()
         if now - self._told >= _PROGRESS_S:
             self._told = now
-            self.job = self.job.counted(self._counts, now)
-            await self._work.journal.record(self.job)
+            self.job = self.job.counted(self._counts, self.job.checkpoint, now)
+            await self._work.journal.save(self.job, "")
 
     async def _record(self, state: JobState, reason: str) -> None:
         now = self._work.clock.now()
-        self.job = self.job.counted(self._counts, now).to(state, now, reason)
-        await self._work.journal.record(self.job)
+        self.job = self.job.counted(self._counts, self.job.checkpoint, now).to(state, now, reason)
+        await self._work.journal.save(self.job, "")
 
 
 def _is_its_own(fault: HopbackError | None) -> bool:

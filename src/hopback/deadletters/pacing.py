@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-__all__ = ["RAMP", "Control", "Pace", "Pacer"]
+__all__ = ["RAMP", "UNHURRIED", "Control", "Pace", "Pacer"]
 
 RAMP = (1, 5, 25)
 """The careful beginning: one message, then five, then twenty-five, then the rest."""
@@ -38,6 +38,10 @@ class Pace:
             total += size
             sums.append(total)
         return frozenset(sums)
+
+
+UNHURRIED = Pace()
+"""As fast as it goes, within the window, without a ramp."""
 
 
 class Control:

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from hopback.deadletters.letters import Letter
     from hopback.message import Delivery
 
-__all__ = ["BrowseSession", "Group", "GroupBy", "Holding", "Page", "Window", "groups_of"]
+__all__ = [
+    "SMALL_WINDOW",
+    "BrowseSession",
+    "Group",
+    "GroupBy",
+    "Holding",
+    "Page",
+    "Window",
+    "groups_of",
+]
 
 _FETCHED_AT_ONCE = 32
 _SAMPLE_MESSAGE = 200
@@ -53,6 +62,10 @@ class Window:
     max_bytes: int = 64 * 1024 * 1024
     seconds: float = 300.0
     bodies: bool = True
+
+
+SMALL_WINDOW = Window()
+"""A hundred messages for five minutes."""
 
 
 @dataclass(frozen=True, slots=True)

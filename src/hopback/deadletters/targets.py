@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.topology.routing import RoutingTable
 
-__all__ = ["Aim", "Target", "TargetKind", "aim_at", "target_flaw"]
+__all__ = ["BY_DESIGN", "Aim", "Target", "TargetKind", "aim_at", "target_flaw"]
 
 
 class TargetKind(StrEnum):
@@ -62,6 +62,10 @@ class Target:
         if self.kind is TargetKind.EXCHANGE:
             return f"exchange {self.exchange} with key {self.routing_key!r}"
         return self.kind.value
+
+
+BY_DESIGN = Target()
+"""Where the design sends it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,162 @@
+"""Where jobs and the audit are written down: the protocol, and a journal for one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from hopback.deadletters.jobs import JobConflict
+from hopback.errors import HopbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.deadletters.audit import AuditEntry, AuditQuery
+    from hopback.deadletters.jobs import FailedMessage, Job
+
+__all__ = ["Journal", "LeaseLost", "MemoryJournal", "Wish"]
+
+
+class LeaseLost(HopbackError):
+    """Another process has taken the job over; this one must not touch anything more."""
+
+    remedy: ClassVar[str] = "Look at the job where it runs now; nothing was lost."
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What people want of a running job, wherever it runs: that it waits, ends, goes faster."""
+
+    paused: bool = False
+    cancelled: bool = False
+    rate: float | None = None
+
+
+class Journal(Protocol):
+    """Where jobs and the audit are kept. Each call returns when it is safely recorded.
+
+    A job that runs is leased to its `owner`, a name for one run in one process; who does not renew
+    in time has lost it, and the job reads as interrupted.
+    """
+
+    async def begin(self, job: Job, owner: str) -> Job:
+        """Write down a job that starts, or goes on; the job of the same key if there is one.
+
+        JobConflict if another one is active for its queue.
+        """
+
+    async def save(self, job: Job, owner: str) -> None:
+        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
+
+    async def renew(self, ident: str, owner: str) -> Wish:
+        """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
+
+    async def wish(self, ident: str, wish: Wish) -> None:
+        """Want something of a job, wherever it runs."""
+
+    async def job(self, ident: str) -> Job | None:
+        """One job as it is now, or None."""
+
+    async def jobs(
+        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
+    ) -> tuple[Job, ...]:
+        """Jobs, the newest first."""
+
+    async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
+        """Messages could not be moved, or were left out."""
+
+    async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+        """What a job could not move, in order, from number `cursor` on."""
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Append to the audit."""
+
+    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first."""
+
+
+class MemoryJournal:
+    """A journal for one process; it ends with it."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._owners: dict[str, str] = {}
+        self._wishes: dict[str, Wish] = {}
+        self._failures: dict[str, list[FailedMessage]] = {}
+        self._audit: list[AuditEntry] = []
+
+    async def begin(self, job: Job, owner: str) -> Job:
+        """Write down a job that starts, or goes on; the job of the same key if there is one."""
+        for other in self._jobs.values():
+            if other.id == job.id:
+                continue
+            if job.spec.key is not None and other.spec.key == job.spec.key:
+                return other
+            if other.is_active and (other.spec.broker, other.queue) == (job.spec.broker, job.queue):
+                raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other)
+        self._jobs[job.id] = job
+        self._owners[job.id] = owner
+        self._wishes[job.id] = Wish(rate=job.rate)
+        return job
+
+    async def save(self, job: Job, owner: str) -> None:
+        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
+        self._check(job.id, owner)
+        self._jobs[job.id] = job
+
+    async def renew(self, ident: str, owner: str) -> Wish:
+        """Still here; what is wanted of the job."""
+        self._check(ident, owner)
+        return self._wishes[ident]
+
+    def _check(self, ident: str, owner: str) -> None:
+        if self._owners.get(ident) != owner:
+            raise LeaseLost(f"job {ident} is run by another process now")
+
+    async def wish(self, ident: str, wish: Wish) -> None:
+        """Want something of a job."""
+        self._wishes[ident] = wish
+
+    async def job(self, ident: str) -> Job | None:
+        """One job as it is now, or None."""
+        return self._jobs.get(ident)
+
+    async def jobs(
+        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
+    ) -> tuple[Job, ...]:
+        """Jobs, the newest first."""
+        found = (
+            job
+            for job in reversed(self._jobs.values())
+            if (not broker or job.spec.broker == broker)
+            and (not queue or job.queue == queue)
+            and (not active or job.is_active)
+        )
+        return tuple(job for job, _ in zip(found, range(limit), strict=False))
+
+    async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
+        """Messages could not be moved, or were left out."""
+        self._failures.setdefault(ident, []).extend(failures)
+
+    async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+        """What a job could not move, in order, from number `cursor` on."""
+        return tuple(self._failures.get(ident, ())[cursor : cursor + limit])
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Append to the audit."""
+        self._audit.append(replace(entry, number=len(self._audit) + 1))
+
+    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first."""
+        found = (entry for entry in reversed(self._audit) if _wanted(entry, query))
+        return tuple(entry for entry, _ in zip(found, range(query.limit), strict=False))
+
+
+def _wanted(entry: AuditEntry, query: AuditQuery) -> bool:
+    return (
+        (not query.by or entry.by == query.by)
+        and (not query.action or entry.action == query.action)
+        and (not query.queue or entry.queue == query.queue)
+        and (not query.job or entry.job == query.job)
+        and (query.before is None or entry.number < query.before)
+    )
