@@ -36,6 +36,11 @@ class Assembler:
         self._partial_max = limits.partial_max
         self._partial = 0
 
+    @property
+    def partial(self) -> int:
+        """The bytes of bodies that are not complete yet."""
+        return self._partial
+
     def at_once(
         self, channel: ChannelCore, method_id: int, data: bytes, position: int, following: int
     ) -> tuple[Content | None, int]:

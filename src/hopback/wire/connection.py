@@ -47,6 +47,8 @@ _settlement = struct.Struct(">QB").unpack_from
 
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _SETTLEMENTS: Final = {_ACK: "basic.ack", _NACK: "basic.nack", _REJECT: "basic.reject"}
+_LARGEST_HEADER: Final = 4 * 1024 * 1024
+"""What a server may send as one header frame: clients bear more than was agreed."""
 _CLOSING: Final = {
     Role.CLIENT: ConnectionState.CLIENT_CLOSING,
     Role.SERVER: ConnectionState.SERVER_CLOSING,
@@ -78,6 +80,7 @@ class Connection:
         self.frame_max = self.limits.frame_max
         self.channel_max = self.limits.channel_max
         self._accept_max = max(self.limits.receive_max, self.frame_max) - 8
+        self._header_max = _LARGEST_HEADER if role is Role.SERVER else 0
         self._buffer = bytearray()
         self._needed = 0
         self._assembler = Assembler(self.limits)
@@ -390,7 +393,25 @@ class Connection:
 
     def content(self, number: int, method: bytes, properties: bytes, body: bytes) -> None:
         """Queue a message: its method as a ready frame, encoded properties, body."""
-        content_frames(self._out, number, method, properties, body, self.frame_max)
+        content_frames(
+            self._out, number, method, properties, body, self.frame_max, self._header_max
+        )
+
+    def reply_with_content(
+        self, number: int, name: str, method: bytes, properties: bytes, body: bytes
+    ) -> None:
+        """Queue a message that answers a request: `basic.get-ok`."""
+        self._expect_reply(self.channels[number], self.role, name)
+        self.content(number, method, properties, body)
+
+    def write(self, frames: bytes) -> None:
+        """Queue frames that are ready made, such as confirms."""
+        self._out.append(frames)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """How much of messages is here that are not complete yet."""
+        return self._assembler.partial + len(self._buffer)
 
     def heartbeat(self) -> None:
         """Queue a heartbeat."""

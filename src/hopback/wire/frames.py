@@ -62,16 +62,23 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def content_frames(
-    out: list[bytes], channel: int, method: bytes, properties: bytes, body: bytes, frame_max: int
+    out: list[bytes],
+    channel: int,
+    method: bytes,
+    properties: bytes,
+    body: bytes,
+    frame_max: int,
+    header_max: int = 0,
 ) -> None:
     """Append a message to `out`: its method frame (ready made), header frame and body frames.
 
     The parts are joined once, with everything else of the same loop turn. Properties that do not
-    fit one frame are refused here: the broker would close the whole connection.
+    fit one frame are refused here: the broker would close the whole connection. Only a broker may
+    send a larger header frame (`header_max`): it has added `x-death` to what fitted before.
     """
     room = frame_max - 8
     length = len(properties) + 12
-    if length > room:
+    if length > room and length > header_max - 8:
         raise ProtocolError(
             f"expected properties and headers of at most {room - 12} bytes (one frame), got "
             f"{len(properties)}; shorten the headers"

@@ -196,7 +196,8 @@ class ServerHandshake:
         )
 
     def _refuse(self, code: int, text: str) -> None:
-        self._connection.send(0, "connection.close", reply_code=code, reply_text=text)
+        said = text.encode("utf-8", "replace")[:255].decode("utf-8", "ignore")
+        self._connection.send(0, "connection.close", reply_code=code, reply_text=said)
 
     def _on_start_ok(self, arguments: dict[str, Any]) -> None:
         self.client_properties = arguments["client_properties"]
@@ -206,7 +207,9 @@ class ServerHandshake:
             user = self._authenticate(mechanism, arguments["response"])
         if user is None:
             self._refuse(
-                403, f"ACCESS_REFUSED - Login was refused using authentication {mechanism}"
+                403,
+                "ACCESS_REFUSED - Login was refused using authentication mechanism"
+                f" {mechanism}. For details see the broker logfile.",
             )
             return
         self.user = user
@@ -222,8 +225,10 @@ class ServerHandshake:
         ours = self.tuning
         channel_max = arguments["channel_max"] or ours.channel_max
         frame_max = arguments["frame_max"] or ours.frame_max
-        if channel_max > ours.channel_max or not MIN_FRAME <= frame_max <= ours.frame_max:
-            self._refuse(530, "NOT_ALLOWED - the client tuned beyond the limits of this server")
+        problem = _beyond("channel_max", channel_max, 1, ours.channel_max)
+        problem = problem or _beyond("frame_max", frame_max, MIN_FRAME, ours.frame_max)
+        if problem:
+            self._refuse(530, f"NOT_ALLOWED - {problem}")
             return
         self.tuning = Tuning(channel_max, frame_max, arguments["heartbeat"])
         self._connection.tune(frame_max=frame_max, channel_max=channel_max)
@@ -234,3 +239,12 @@ class ServerHandshake:
             return
         self.virtual_host = virtual_host
         self._connection.send(0, "connection.open-ok")
+
+
+def _beyond(name: str, value: int, low: int, high: int) -> str:
+    """What is wrong with a client's choice, if anything, in RabbitMQ's words."""
+    if value > high:
+        return f"negotiated {name} = {value} is higher than the maximum allowed value ({high})"
+    if value < low:
+        return f"negotiated {name} = {value} is lower than the minimum allowed value ({low})"
+    return ""

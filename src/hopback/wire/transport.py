@@ -53,6 +53,7 @@ class Wire(asyncio.Protocol):
         self._closing = False
         self._heard = False
         self._spoke = False
+        self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
 
@@ -118,6 +119,19 @@ class Wire(asyncio.Protocol):
             self._spoke = True
             self._transport.write(data)
 
+    def pause_reading(self) -> None:
+        """Listen no more for now; meanwhile the peer's silence is no sign of death."""
+        if self._transport is not None and not self._deaf:
+            self._deaf = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Listen again."""
+        if self._transport is not None and self._deaf:
+            self._deaf = False
+            self._heard = True
+            self._transport.resume_reading()
+
     def fail(self, error: BrokerError) -> None:
         """End the connection because of `error`, after what is queued was written."""
         if self._error is None:
@@ -160,7 +174,7 @@ class Wire(asyncio.Protocol):
         self._timer = self._loop.call_later(pulse.tick or 0, self._beat, pulse)
 
     def _note_traffic(self, pulse: Pulse, now: float) -> None:
-        if self._heard:
+        if self._heard or self._deaf:
             pulse.received(now)
         if self._spoke:
             pulse.sent(now)
