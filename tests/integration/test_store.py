@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from decimal import Decimal
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import text
 
+from hopback.broker.supervise import Backoff
 from hopback.clock import ManualClock, SystemClock
-from hopback.errors import Nacked
+from hopback.errors import Nacked, PublishInterrupted
 from hopback.fields import FieldValue, Float32, Int8, LongStr, Timestamp, UInt64
 from hopback.message import Message, Properties
 from hopback.runtime.relay import Relay
@@ -28,11 +30,15 @@ from hopback.store import (
 from tests.integration.database import database_url, engine, postgres
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 __all__ = ["database_url", "engine", "postgres"]
 
 CLOCK = SystemClock()
+AT_ONCE = Backoff(first=0.0, most=0.0)
 
 
 def message(number: int, key: str = "k") -> Message:
@@ -199,13 +205,103 @@ async def test_a_message_that_fails_holds_up_its_key_and_nobody_else(engine: Asy
     sink = Sink()
     sink.refuse = {"a-2"}
     outbox = Outbox(engine, "relay", CLOCK)
-    relay = Relay(outbox, sink.publish)
+    relay = Relay(outbox, sink.publish, backoff=AT_ONCE)
     await relay.sweep()
     assert sorted(sink.got) == ["a-1", "b-1"]
     assert await outbox.depth() == 2
     sink.refuse = set()
     await relay.sweep()
     assert [name for name in sink.got if name.startswith("a")] == ["a-1", "a-2", "a-3"]
+
+
+async def test_hopeless_messages_hold_up_nobody_however_many_they_are(engine: AsyncEngine) -> None:
+    """More than a page of them, in every slot: what can be published is, page by page."""
+    hopeless = [message(n, f"bad{n}") for n in range(200)]
+    await put(engine, *hopeless)
+    await put(engine, *(message(n, f"good{n}") for n in range(100)))
+    sink = Sink()
+    sink.refuse = {one.properties.message_id or "" for one in hopeless}
+    relay = Relay(Outbox(engine, "relay", CLOCK), sink.publish, most=7)
+    for _ in range(4):  # sixteen of the sixty-four slots at a time
+        await relay.sweep()
+    assert len(sink.got) == 100
+    assert await Outbox(engine, "look", CLOCK).depth() == 200
+
+
+async def test_what_costs_the_channel_goes_alone_the_next_time(engine: AsyncEngine) -> None:
+    """A missing exchange interrupts all that is in flight beside it; the second time only itself."""
+    await put(engine, *(message(n, f"key{n}") for n in range(20)))
+    in_flight: set[str] = set()
+    got: list[str] = []
+
+    async def publish(sent: Message) -> None:
+        name = sent.properties.message_id or ""
+        in_flight.add(name)
+        await asyncio.sleep(0)
+        beside = "key3-3" in in_flight
+        await asyncio.sleep(0)
+        in_flight.discard(name)
+        if beside:
+            raise PublishInterrupted("the channel was closed: 404 no exchange")
+        got.append(name)
+
+    relay = Relay(Outbox(engine, "relay", CLOCK), publish, backoff=AT_ONCE)
+    for _ in range(8):
+        await relay.sweep()
+    assert len(got) == len(set(got)) == 19
+    assert await Outbox(engine, "look", CLOCK).depth() == 1
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Mortal:
+    """Lets so many steps happen and then none any more, not even those of an orderly end."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def alive(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """The same call in a process that may be dead before it, or die after it."""
+
+        async def step(*args: Any, **kwargs: Any) -> Any:
+            self._tick()
+            found = await call(*args, **kwargs)
+            self._tick()
+            return found
+
+        return step
+
+    def _tick(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise Crash
+
+
+@pytest.mark.parametrize("steps", range(40))
+async def test_a_crash_at_any_point_of_the_relay_loses_nothing(tmp_path: Path, steps: int) -> None:
+    """Whichever step it dies before or after: the next relay publishes the rest, in order per key."""
+    engine = open_database(f"sqlite:///{tmp_path / 'crash.db'}")
+    await migrate(engine, CLOCK)
+    clock = ManualClock(CLOCK.now())
+    await put(engine, *(message(n, key) for n in range(3) for key in ("a", "b")))
+    sink, mortal = Sink(), Mortal(steps)
+    outbox = Outbox(engine, "mortal", clock, lease=30)
+    for name in ("claim", "renew", "pending", "settle", "release"):
+        setattr(outbox, name, mortal.alive(getattr(outbox, name)))
+    with suppress(Crash, BaseExceptionGroup):
+        await Relay(outbox, mortal.alive(sink.publish), most=2).sweep()
+    clock.advance(31)
+    heir = Outbox(engine, "heir", clock, lease=30)
+    await Relay(heir, sink.publish).sweep()
+    assert await heir.depth() == 0
+    for key in "ab":
+        first = list(dict.fromkeys(name for name in sink.got if name.startswith(key)))
+        assert first == [f"{key}-{n}" for n in range(3)]
+    again = len(sink.got) - len(set(sink.got))
+    assert again <= 2  # what was in flight, with the same ids
+    await engine.dispose()
 
 
 async def test_leased_slots_are_not_claimed_by_another_relay(engine: AsyncEngine) -> None:

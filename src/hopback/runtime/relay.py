@@ -2,22 +2,39 @@
 
 A message leaves the outbox only after the broker has confirmed it. A relay that dies leaves its lease
 to run out; another then publishes what was in flight again, with the same message id.
+
+A message that cannot be published must not hold up others. One whose exchange is missing costs the
+whole channel, and with it all that was in flight: so what has failed before goes alone, after the
+rest, and rests for a growing time between two attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.errors import BrokerError
+from hopback.broker.supervise import Backoff
+from hopback.errors import BrokerError, ConnectionFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from hopback.message import Message
     from hopback.store.outbox import Outbox, Pending
 
 __all__ = ["Relay"]
+
+_Lane: TypeAlias = "list[Pending]"
+
+
+@dataclass(slots=True)
+class _Round:
+    """What became of one page: confirmed, failed and why, and whether there was no line at all."""
+
+    published: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    offline: bool = False
 
 
 class Relay:
@@ -30,12 +47,16 @@ class Relay:
         *,
         most: int = 500,
         idle: float = 0.5,
+        backoff: Backoff | None = None,
     ) -> None:
         self._outbox = outbox
         self._publish = publish
         self._most = most
         self._idle = idle
+        self._backoff = backoff or Backoff(first=1.0, most=60.0)
+        self._resting: dict[int, float] = {}
         self._nudged = asyncio.Event()
+        self._time = asyncio.get_running_loop().time
         self.published = 0
         """How many messages were published and taken out of the outbox."""
 
@@ -59,43 +80,69 @@ class Relay:
         claimed = await self._outbox.claim()
         if not claimed:
             return 0
+        now = self._time()
+        self._resting = {one: until for one, until in self._resting.items() if until > now}
         try:
             return await self._drain(claimed)
         finally:
             await self._outbox.release(claimed)
 
     async def _drain(self, claimed: Sequence[int]) -> int:
-        """Everything in the claimed slots, for as long as the lease is ours and all goes well."""
-        moved = 0
+        """Everything in the claimed slots, page by page, for as long as the lease is ours."""
+        moved, after, held_up = 0, 0, set[str]()
         while await self._outbox.renew(claimed):
-            pending = await self._outbox.pending(claimed, self._most)
-            published, failed = await self._send(pending)
-            await self._outbox.settle(published, failed)
-            moved += len(published)
-            self.published += len(published)
-            if failed or len(pending) < self._most:
+            page = await self._outbox.pending(claimed, self._most, after=after)
+            this = await self._send(page, held_up)
+            await self._outbox.settle(this.published, this.failed)
+            moved += len(this.published)
+            self.published += len(this.published)
+            if this.offline or len(page) < self._most:
                 break
+            after = page[-1].id
         return moved
 
-    async def _send(self, pending: Sequence[Pending]) -> tuple[list[int], dict[int, str]]:
-        """Publish side by side, of one key one after another; what went, what failed and why."""
-        lanes: dict[str | int, list[Pending]] = {}
-        for one in pending:
-            lanes.setdefault(one.id if one.key is None else one.key, []).append(one)
-        published: list[int] = []
-        failed: dict[int, str] = {}
+    async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
+        """Publish side by side, of one key one after another; what has failed before goes alone."""
+        this, now = _Round(), self._time()
+        lanes = [lane for lane in _lanes(page) if lane[0].key not in held_up]
+        awake = [lane for lane in lanes if self._resting.get(lane[0].id, now) <= now]
         async with asyncio.TaskGroup() as group:
-            for lane in lanes.values():
-                group.create_task(self._send_in_order(lane, published, failed))
-        return published, failed
+            for lane in awake:
+                if not _is_suspect(lane):
+                    group.create_task(self._send_in_order(lane, this))
+        for lane in filter(_is_suspect, awake):
+            if this.offline or self._time() - now > self._outbox.lease / 2:
+                break  # the lease must not run out over what may be hopeless
+            await self._send_in_order(lane, this)
+        gone = set(this.published)
+        left = [lane[0].key for lane in lanes if lane[-1].id not in gone]
+        held_up.update(key for key in left if key is not None)
+        return this
 
-    async def _send_in_order(
-        self, lane: Sequence[Pending], published: list[int], failed: dict[int, str]
-    ) -> None:
+    async def _send_in_order(self, lane: _Lane, this: _Round) -> None:
+        """One after another; what comes after a failure in its lane must wait."""
         for one in lane:
             try:
                 await self._publish(one.message)
-                published.append(one.id)
+            except ConnectionFailed:
+                this.offline = True  # nothing was sent, and that is not the message's fault
+                return
             except BrokerError as error:
-                failed[one.id] = f"{type(error).__name__}: {error}"
-                return  # what comes after it in its lane must wait
+                this.failed[one.id] = f"{type(error).__name__}: {error}"
+                rest = self._backoff.delay(one.failures + 1, 0.5)
+                self._resting[one.id] = self._time() + rest
+                return
+            this.published.append(one.id)
+            self._resting.pop(one.id, None)
+
+
+def _lanes(page: Iterable[Pending]) -> list[_Lane]:
+    """The messages of each key, in order; one without key is in a lane of its own."""
+    lanes: dict[str | int, _Lane] = {}
+    for one in page:
+        lanes.setdefault(one.id if one.key is None else one.key, []).append(one)
+    return list(lanes.values())
+
+
+def _is_suspect(lane: _Lane) -> bool:
+    return lane[0].failures > 0

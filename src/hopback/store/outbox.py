@@ -48,8 +48,8 @@ class Outbox:
         slots = outbox_slots.c
         free = (
             select(slots.slot)
-            .where(slots.leased_until < now, exists().where(outbox.c.slot == slots.slot))
-            .order_by(slots.leased_until)
+            .where(slots.leased_until <= now, exists().where(outbox.c.slot == slots.slot))
+            .order_by(slots.leased_until)  # those that have waited longest: no slot is passed over
             .limit(most_slots)
             .with_for_update(skip_locked=True)  # PostgreSQL: pass by what another relay is claiming
         )
@@ -81,13 +81,16 @@ class Outbox:
         mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
         async with self._engine.begin() as connection:
             await connection.execute(
-                update(outbox_slots).where(*mine).values(leased_by=None, leased_until=0.0)
+                update(outbox_slots)
+                .where(*mine)
+                .values(leased_by=None, leased_until=self._clock.now())
             )
 
-    async def pending(self, claimed: Sequence[int], most: int) -> list[Pending]:
-        """The oldest messages of the claimed slots, in order."""
+    async def pending(self, claimed: Sequence[int], most: int, *, after: int = 0) -> list[Pending]:
+        """The oldest messages of the claimed slots, in order; those after an id, page by page."""
         columns = outbox.c
-        query = select(outbox).where(columns.slot.in_(claimed)).order_by(columns.id).limit(most)
+        wanted = (columns.slot.in_(claimed), columns.id > after)
+        query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
         async with self._engine.connect() as connection:
             rows = (await connection.execute(query)).all()
         return [
