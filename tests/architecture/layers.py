@@ -49,7 +49,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.wire": ("hopback.errors", "hopback.fields", "hopback.message", "hopback.version"),
     "hopback.broker": (*_PURE, *_PORT),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
-    "hopback.broker.simulator": (*_PURE, *_PORT),
+    "hopback.broker.simulator": (*_PURE, *_PORT, "hopback.broker"),
     "hopback.broker.server": (
         *_PURE,
         "hopback.broker.simulator",

@@ -5,6 +5,7 @@ from hopback.broker.simulator.connection import EmbeddedConnection
 from hopback.broker.simulator.embedded import EmbeddedBroker
 from hopback.broker.simulator.faults import Fault, Faults
 from hopback.broker.simulator.journal import Event, EventKind, Loss
+from hopback.broker.simulator.management import EmbeddedManagement
 from hopback.broker.simulator.node import Node, advance
 from hopback.broker.simulator.profile import PROFILES, Profile, profile_for
 from hopback.broker.simulator.refusal import Refusal
@@ -18,6 +19,7 @@ __all__ = [
     "EmbeddedBroker",
     "EmbeddedChannel",
     "EmbeddedConnection",
+    "EmbeddedManagement",
     "Event",
     "EventKind",
     "Fault",

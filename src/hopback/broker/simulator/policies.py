@@ -64,9 +64,9 @@ class Policies:
         self._users: dict[str, Policy] = {}
         self._operators: dict[str, Policy] = {}
 
-    def all(self) -> tuple[Policy, ...]:
-        """The policies that users have set."""
-        return tuple(self._users.values())
+    def all(self, *, operator: bool = False) -> tuple[Policy, ...]:
+        """The policies that users have set, or the operator policies."""
+        return tuple((self._operators if operator else self._users).values())
 
     def put(self, policy: Policy, *, operator: bool = False) -> None:
         """Set or replace it; ValueError for what the broker answers with 400."""

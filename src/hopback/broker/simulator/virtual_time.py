@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -82,6 +83,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future = super().run_in_executor(executor, func, *args)
         self._threads += 1
         future.add_done_callback(self._thread_done)
+        return future
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """As usual; aiosqlite has threads of its own, and time stands still for those as well."""
+        future = super().create_future()
+        if sys._getframe(1).f_globals.get("__name__") == "aiosqlite.core":  # noqa: SLF001
+            self._threads += 1
+            future.add_done_callback(self._thread_done)
         return future
 
     def _thread_done(self, _future: asyncio.Future[Any]) -> None:

@@ -1,0 +1,103 @@
+"""The embedded broker as a management client sees RabbitMQ: what is there, without delay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.broker.management.readings import Counts, QueueReading
+from hopback.errors import ManagementError, ManagementNotFound
+from hopback.topology.effective import applied_policy
+from hopback.topology.model import Queue, QueueType, Topology
+
+if TYPE_CHECKING:
+    from hopback.broker.simulator.embedded import EmbeddedBroker
+    from hopback.broker.simulator.queue import LiveQueue
+    from hopback.topology.model import Policy
+
+__all__ = ["EmbeddedManagement"]
+
+
+class EmbeddedManagement:
+    """Reads and sets on the embedded broker what the HTTP API reads and sets on RabbitMQ.
+
+    It has one virtual host, whatever it is called.
+    """
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+        self.address = broker.address
+
+    async def queues(self, _vhost: str = "/") -> tuple[QueueReading, ...]:
+        """Every queue with its numbers."""
+        return tuple(self._reading(queue) for queue in self._broker.node.queues.values())
+
+    async def queue(self, vhost: str, name: str) -> QueueReading:
+        """One queue."""
+        found = self._broker.node.queues.get(name)
+        if found is None:
+            raise ManagementNotFound(f"{self.address}: no queue {name!r} in {vhost!r}", status=404)
+        return self._reading(found)
+
+    async def live_topology(self, vhost: str = "/") -> Topology:
+        """What is on the broker now, with its policies, as a topology without plans."""
+        now = self._broker.snapshot()
+        return Topology(
+            name=vhost,
+            exchanges=tuple(e for e in now.exchanges if e.name and not e.name.startswith("amq.")),
+            queues=tuple(reading.queue for reading in await self.queues(vhost)),
+            bindings=tuple(binding for binding in now.bindings if binding.source),
+            policies=await self.policies(vhost),
+        )
+
+    async def policies(self, _vhost: str = "/") -> tuple[Policy, ...]:
+        """The policies."""
+        return self._broker.node.policies.all()
+
+    async def operator_policies(self, _vhost: str = "/") -> tuple[Policy, ...]:
+        """The operator policies."""
+        return self._broker.node.policies.all(operator=True)
+
+    async def put_policy(self, _vhost: str, policy: Policy) -> None:
+        """Create the policy, or replace the one of the same name."""
+        try:
+            self._broker.set_policy(policy)
+        except ValueError as refused:
+            raise ManagementError(str(refused), status=400) from refused
+
+    async def delete_policy(self, _vhost: str, name: str) -> None:
+        """Delete the policy; a missing one is no error."""
+        self._broker.clear_policy(name)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _reading(self, live: LiveQueue) -> QueueReading:
+        queue = _declared(live)
+        policy = applied_policy(queue, self._broker.node.policies.all())
+        ready, held = len(live.ready), len(live.safe.letters)
+        return QueueReading(
+            queue=queue,
+            vhost="/",
+            policy=None if policy is None else policy.name,
+            effective_policy={} if policy is None else policy.definition,
+            operator_policy=None,
+            state="down" if live.down else "running",
+            idle_since=None,
+            leader=None,
+            counts=Counts(
+                ready + live.unacked, ready, live.unacked, held, len(live.rota.consumers),
+                self._broker.node.now(), "embedded", 0.0,
+            ),
+        )  # fmt: skip
+
+
+def _declared(live: LiveQueue) -> Queue:
+    arguments = {name: value for name, value in live.arguments.items() if name != "x-queue-type"}
+    return Queue(
+        live.name,
+        QueueType.QUORUM if live.is_quorum else QueueType.CLASSIC,
+        durable=live.durable,
+        exclusive=live.owner is not None,
+        auto_delete=live.auto_delete,
+        arguments=arguments,
+    )
