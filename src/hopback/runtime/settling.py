@@ -124,8 +124,10 @@ class Settling:
         if answer is DONE:
             return _ACK
         decision = self._decide(taken, answer, self.plan)
-        if isinstance(decision, decided.Requeue) and self._holding >= self._most_holds:
+        full = self._holding >= self._most_holds and bool(self.plan.tiers)
+        if isinstance(decision, decided.Requeue) and full:
             # Too many wait in our hands already: this one waits in a retry queue, uncounted.
+            # Where there is none it stays in hand: it is not hopeless, and must not be parked.
             return self._decide(taken, answer, replace(self.plan, snooze=None))
         return decision
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from typing import TYPE_CHECKING
 
+import aiosqlite
 import pytest
 
 from hopback.broker.simulator import NothingCanHappen, VirtualTimeLoop, run_virtual
 from hopback.broker.simulator.virtual_time import LoopClock
 from tests.unit.simulator.stage import START, pass_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_year_passes_at_once() -> None:
@@ -84,6 +89,20 @@ def test_time_stands_still_while_a_thread_works() -> None:
         work = loop.run_in_executor(None, release.wait, 10)
         loop.call_soon(release.set)
         await asyncio.wait_for(work, timeout=1)
+        return loop.time() - begin
+
+    assert run_virtual(main()) == 0
+
+
+def test_time_stands_still_while_aiosqlite_works(tmp_path: Path) -> None:
+    """Its threads are its own; a timeout strikes none of them either."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        async with asyncio.timeout(1), aiosqlite.connect(tmp_path / "some.db") as database:
+            await database.execute("create table some (number integer)")
+            await database.commit()
         return loop.time() - begin
 
     assert run_virtual(main()) == 0
