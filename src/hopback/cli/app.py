@@ -45,7 +45,7 @@ _COMMANDS = {
     ),
     "store": LazyCommand(
         "hopback.cli.store_commands:store",
-        "Migrate the database of inbox and outbox, or show its version.",
+        "The database of inbox and outbox: migrate it, relay what it holds.",
     ),
 }
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App
     from hopback.runtime.shutdown import Report
 
-__all__ = ["Stopper", "broker_of", "listen_to_signals", "log_of", "serve"]
+__all__ = ["Stopper", "broker_of", "listen_to_signals", "log_of", "open_log", "serve"]
 
 _LOG = logging.getLogger("hopback.run")
 
@@ -73,17 +73,25 @@ def listen_to_signals(stopper: Stopper) -> None:
 
 
 def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
-    """JSON lines on stderr, short ones on a terminal; Python's own logging joins them."""
-    on_terminal = sys.stderr.isatty()
-    as_text = settings.log_format == "text" or (settings.log_format == "auto" and on_terminal)
+    """The log of a service."""
     # What a topology can lose is said once, not once for each process.
     silent = frozenset({"topology.warning"}) if settings.number else frozenset()
-    common: dict[str, Any] = {"level": settings.log_level, "codes": codes, "silent": silent}
+    return open_log(settings.log_level, settings.log_format, codes=codes, silent=silent)
+
+
+def open_log(level: str, form: str, **more: Any) -> EventLog:
+    """JSON lines on stderr, short ones on a terminal; Python's own logging joins them."""
+    on_terminal = sys.stderr.isatty()
+    as_text = form == "text" or (form == "auto" and on_terminal)
     colour = on_terminal and not os.environ.get("NO_COLOR")
     clock = SystemClock()
-    log = TextLog(clock, colour=colour, **common) if as_text else JsonLog(clock, **common)
+    log: EventLog = (
+        TextLog(clock, colour=colour, level=level, **more)
+        if as_text
+        else JsonLog(clock, level=level, **more)
+    )
     # An application that has configured logging for itself is left alone.
-    logging.basicConfig(level=SEVERITY[settings.log_level], handlers=[LogBridge(log)])
+    logging.basicConfig(level=SEVERITY[level], handlers=[LogBridge(log)])
     return log
 
 

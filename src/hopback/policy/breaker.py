@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from hopback.errors import InvalidTopology, Problem
+
 __all__ = ["Breaker", "BreakerPolicy", "BreakerState", "after_run", "at"]
 
 
@@ -29,6 +31,16 @@ class BreakerPolicy:
     cool_down: float = 10.0
     longest_cool_down: float = 300.0
     probes: int = 1
+
+    def __post_init__(self) -> None:
+        # A queue that probes nothing would stay paused for ever.
+        wrong = tuple(
+            Problem(name, f"{least} or more", repr(found))
+            for name, least in (("failures", 1), ("cool_down", 0), ("probes", 1))
+            if (found := getattr(self, name)) < least
+        )
+        if wrong:
+            raise InvalidTopology(wrong, where="breaker policy")
 
 
 @dataclass(frozen=True, slots=True)

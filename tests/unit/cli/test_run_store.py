@@ -78,3 +78,19 @@ def test_without_the_extra_it_is_named(
     said = capsys.readouterr().err
     assert "the store needs SQLAlchemy" in said
     assert "hopback[store]" in said
+
+
+def test_a_relay_needs_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the command that makes them."""
+    where = ["--database", f"sqlite:///{tmp_path / 'shop.db'}", "--broker", "amqp://localhost/"]
+    assert run(["store", "relay", *where]) == 6
+    said = capsys.readouterr().err
+    assert "the database is at version 0" in said
+    assert "hopback store migrate" in said
+
+
+def test_a_relay_needs_the_address_of_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    """Something else is a mistake in the command, and no password is repeated."""
+    where = ["--database", "sqlite:///x.db", "--broker", "http://user:hunter2@localhost/"]
+    assert run(["store", "relay", *where]) == 2
+    assert "hunter2" not in capsys.readouterr().err

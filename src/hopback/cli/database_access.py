@@ -1,0 +1,65 @@
+"""How a command reaches the database of inbox and outbox: the option, the engine, and its troubles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = ["database_failures", "database_option", "opened", "store_package", "unreachable"]
+
+database_option = click.option(
+    "--database",
+    envvar="HOPBACK_DATABASE",
+    required=True,
+    metavar="URL",
+    help="sqlite:///file.db or postgresql://user:password@host/name; also HOPBACK_DATABASE.",
+)
+
+
+def store_package() -> ModuleType:
+    """`hopback.store`; CommandFailed names the extra where it is not installed."""
+    try:
+        from hopback import store as found
+    except ImportError as error:
+        raise CommandFailed(
+            f"the store needs SQLAlchemy, which cannot be imported: {error}",
+            do="Install the extra: pip install 'hopback[store]' (for PostgreSQL 'hopback[postgres]').",
+        ) from error
+    return found
+
+
+def opened(url: str) -> AsyncEngine:
+    """An engine; nothing is connected yet."""
+    try:
+        engine: AsyncEngine = store_package().open_database(url)
+    except ImportError as error:
+        raise CommandFailed(
+            f"the driver of this database is not installed: {error}",
+            do="Install the extra: pip install 'hopback[postgres]', or 'hopback[store]' for SQLite.",
+        ) from error
+    return engine
+
+
+def database_failures() -> tuple[type[Exception], ...]:
+    """What a database says when it cannot be used; SQLAlchemy is loaded when this is asked."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (SQLAlchemyError, OSError)
+
+
+def unreachable(error: Exception) -> CommandFailed:
+    """The driver's own words, without the statement; they never hold the password."""
+    said = str(getattr(error, "orig", None) or error).splitlines()
+    return CommandFailed(
+        f"the database cannot be used: {said[0] if said else type(error).__name__}",
+        do="Check address, credentials and that the database exists.",
+        code=Exit.UNREACHABLE,
+    )
