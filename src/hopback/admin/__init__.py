@@ -1,0 +1,13 @@
+"""The admin service: dead letters, jobs, topology, checks and audit by HTTP and on a page.
+
+Needs the extra `admin`. `create_app` makes the ASGI application, `serve` runs it. Nothing is decided
+here: requests are read, the operations are called, their answers are written.
+"""
+
+from __future__ import annotations
+
+from hopback.admin.application import create_app
+from hopback.admin.server import refuse_public, serve
+from hopback.admin.settings import AdminSettings, read_settings
+
+__all__ = ["AdminSettings", "create_app", "read_settings", "refuse_public", "serve"]

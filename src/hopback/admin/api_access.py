@@ -1,0 +1,296 @@
+"""The API about callers and the service itself: me, keys, audit, probes, metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct, field
+from starlette.responses import PlainTextResponse, Response
+
+from hopback import __version__
+from hopback.admin.answers import Moment, moment
+from hopback.admin.endpoints import Answer, Call, Empty, Endpoint, Reach
+from hopback.admin.keys import ApiKey, new_key
+from hopback.admin.problems import Refused
+from hopback.admin.roles import EVERYTHING, Grant, Role
+from hopback.admin.services import who
+from hopback.deadletters.audit import AuditEntry, AuditQuery
+from hopback.errors import HopbackError
+from hopback.headers import timestamp
+
+if TYPE_CHECKING:
+    from hopback.admin.services import Services
+
+__all__ = [
+    "ACCESS",
+    "AuditAnswer",
+    "AuditList",
+    "AuditRequest",
+    "GrantAnswer",
+    "KeyAnswer",
+    "KeyList",
+    "MadeKey",
+    "MeAnswer",
+    "NewKey",
+    "ReadyAnswer",
+    "audit_answer",
+    "key_answer",
+    "make_key",
+    "metrics_text",
+    "take_key",
+]
+
+_Name = Annotated[str, Meta(max_length=255)]
+_DAY_S = 86_400.0
+
+
+class GrantAnswer(Struct, frozen=True, rename="camel"):
+    """A role, and the queues it holds for."""
+
+    role: Role
+    queues: list[str]
+
+
+class MeAnswer(Struct, frozen=True, rename="camel"):
+    """Who the caller is here."""
+
+    id: str
+    name: str
+    kind: str
+    role: Role | None
+    grants: list[GrantAnswer]
+    until: Moment | None
+
+
+class NewKey(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A key to be made."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    role: Role
+    queues: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(min_length=1, max_length=50)
+    ] = field(default_factory=lambda: ["*"])
+    days: Annotated[float, Meta(gt=0, le=3650)] = 90.0
+
+
+class KeyAnswer(Struct, frozen=True, rename="camel"):
+    """A key without its secret."""
+
+    id: str
+    name: str
+    role: Role
+    queues: list[str]
+    expires_at: Moment | None
+    made_by: str
+    made_at: Moment | None
+
+
+class MadeKey(Struct, frozen=True, rename="camel"):
+    """A new key with its secret, which is shown this once."""
+
+    key: KeyAnswer
+    secret: str
+
+
+class KeyList(Struct, frozen=True, rename="camel"):
+    """The keys."""
+
+    items: list[KeyAnswer]
+    total: int
+
+
+class AuditRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which entries."""
+
+    by: _Name = ""
+    action: _Name = ""
+    queue: _Name = ""
+    job: _Name = ""
+    cursor: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class AuditAnswer(Struct, frozen=True, rename="camel"):
+    """One act."""
+
+    number: int
+    at: Moment
+    by: str
+    action: str
+    queue: str
+    job: str
+    reason: str
+    result: str
+    details: dict[str, Any]
+
+
+class AuditList(Struct, frozen=True, rename="camel"):
+    """The newest first; `cursor` asks for older ones, null at the end."""
+
+    items: list[AuditAnswer]
+    cursor: str | None
+
+
+class ReadyAnswer(Struct, frozen=True, rename="camel"):
+    """Whether the service can do its work."""
+
+    ready: bool
+    version: str
+    broker: str
+    reason: str
+
+
+async def _me(call: Call[Empty, None]) -> MeAnswer:
+    me = call.principal
+    grants = [GrantAnswer(grant.role, list(grant.queues)) for grant in me.grants]
+    return MeAnswer(me.id, me.name, me.kind, me.role, grants, moment(me.until))
+
+
+def key_answer(key: ApiKey) -> KeyAnswer:
+    """A key without its secret."""
+    return KeyAnswer(
+        key.id,
+        key.name,
+        key.grant.role,
+        list(key.grant.queues),
+        moment(key.expires),
+        key.made_by,
+        moment(key.made_at),
+    )
+
+
+async def _keys(call: Call[Empty, None]) -> KeyList:
+    items = [key_answer(key) for key in call.services.gate.keys.keys]
+    return KeyList(items, len(items))
+
+
+async def make_key(call: Call[Empty, NewKey]) -> MadeKey:
+    """A new key; the only time that its secret is shown."""
+    body, services = call.body, call.services
+    now = services.clock.now()
+    secret, key = new_key(
+        body.name,
+        Grant(body.role, tuple(body.queues) or EVERYTHING),
+        expires=now + body.days * _DAY_S,
+        made_by=call.principal.name,
+        now=now,
+    )
+    details = {"key": key.id, "name": key.name, "role": body.role.value}
+    await services.operations.note("key.create", by=who(call.principal), details=details)
+    services.gate.keys.add(key)
+    return MadeKey(key_answer(key), secret)
+
+
+async def take_key(call: Call[Empty, None]) -> None:
+    """A key opens no more."""
+    services, ident = call.services, call.path["key"]
+    key = services.gate.keys.remove(ident)
+    if key is None:
+        raise Refused(404, "not-found", f"There is no key {ident!r}.")
+    details = {"key": key.id, "name": key.name}
+    await services.operations.note("key.delete", by=who(call.principal), details=details)
+
+
+async def _audit(call: Call[AuditRequest, None]) -> AuditList:
+    asked = call.query
+    query = AuditQuery(asked.by, asked.action, asked.queue, asked.job, asked.cursor, asked.limit)
+    entries = await call.services.operations.audit(query)
+    more = str(entries[-1].number) if len(entries) == asked.limit else None
+    return AuditList([audit_answer(entry) for entry in entries], more)
+
+
+def audit_answer(entry: AuditEntry) -> AuditAnswer:
+    """One act."""
+    return AuditAnswer(
+        entry.number,
+        timestamp(entry.at),
+        entry.by,
+        entry.action,
+        entry.queue,
+        entry.job,
+        entry.reason,
+        entry.result,
+        dict(entry.details),
+    )
+
+
+async def _healthz(_call: Call[Empty, None]) -> Response:
+    """Alive, whatever the broker does."""
+    return PlainTextResponse("ok\n")
+
+
+async def _readyz(call: Call[Empty, None]) -> Answer:
+    """Ready when the broker answers."""
+    services = call.services
+    swept = await services.sweep.get_or_last()
+    error = swept.error
+    reason = "" if error is None else str(error) if isinstance(error, HopbackError) else "failed"
+    answer = ReadyAnswer(error is None, __version__, services.live.address, reason)
+    return Answer(answer, status=200 if error is None else 503)
+
+
+async def _metrics(call: Call[Empty, None]) -> Response:
+    return Response(
+        await metrics_text(call.services), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+async def metrics_text(services: Services) -> str:
+    """Depths and jobs for Prometheus, from the cached sweep."""
+    swept = await services.sweep.get_or_last()
+    lines = [
+        "# HELP hopback_admin_broker_up Whether the broker answered the last sweep.",
+        "# TYPE hopback_admin_broker_up gauge",
+        f"hopback_admin_broker_up {int(swept.error is None)}",
+        "# HELP hopback_dead_letters Messages in each dead-letter queue.",
+        "# TYPE hopback_dead_letters gauge",
+    ]
+    lines += [
+        f'hopback_dead_letters{{queue="{_escaped(each.queue)}"}} {each.depth.total}'
+        for each in swept.queues
+        if each.depth.total is not None
+    ]
+    lines += [
+        "# HELP hopback_admin_sessions Open browse sessions.",
+        "# TYPE hopback_admin_sessions gauge",
+        f"hopback_admin_sessions {len(services.operations.sessions())}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+ACCESS = (
+    Endpoint("GET", "/admin/me", "showMe", "Who the caller is here.", _me, answer=MeAnswer),
+    Endpoint(
+        "GET", "/admin/keys", "listKeys", "The API keys, without their secrets.",
+        _keys, Role.ADMIN, Reach.EVERYWHERE, answer=KeyList,
+    ),
+    Endpoint(
+        "POST", "/admin/keys", "makeKey", "A new API key; its secret is shown this once.",
+        make_key, Role.ADMIN, Reach.EVERYWHERE, body=NewKey, answer=MadeKey, status=201,
+    ),
+    Endpoint(
+        "DELETE", "/admin/keys/{key}", "deleteKey", "Let a key open no more.",
+        take_key, Role.ADMIN, Reach.EVERYWHERE, status=204,
+    ),
+    Endpoint(
+        "GET", "/admin/audit", "listAudit", "What was done, the newest first.",
+        _audit, Role.ADMIN, Reach.EVERYWHERE, query=AuditRequest, answer=AuditList,
+    ),
+    Endpoint(
+        "GET", "/healthz", "healthz", "Whether the service is alive.",
+        _healthz, media=("text/plain",), public=True,
+    ),
+    Endpoint(
+        "GET", "/readyz", "readyz", "Whether the broker answers, too.",
+        _readyz, answer=ReadyAnswer, public=True, further=((503, ReadyAnswer),),
+    ),
+    Endpoint(
+        "GET", "/metrics", "metrics", "Depths and sessions for Prometheus.",
+        _metrics, media=("text/plain",), role=Role.VIEWER, reach=Reach.EVERYWHERE,
+    ),
+)  # fmt: skip
+"""The rows."""

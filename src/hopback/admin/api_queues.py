@@ -1,0 +1,223 @@
+"""The API of queues, browse sessions and the messages in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from hopback.admin.answers import QueueAnswer, queue_answer
+from hopback.admin.answers_messages import (
+    GroupList,
+    LetterList,
+    MessageAnswer,
+    SessionAnswer,
+    group_answer,
+    letter_answer,
+    message_answer,
+    session_answer,
+)
+from hopback.admin.endpoints import Answer, Call, Empty, Endpoint, Reach
+from hopback.admin.problems import Refused
+from hopback.admin.roles import Role
+from hopback.admin.services import who
+from hopback.deadletters.sessions import GroupBy, Window
+
+if TYPE_CHECKING:
+    from hopback.deadletters.browsing import SessionView
+
+__all__ = [
+    "QUEUES",
+    "GroupQuery",
+    "MessagesQuery",
+    "NewSession",
+    "Renewal",
+    "check_room",
+    "held_session",
+]
+
+_Count = Annotated[int, Meta(ge=1, le=10_000)]
+_Bytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
+_Seconds = Annotated[float, Meta(ge=1, le=1500)]
+_Filter = Annotated[str, Meta(max_length=4096)]
+_Cursor = Annotated[int, Meta(ge=0, le=2**31)]
+
+
+class NewSession(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """How much to hold and for how long; `force` accepts a danger, `lift` removes it by a policy."""
+
+    limit: _Count = 100
+    max_bytes: _Bytes = 64 * 1024 * 1024
+    ttl_seconds: _Seconds = 300.0
+    force: bool = False
+    lift: bool = False
+
+
+class Renewal(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """For how long again; the session's own time by default."""
+
+    ttl_seconds: _Seconds | None = None
+
+
+class MessagesQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which letters, and after which."""
+
+    filter: _Filter = ""
+    cursor: _Cursor = 0
+    limit: Annotated[int, Meta(ge=1, le=200)] = 20
+
+
+class GroupQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """What to group by."""
+
+    by: GroupBy = GroupBy.FINGERPRINT
+    filter: _Filter = ""
+
+
+async def _show_queue(call: Call[Empty, None]) -> QueueAnswer:
+    """One queue."""
+    services = call.services
+    return queue_answer(await services.operations.queue(call.path["queue"]), services.clock.now())
+
+
+async def _open_session(call: Call[Empty, NewSession]) -> Answer:
+    """Hold messages for looking at."""
+    asked, services = call.body, call.services
+    check_room(call, asked.max_bytes)
+    view = await services.operations.open_session(
+        call.path["queue"],
+        Window(asked.limit, asked.max_bytes, asked.ttl_seconds),
+        by=who(call.principal),
+        forced=asked.force,
+        lift=asked.lift,
+    )
+    return Answer(session_answer(view), headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
+
+
+def check_room(call: Call[Empty, NewSession], wanted: int) -> None:
+    """Refuse a session beyond what one caller, or all together, may hold."""
+    limits, open_now = call.services.settings.limits, call.services.operations.sessions()
+    own = [view for view in open_now if view.by.id == call.principal.id]
+    if len(own) >= limits.sessions_per_caller:
+        raise Refused(
+            429, "too-many-sessions",
+            f"{len(own)} browse sessions of yours are open; release one first.",
+            more={"sessions": [f"/admin/dlq/sessions/{view.id}" for view in own]},
+        )  # fmt: skip
+    held = sum(view.held_bytes for view in open_now)
+    if len(open_now) >= limits.sessions or held >= limits.held_bytes:
+        raise Refused(
+            429, "too-much-held",
+            f"{len(open_now)} browse sessions hold {held} bytes together; wait until one ends.",
+        )  # fmt: skip
+
+
+def held_session(call: Call[Any, Any], role: Role = Role.OPERATOR) -> SessionView:
+    """The session in the path, if the caller may see it."""
+    view = call.services.operations.session(call.path["session"])
+    call.need(role, view.queue)
+    return view
+
+
+async def _show_session(call: Call[Empty, None]) -> SessionAnswer:
+    """One session."""
+    return session_answer(held_session(call))
+
+
+async def _renew_session(call: Call[Empty, Renewal]) -> SessionAnswer:
+    """Hold on for longer."""
+    view = held_session(call)
+    return session_answer(call.services.operations.renew(view.id, call.body.ttl_seconds))
+
+
+async def _release_session(call: Call[Empty, None]) -> None:
+    """Give everything back."""
+    view = held_session(call)
+    await call.services.operations.release(view.id)
+
+
+async def _list_messages(call: Call[MessagesQuery, None]) -> LetterList:
+    """Letters of a session, page by page."""
+    view, asked = held_session(call), call.query
+    page = call.services.operations.messages(
+        view.id, asked.filter, cursor=asked.cursor, size=asked.limit
+    )
+    cursor = None if page.next is None else str(page.next)
+    return LetterList([letter_answer(each) for each in page.letters], page.matching, cursor)
+
+
+async def _show_message(call: Call[Empty, None]) -> MessageAnswer:
+    """One message with everything about it."""
+    view = held_session(call)
+    found = await call.services.operations.message(
+        view.id, call.path["message"], by=who(call.principal)
+    )
+    return message_answer(found, view.id)
+
+
+async def _download_body(call: Call[Empty, None]) -> Response:
+    """The bytes as they are, as a file: never to be rendered."""
+    view, ident = held_session(call), call.path["message"]
+    body = await call.services.operations.body(view.id, ident, by=who(call.principal))
+    return Response(
+        body,
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": f'attachment; filename="{quote(ident, safe="")}.bin"'},
+    )
+
+
+async def _list_groups(call: Call[GroupQuery, None]) -> GroupList:
+    """The letters of a session by what they have in common."""
+    view, asked = held_session(call), call.query
+    groups = call.services.operations.groups(view.id, asked.by, asked.filter)
+    return GroupList(asked.by.value, [group_answer(each) for each in groups])
+
+
+_SESSION = "/admin/dlq/sessions/{session}"
+
+QUEUES = (
+    Endpoint(
+        "GET", "/admin/dlq/queues/{queue}", "showQueue",
+        "A dead-letter queue: type, cost of looking, targets, depth with its age.",
+        _show_queue, Role.VIEWER, Reach.QUEUE, answer=QueueAnswer,
+    ),
+    Endpoint(
+        "POST", "/admin/dlq/queues/{queue}/sessions", "openSession",
+        "Open a browse session: hold messages for looking at.",
+        _open_session, Role.OPERATOR, Reach.QUEUE, body=NewSession, body_optional=True,
+        answer=SessionAnswer, status=201, errors=(409,),
+    ),
+    Endpoint(
+        "GET", _SESSION, "showSession", "A browse session.",
+        _show_session, Role.OPERATOR, answer=SessionAnswer,
+    ),
+    Endpoint(
+        "DELETE", _SESSION, "releaseSession", "Give everything back, in order.",
+        _release_session, Role.OPERATOR, status=204,
+    ),
+    Endpoint(
+        "POST", f"{_SESSION}/renew", "renewSession", "Hold on for longer.",
+        _renew_session, Role.OPERATOR, body=Renewal, body_optional=True, answer=SessionAnswer,
+    ),
+    Endpoint(
+        "GET", f"{_SESSION}/messages", "listMessages", "Letters of a session that match.",
+        _list_messages, Role.OPERATOR, query=MessagesQuery, answer=LetterList,
+    ),
+    Endpoint(
+        "GET", f"{_SESSION}/messages/{{message}}", "showMessage",
+        "A message with its story, headers and payload; written to the audit.",
+        _show_message, Role.OPERATOR, answer=MessageAnswer,
+    ),
+    Endpoint(
+        "GET", f"{_SESSION}/messages/{{message}}/body", "downloadBody",
+        "The bytes of a message as a file; written to the audit.",
+        _download_body, Role.OPERATOR, media=("application/octet-stream",),
+    ),
+    Endpoint(
+        "GET", f"{_SESSION}/groups", "listGroups", "Letters by what they have in common.",
+        _list_groups, Role.OPERATOR, query=GroupQuery, answer=GroupList,
+    ),
+)  # fmt: skip
+"""The rows."""

@@ -1,0 +1,248 @@
+"""The API of the topology: what stands on the broker, its hazards, its routes, a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from hopback.admin.answers import Moment  # noqa: TC001  msgspec reads it at run time
+from hopback.admin.endpoints import Call, Empty, Endpoint
+from hopback.admin.problems import Refused
+from hopback.admin.roles import Role
+from hopback.headers import timestamp
+from hopback.topology.check import Severity  # noqa: TC001
+from hopback.topology.definitions import write_definitions
+from hopback.topology.diagram import draw_flow
+from hopback.topology.document import from_document, to_document
+from hopback.topology.hazards.rule import Finding  # noqa: TC001
+
+if TYPE_CHECKING:
+    from hopback.broker.apply import ApplyPlan
+    from hopback.topology.model import Topology
+
+__all__ = [
+    "TOPOLOGY",
+    "CheckAnswer",
+    "ConflictAnswer",
+    "DesiredTopology",
+    "DifferenceAnswer",
+    "FindingAnswer",
+    "Format",
+    "PlannedAnswer",
+    "RouteAnswer",
+    "RouteQuery",
+    "StepAnswer",
+    "TopologyAnswer",
+    "TopologyQuery",
+    "finding_answer",
+]
+
+_DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
+_Name = Annotated[str, Meta(max_length=255)]
+
+
+class Format(StrEnum):
+    """The forms of a topology."""
+
+    JSON = "json"
+    MERMAID = "mermaid"
+    DEFINITIONS = "definitions"
+
+
+class TopologyQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """In which form."""
+
+    format: Format = Format.JSON
+
+
+class TopologyAnswer(Struct, frozen=True, rename="camel"):
+    """The topology of the broker; `live` is false if only what is declared is known."""
+
+    broker: str
+    broker_version: str
+    read_at: Moment
+    live: bool
+    topology: dict[str, Any]
+
+
+class FindingAnswer(Struct, frozen=True, rename="camel"):
+    """A hazard."""
+
+    rule: str
+    severity: Severity
+    place: str
+    explanation: str
+    fix: str
+
+
+class CheckAnswer(Struct, frozen=True, rename="camel"):
+    """The hazards of what stands on the broker, the gravest first."""
+
+    broker_version: str
+    read_at: Moment
+    items: list[FindingAnswer]
+    total: int
+
+
+class RouteQuery(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A publish to ask about."""
+
+    exchange: _Name = ""
+    routing_key: _Name = ""
+
+
+class RouteAnswer(Struct, frozen=True, rename="camel"):
+    """The queues that a publish would reach."""
+
+    exchange: str
+    routing_key: str
+    queues: list[str]
+
+
+class DesiredTopology(Struct, frozen=True, forbid_unknown_fields=True):
+    """A topology as `GET /admin/topology` gives it, or as a file has it."""
+
+    topology: dict[str, Any]
+
+
+class StepAnswer(Struct, frozen=True, rename="camel"):
+    """Something that would be created."""
+
+    kind: str
+    name: str
+    why: str
+
+
+class DifferenceAnswer(Struct, frozen=True, rename="camel"):
+    """Where the broker has something else."""
+
+    field: str
+    desired: str
+    actual: str
+    advice: str
+
+
+class ConflictAnswer(Struct, frozen=True, rename="camel"):
+    """An object that exists and differs."""
+
+    kind: str
+    name: str
+    differences: list[DifferenceAnswer]
+
+
+class PlannedAnswer(Struct, frozen=True, rename="camel"):
+    """What `hopback topology apply` would do; nothing was changed."""
+
+    broker_version: str
+    settled: bool
+    create: list[StepAnswer]
+    conflicts: list[ConflictAnswer]
+    same: int
+    extra: int
+    notes: list[str]
+
+
+async def _topology(call: Call[TopologyQuery, None]) -> object:
+    scene = await call.services.live.scene()
+    match call.query.format:
+        case Format.MERMAID:
+            return Response(draw_flow(scene.topology), media_type="text/vnd.mermaid")
+        case Format.DEFINITIONS:
+            definitions, _ = write_definitions(scene.topology, version=scene.version)
+            return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
+    return TopologyAnswer(
+        call.services.live.address,
+        str(scene.version),
+        timestamp(scene.at),
+        scene.live,
+        _document(scene.topology),
+    )
+
+
+def _document(topology: Topology) -> dict[str, Any]:
+    """The topology with every queue named for which nobody declared a plan."""
+    planned = {plan.queue for plan in topology.plans}
+    others = frozenset(queue.name for queue in topology.queues) - planned
+    return to_document(replace(topology, unconsumed=others))
+
+
+def finding_answer(finding: Finding) -> FindingAnswer:
+    """A hazard."""
+    return FindingAnswer(
+        finding.rule, finding.severity, finding.place, finding.explanation, finding.fix
+    )
+
+
+async def _check(call: Call[Empty, None]) -> CheckAnswer:
+    scene = await call.services.live.scene()
+    items = [finding_answer(each) for each in scene.findings]
+    return CheckAnswer(str(scene.version), timestamp(scene.at), items, len(items))
+
+
+async def _route(call: Call[RouteQuery, None]) -> RouteAnswer:
+    asked, scene = call.query, await call.services.live.scene()
+    try:
+        queues = scene.routed(asked.exchange, asked.routing_key)
+    except KeyError:
+        raise Refused(404, "not-found", f"There is no exchange {asked.exchange!r}.") from None
+    return RouteAnswer(asked.exchange, asked.routing_key, list(queues))
+
+
+async def _plan(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
+    desired = from_document(call.body.topology, where="topology")
+    return _planned(await call.services.live.plan(desired))
+
+
+def _planned(planned: ApplyPlan) -> PlannedAnswer:
+    return PlannedAnswer(
+        broker_version=str(planned.version),
+        settled=planned.settled,
+        create=[StepAnswer(str(step.kind), step.name, step.why) for step in planned.steps],
+        conflicts=[
+            ConflictAnswer(
+                str(each.kind),
+                each.name,
+                [
+                    DifferenceAnswer(one.field, _text(one.desired), _text(one.actual), one.advice)
+                    for one in each.differences
+                ],
+            )
+            for each in planned.conflicts
+        ],
+        same=len(planned.diff.same),
+        extra=len(planned.diff.extra),
+        notes=list(planned.notes),
+    )
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+TOPOLOGY = (
+    Endpoint(
+        "GET", "/admin/topology", "showTopology",
+        "What stands on the broker, as JSON, as Mermaid or as definitions.",
+        _topology, Role.VIEWER, query=TopologyQuery, answer=TopologyAnswer,
+        media=("application/json", "text/vnd.mermaid", _DEFINITIONS),
+    ),
+    Endpoint(
+        "GET", "/admin/topology/check", "checkTopology", "The hazards of what stands on the broker.",
+        _check, Role.VIEWER, answer=CheckAnswer,
+    ),
+    Endpoint(
+        "GET", "/admin/topology/route", "askRoute", "Publish this routing key: who gets it?",
+        _route, Role.VIEWER, query=RouteQuery, answer=RouteAnswer, errors=(404,),
+    ),
+    Endpoint(
+        "POST", "/admin/topology/plan", "planTopology",
+        "What would have to change for the broker to be as desired; changes nothing.",
+        _plan, Role.VIEWER, body=DesiredTopology, answer=PlannedAnswer,
+    ),
+)  # fmt: skip
+"""The rows."""

@@ -1,0 +1,78 @@
+"""Server-sent events: a job as it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from hopback.admin.answers import job_answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from hopback.deadletters.jobs import Job
+
+__all__ = ["event_stream"]
+
+_QUIET_S = 15.0
+_BETWEEN_S = 0.1
+
+
+def event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
+    """The stream; it ends with the event `end` when the job runs no more."""
+    return StreamingResponse(
+        _events(jobs),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
+    """Each change, at most ten a second; a comment when nothing happens, so that lines stay open."""
+    async with aclosing(_newest(jobs)) as newest:
+        async for job in newest:
+            if job is None:
+                yield b": still here\n\n"
+                continue
+            data = msgspec.json.encode(job_answer(job))
+            yield b"event: job\nid: %d\ndata: %s\n\n" % (job.changes, data)
+    yield b"event: end\ndata: {}\n\n"
+
+
+async def _newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job | None, None]:
+    """The newest of what has come meanwhile; None when nothing came for a while."""
+    waiting: asyncio.Queue[Job | None] = asyncio.Queue()
+    reader = asyncio.create_task(_read(jobs, waiting), name="job events")
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(_QUIET_S):
+                    found = await waiting.get()
+            except TimeoutError:
+                yield None
+                continue
+            while found is not None and not waiting.empty():
+                following = waiting.get_nowait()
+                if following is None:
+                    yield found
+                found = following
+            if found is None:
+                return
+            yield found
+            await asyncio.sleep(_BETWEEN_S)
+    finally:
+        reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await reader
+
+
+async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) -> None:
+    try:
+        async for job in jobs:
+            waiting.put_nowait(job)
+    finally:
+        waiting.put_nowait(None)

@@ -1,0 +1,132 @@
+"""The broker as it stands: topology, hazards and routes, read at most once in a while."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from hopback.broker.apply import live_plan
+from hopback.topology.check import check
+from hopback.topology.model import Topology
+from hopback.topology.routing import PREDECLARED, RoutingTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.broker.apply import ApplyPlan
+    from hopback.broker.management import Management
+    from hopback.broker.management.readings import QueueReading
+    from hopback.broker.port import Broker
+    from hopback.clock import Clock
+    from hopback.deadletters.places import LiveView
+    from hopback.topology.check import Finding
+    from hopback.version import BrokerVersion
+
+__all__ = ["LiveBroker", "Scene"]
+
+_FRESH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What was read of the broker at one moment. `live` is False if only declarations are known."""
+
+    topology: Topology
+    readings: dict[str, QueueReading]
+    findings: tuple[Finding, ...]
+    version: BrokerVersion
+    at: float
+    live: bool
+
+    def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+        """The queues a publish reaches; KeyError for a missing exchange. The simulator's own rules."""
+        names = (queue.name for queue in self.topology.queues)
+        exchanges = (*PREDECLARED, *self.topology.exchanges)
+        table = RoutingTable(exchanges, names, self.topology.bindings)
+        return table.route(exchange, routing_key)
+
+
+class LiveBroker:
+    """Reads the broker for everyone who asks; without a management API it knows declarations only."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        view: LiveView | None,
+        clock: Clock,
+        *,
+        vhost: str = "/",
+        declared: Iterable[Topology] = (),
+    ) -> None:
+        self._broker = broker
+        self._view = view
+        self._clock = clock
+        self._vhost = vhost
+        self._declared = tuple(declared)
+        self._lock = asyncio.Lock()
+        self._scene: Scene | None = None
+        self._version: BrokerVersion | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the broker is, fit to be shown."""
+        return self._broker.address
+
+    async def scene(self) -> Scene:
+        """The broker as of at most two seconds ago; BrokerError if it is away."""
+        async with self._lock:
+            now = self._clock.now()
+            if self._scene is None or now - self._scene.at >= _FRESH_S:
+                self._scene = await self._read(now)
+            return self._scene
+
+    async def plan(self, desired: Topology) -> ApplyPlan:
+        """What would have to change on the broker for it to be as desired; changes nothing."""
+        connection = await self._broker.connect("hopback admin plan")
+        try:
+            view = cast("Management | None", self._view)
+            return await live_plan(desired, connection, view, self._vhost)
+        finally:
+            await connection.close()
+
+    async def reachable(self) -> BrokerVersion:
+        """Connect once more: the broker's version; BrokerError if it is away."""
+        connection = await self._broker.connect("hopback admin")
+        self._version = connection.version
+        await connection.close()
+        return self._version
+
+    async def _read(self, now: float) -> Scene:
+        version = self._version or await self.reachable()
+        if self._view is None:
+            topology, readings = _merged(self._declared), {}
+        else:
+            found = await self._view.queues(self._vhost)
+            readings = {reading.queue.name: reading for reading in found}
+            topology = self._with_plans(await self._view.live_topology(self._vhost))
+        return Scene(
+            topology, readings, check(topology, version), version, now, self._view is not None
+        )
+
+    def _with_plans(self, live: Topology) -> Topology:
+        """The live objects with the plans that are declared for them."""
+        names = {queue.name for queue in live.queues}
+        plans = tuple(plan for each in self._declared for plan in each.plans if plan.queue in names)
+        unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
+        return replace(live, plans=plans, unconsumed=unconsumed)
+
+
+def _merged(declared: Iterable[Topology]) -> Topology:
+    """Several declarations as one."""
+    merged = Topology("declared")
+    for each in declared:
+        merged = replace(
+            merged,
+            exchanges=tuple(dict.fromkeys((*merged.exchanges, *each.exchanges))),
+            queues=tuple(dict.fromkeys((*merged.queues, *each.queues))),
+            bindings=(*merged.bindings, *each.bindings),
+            plans=(*merged.plans, *each.plans),
+            policies=(*merged.policies, *each.policies),
+        )
+    return merged

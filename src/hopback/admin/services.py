@@ -1,0 +1,65 @@
+"""What every answer is made from: the operations, the live broker, the gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hopback.admin.roles import Principal
+from hopback.deadletters.requests import Who
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from hopback.admin.gate import Gate
+    from hopback.admin.livebroker import LiveBroker
+    from hopback.admin.problems import Refused
+    from hopback.admin.settings import AdminSettings
+    from hopback.admin.sweep import Sweep
+    from hopback.clock import Clock
+    from hopback.deadletters.operations import Operations
+
+__all__ = ["NOBODY", "Services", "who"]
+
+NOBODY = Principal("", "nobody", "nobody", ())
+"""Someone of whom nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that an answer may need."""
+
+    operations: Operations
+    live: LiveBroker
+    gate: Gate
+    sweep: Sweep
+    settings: AdminSettings
+    clock: Clock
+    nobody: Principal = NOBODY
+    owners: dict[str, str] = field(default_factory=dict)
+    """Who opened each browse session, by its id."""
+
+    async def denied(
+        self, principal: Principal, request: Request, refused: Refused, queue: str
+    ) -> None:
+        """Write a refused change down; what cannot be written is not worth failing for."""
+        try:
+            await self.operations.note(
+                "access.denied",
+                by=who(principal),
+                queue=queue[:255],
+                result="refused",
+                details={
+                    "method": request.method,
+                    "path": request.url.path[:500],
+                    "code": refused.code,
+                    "correlationId": request.state.correlation,
+                },
+            )
+        except Exception as error:
+            request.state.unwritten = error
+
+
+def who(principal: Principal) -> Who:
+    """The principal as the operations know people."""
+    return Who(principal.id, principal.name)

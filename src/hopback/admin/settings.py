@@ -1,0 +1,173 @@
+"""What the admin service is told: who may come in, and how much they may ask for.
+
+A TOML file holds it. A secret is never in the file: the file names the environment variable that has
+it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from hopback.admin.roles import EVERYTHING, Grant, Role
+from hopback.errors import HopbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = [
+    "AccessSettings",
+    "AdminSettings",
+    "BadSettings",
+    "GrantSettings",
+    "JwtSettings",
+    "KeySettings",
+    "Limits",
+    "parse_settings",
+    "read_settings",
+]
+
+_ASYMMETRIC = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+_SHARED = ("HS256", "HS384", "HS512")
+_SECRET_BYTES = 32
+
+_Positive = Annotated[int, Meta(ge=1)]
+_Text = Annotated[str, Meta(min_length=1, max_length=500)]
+
+
+class BadSettings(HopbackError):
+    """The settings of the admin service cannot be used."""
+
+    remedy: ClassVar[str] = "Correct the entry named; the how-to of the page shows a whole file."
+
+
+class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How bearer tokens are checked; either `jwks_url` or `secret_env`."""
+
+    issuer: _Text
+    audience: _Text
+    jwks_url: str = ""
+    secret_env: str = ""
+    algorithms: tuple[str, ...] = ()
+    roles_claim: _Text = "roles"
+    name_claim: _Text = "preferred_username"
+    leeway_seconds: Annotated[int, Meta(ge=0, le=300)] = 30
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The algorithms that are accepted; never `none`, never both kinds."""
+        return self.algorithms or (("HS256",) if self.secret_env else ("RS256", "ES256"))
+
+    def problem(self) -> str | None:
+        """What is wrong, if something is."""
+        if bool(self.jwks_url) == bool(self.secret_env):
+            return "auth.jwt: expected either jwks_url or secret_env, got " + (
+                "both" if self.jwks_url else "neither"
+            )
+        if self.jwks_url and not self.jwks_url.startswith(("https://", "http://127.0.0.1")):
+            return f"auth.jwt.jwks_url: expected an https:// address, got {self.jwks_url!r}"
+        usable = _SHARED if self.secret_env else _ASYMMETRIC
+        wrong = [name for name in self.allowed if name not in usable]
+        if wrong:
+            return f"auth.jwt.algorithms: expected some of {', '.join(usable)}, got {wrong[0]!r}"
+        return None
+
+
+class GrantSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a role in a token means here."""
+
+    claim: _Text
+    role: Role
+    queues: tuple[_Text, ...] = EVERYTHING
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that it gives."""
+        return Grant(self.role, self.queues)
+
+
+class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """An API key as it is written down: its hash, never the key."""
+
+    name: _Text
+    hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
+    role: Role
+    queues: tuple[_Text, ...] = EVERYTHING
+    expires: float | None = None
+
+
+class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may come in. Without tokens and keys nobody is asked, and only this machine is served."""
+
+    jwt: JwtSettings | None = None
+    grants: tuple[GrantSettings, ...] = ()
+    keys: tuple[KeySettings, ...] = ()
+    session_secret_env: str = ""
+    session_hours: Annotated[float, Meta(gt=0, le=168)] = 8.0
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much may be asked for; each caller has a rate of their own."""
+
+    request_bytes: _Positive = 1024 * 1024
+    requests_per_second: _Positive = 1000
+    burst: _Positive = 2000
+    sign_ins_per_minute: _Positive = 20
+    sessions: _Positive = 20
+    sessions_per_caller: _Positive = 5
+    held_bytes: _Positive = 256 * 1024 * 1024
+
+
+class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that the service is told."""
+
+    auth: AccessSettings = field(default_factory=AccessSettings)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether anybody is asked who they are."""
+        return self.auth.jwt is not None or bool(self.auth.keys)
+
+
+def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
+    """The settings in a file; BadSettings names the entry that is wrong."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSettings(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{path}: expected TOML, {error}") from error
+    return parse_settings(document, environment, str(path))
+
+
+def parse_settings(
+    document: Mapping[str, object], environment: Mapping[str, str], where: str
+) -> AdminSettings:
+    """The settings in a document; `where` says where it is from."""
+    try:
+        settings = msgspec.convert(document, AdminSettings)
+    except msgspec.ValidationError as error:
+        raise BadSettings(f"{where}: {error}") from error
+    jwt = settings.auth.jwt
+    problem = None if jwt is None else jwt.problem() or _secret_problem(jwt, environment)
+    if problem is not None:
+        raise BadSettings(f"{where}: {problem}")
+    return settings
+
+
+def _secret_problem(jwt: JwtSettings, environment: Mapping[str, str]) -> str | None:
+    if not jwt.secret_env:
+        return None
+    secret = environment.get(jwt.secret_env)
+    if secret is None:
+        return f"auth.jwt.secret_env: expected a secret in {jwt.secret_env}, it is not set"
+    if len(secret.encode()) < _SECRET_BYTES:
+        return f"auth.jwt.secret_env: expected at least {_SECRET_BYTES} bytes in {jwt.secret_env}"
+    return None

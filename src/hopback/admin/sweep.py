@@ -1,0 +1,107 @@
+"""Depths for everybody from one sweep a second, however many ask; with a short memory for trends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.clock import Clock
+    from hopback.deadletters.overview import QueueSummary
+
+__all__ = ["Sweep", "Swept"]
+
+_FRESH_S = 1.0
+_BETWEEN_SAMPLES_S = 5.0
+_SAMPLES = 60
+_BESIDE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What the last sweep found, when, and why there is no newer one, if there is none."""
+
+    queues: tuple[QueueSummary, ...]
+    at: float
+    error: Exception | None = None
+
+    def age(self, now: float) -> float:
+        """How old it is, in seconds."""
+        return max(now - self.at, 0.0)
+
+
+class Sweep:
+    """Reads all dead-letter queues at most once a second."""
+
+    def __init__(
+        self, read: Callable[[], Awaitable[tuple[QueueSummary, ...]]], clock: Clock
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._last: Swept | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self._failed_at = float("-inf")
+        self._trends: dict[str, deque[tuple[float, int]]] = {}
+
+    async def get(self) -> Swept:
+        """The queues as of less than a second ago; raises what the broker said if it is away."""
+        swept = await self.get_or_last()
+        if swept.error is not None:
+            raise swept.error
+        return swept
+
+    async def get_or_last(self) -> Swept:
+        """The same; while the broker is away, the last that was read, with the error."""
+        if self._is_due():
+            if self._running is None:
+                self._running = asyncio.create_task(self._refresh(), name="sweep")
+            await asyncio.shield(self._running)
+        if self._last is None:
+            error = self._error or RuntimeError("nothing was read yet")
+            return Swept((), self._clock.now(), error)
+        return Swept(self._last.queues, self._last.at, self._error)
+
+    def trend(self, queue: str) -> tuple[tuple[float, int], ...]:
+        """Depths of the last minutes, the oldest first."""
+        return tuple(self._trends.get(queue, ()))
+
+    async def run(self) -> None:
+        """Sweep from time to time even if nobody asks, so that trends have a past."""
+        while True:
+            with suppress(Exception):  # the next one that asks is told
+                await self.get()
+            await asyncio.sleep(_BESIDE_S)
+
+    def _is_due(self) -> bool:
+        now = self._clock.now()
+        if self._error is not None:
+            return now - self._failed_at >= _FRESH_S
+        return self._last is None or now - self._last.at >= _FRESH_S
+
+    async def _refresh(self) -> None:
+        try:
+            found = await self._read()
+        except Exception as error:  # kept, and told to whoever asks
+            self._error, self._failed_at = error, self._clock.now()
+        else:
+            self._error = None
+            self._last = Swept(found, self._clock.now())
+            self._remember(self._last)
+        finally:
+            self._running = None
+
+    def _remember(self, swept: Swept) -> None:
+        known = {summary.queue for summary in swept.queues}
+        for gone in self._trends.keys() - known:
+            del self._trends[gone]
+        for summary in swept.queues:
+            total = summary.depth.total
+            past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
+            if total is not None and (not past or swept.at - past[-1][0] >= _BETWEEN_SAMPLES_S):
+                past.append((swept.at, total))
