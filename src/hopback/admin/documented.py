@@ -1,0 +1,260 @@
+"""The three documented endpoints of dead letters, exactly as the file pipeline's document has them.
+
+List the queues, peek, re-drive. What they answer is a contract: fields are only ever added. Whoever
+mounts them says who may call, which queues are accepted, and what is to follow a re-drive.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hopback.admin.documented_messages import message_item
+from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
+from hopback.deadletters.jobs import JobState
+from hopback.deadletters.requests import FromHead, RedriveRequest, Who
+from hopback.deadletters.sessions import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    from starlette.requests import Request
+
+    from hopback.clock import Clock
+    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.overview import QueueSummary
+
+__all__ = ["Authorize", "OnRedriven", "Redriven", "documented_routes"]
+
+_PEEKED = 20
+_REDRIVEN = 10
+_MOST = 100
+_MOST_BODY_BYTES = 10_000
+_PEEK_BYTES = 16 * 1024 * 1024
+_PEEK_S = 30.0
+_CORRELATION = re.compile(r"[!-~]{1,128}")
+_WENT_ON = frozenset({JobState.FAILED, JobState.INTERRUPTED, JobState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What a re-drive did, for whoever has to hear of it."""
+
+    operation: str
+    queue: str
+    main_queue: str
+    requested: int
+    fetched: int
+    moved: int
+    failed: int
+    by: Who
+
+
+Authorize: TypeAlias = "Callable[[Request], Awaitable[Who]]"
+"""Says who asks; Refused with 401 or 403 if they may not."""
+OnRedriven: TypeAlias = "Callable[[Redriven], Awaitable[None]]"
+"""Told of every re-drive after it was done."""
+
+
+def documented_routes(
+    operations: Operations,
+    authorize: Authorize,
+    clock: Clock,
+    *,
+    queues: Collection[str] | None = None,
+    on_redriven: OnRedriven | None = None,
+) -> list[Route]:
+    """The routes. `queues` are the names that are accepted; None accepts every one that is known."""
+    made = _Documented(operations, authorize, clock, queues, on_redriven)
+    path = "/admin/dlq/queues/{queue}"
+    return [
+        Route("/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
+        Route(f"{path}/messages", made.answering(made.peek), methods=["GET"]),
+        Route(f"{path}/re-drive", made.answering(made.redrive), methods=["POST"]),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Documented:
+    operations: Operations
+    authorize: Authorize
+    clock: Clock
+    queues: Collection[str] | None
+    on_redriven: OnRedriven | None
+
+    def answering(
+        self, work: Callable[[Request, Who], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint: who may, then the work; whatever is refused is told in the contract's form."""
+
+        async def answer(request: Request) -> Response:
+            correlation = _correlation(request)
+            try:
+                response = await work(request, await self.authorize(request))
+            except Exception as error:
+                refused = refusal_of(error)
+                if refused is None:
+                    raise
+                response = self._refusal(refused, request, correlation)
+            response.headers["X-Correlation-ID"] = correlation
+            return response
+
+        return answer
+
+    async def list_queues(self, _request: Request, _who: Who) -> Response:
+        """Every accepted queue, sorted, with its depth; nothing is looked into."""
+        found = sorted(await self.operations.queues(), key=lambda one: one.queue)
+        items = [_queue_item(one) for one in found if self._accepts(one.queue)]
+        return _json({"items": items, "total": len(items)})
+
+    async def peek(self, request: Request, who: Who) -> Response:
+        """Messages at the head; they are given back before the answer goes out."""
+        limit = _limit(_number(request.query_params.get("limit")), _PEEKED)
+        summary = await self._queue(request)
+        window = Window(limit, _PEEK_BYTES, _PEEK_S)
+        session = await self.operations.open_session(summary["queue"], window, by=who)
+        try:
+            page = self.operations.messages(session.id, size=limit)
+            views = [
+                await self.operations.message(session.id, letter.id, by=who)
+                for letter in page.letters
+            ]
+        finally:
+            await self.operations.release(session.id)
+        left = range(len(views) - 1, -1, -1)
+        items = [message_item(view, hint) for view, hint in zip(views, left, strict=True)]
+        return _json({**summary, "requested": limit, "returned": len(items), "items": items})
+
+    async def redrive(self, request: Request, who: Who) -> Response:
+        """Messages from the head back to where the design says, each confirmed before it is acked."""
+        limit = _limit(await _body_limit(request), _REDRIVEN)
+        summary = await self._queue(request)
+        operation = str(uuid.uuid4())
+        asked = RedriveRequest(
+            queue=summary["queue"],
+            selection=FromHead(limit),
+            reason=f"{request.method} {request.url.path}",
+            by=who,
+            max_redrives=None,
+            stamped=True,
+            operation=operation,
+        )
+        job = await self.operations.wait((await self.operations.start(asked)).id)
+        failures = await self._failures(job)
+        done = Redriven(
+            operation, summary["queue"], summary["mainQueue"] or "", limit,
+            job.counts.selected, job.counts.done, len(failures), who,
+        )  # fmt: skip
+        if self.on_redriven is not None:
+            await self.on_redriven(done)
+        counted = {"fetched": done.fetched, "moved": done.moved, "failed": done.failed}
+        answer = {"operationCorrelationId": operation, **summary, "requested": limit, **counted}
+        return _json({**answer, "failures": failures}, 201)
+
+    async def _failures(self, job: Job) -> list[dict[str, object]]:
+        """What was not moved and why, in the order of the queue; all of it is still there."""
+        failed = await self.operations.failures(job.id)
+        told: list[dict[str, object]] = [
+            {"index": index, "reason": one.reason} for index, one in enumerate(failed)
+        ]
+        if job.state in _WENT_ON:
+            left = range(len(told), job.counts.selected - job.counts.done)
+            told += [{"index": index, "reason": job.reason} for index in left]
+        return told
+
+    async def _queue(self, request: Request) -> dict[str, Any]:
+        """The queue in the path, if it is accepted; anything else is the documented 400."""
+        name = request.path_params["queue"]
+        known = {one.queue: one for one in await self.operations.queues()}
+        if name not in known or not self._accepts(name):
+            raise Refused(400, "unsupported-queue", f"Unsupported DLQ queue {name[:255]!r}.")
+        one = known[name]
+        return {"queue": name, "mainQueue": one.main_queue, "retryExchange": one.retry_exchange}
+
+    def _accepts(self, name: str) -> bool:
+        return self.queues is None or name in self.queues
+
+    def _refusal(self, refused: Refused, request: Request, correlation: str) -> Response:
+        """A problem document that also has the fields of the contract's own error body."""
+        moment = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="milliseconds")
+        error: dict[str, object] = {"code": refused.code, "message": refused.detail}
+        if refused.more:
+            error["details"] = refused.more
+        body = problem_body(refused, request.url.path, correlation) | {
+            "error": error,
+            "statusCode": refused.status,
+            "path": request.url.path,
+            "method": request.method,
+            "timestamp": moment.replace("+00:00", "Z"),
+        }
+        headers = {**refused.headers, "Cache-Control": "no-store"}
+        return Response(json.dumps(body), refused.status, headers, MEDIA_TYPE)
+
+
+def _queue_item(one: QueueSummary) -> dict[str, object]:
+    item: dict[str, object] = {
+        "queue": one.queue,
+        "mainQueue": one.main_queue,
+        "retryExchange": one.retry_exchange,
+        "label": one.label,
+        "messages": one.depth.total or 0,
+        "messagesReady": one.depth.ready or 0,
+        "messagesUnacknowledged": one.depth.unacked or 0,
+        "consumers": one.depth.consumers or 0,
+    }
+    more = {"state": one.state, "idleSince": one.idle_since}
+    return item | {name: value for name, value in more.items() if value is not None}
+
+
+def _json(content: object, status: int = 200) -> Response:
+    # ASCII: a payload may hold halves of characters, which no UTF-8 can carry.
+    text = json.dumps(content, separators=(",", ":"))
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(text, status, headers, "application/json")
+
+
+def _correlation(request: Request) -> str:
+    """The caller's own id, if it is fit to be repeated; else a new one."""
+    given = request.headers.get("x-correlation-id", "")
+    return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
+
+
+def _number(text: str | None) -> object:
+    """What a query says: a number where it is one, as text otherwise."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else text
+
+
+async def _body_limit(request: Request) -> object:
+    """The limit that the body asks for; the body may be absent."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > _MOST_BODY_BYTES:
+            raise Refused(413, "body-too-large", f"Expected at most {_MOST_BODY_BYTES} bytes.")
+    if not raw.strip():
+        return None
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Refused(400, "bad-json", 'Expected a JSON object like {"limit": 10}.') from None
+    if not isinstance(found, dict):
+        raise Refused(400, "bad-json", 'Expected a JSON object like {"limit": 10}.')
+    return found.get("limit")
+
+
+def _limit(asked: object, default: int) -> int:
+    if asked is None:
+        return default
+    if type(asked) is not int or asked < 1:
+        raise Refused(400, "bad-limit", "limit must be a positive integer.")
+    if asked > _MOST:
+        raise Refused(400, "bad-limit", f"limit must be <= {_MOST}.")
+    return asked
