@@ -65,7 +65,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.admin", "hopback.testing"),
     # The documented systems are examples: they use what every user can, the public API.
-    "hopback.systems": ("hopback", "hopback.patterns", "hopback.store"),
+    "hopback.systems": (
+        "hopback",
+        "hopback.admin",
+        "hopback.deadletters",
+        "hopback.patterns",
+        "hopback.store",
+        "hopback.topology",
+    ),
     "hopback.__main__": ("hopback.cli",),
     "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
 }
@@ -83,6 +90,10 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),
     "hopback.cli": frozenset({"click", "rich", "sqlalchemy", "uvloop"}),
+    "hopback.systems": frozenset({"httpx", "sqlalchemy", "starlette"}),
+    "hopback.systems.file_pipeline": frozenset(
+        {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}
+    ),
     "hopback.testing": frozenset({"hypothesis", "pytest"}),
 }
 
