@@ -39,13 +39,20 @@ def show(
 ) -> None:
     """Show the exchanges, queues, bindings and plans of a SYSTEM or FILE."""
     topology = Target(name, hardened, params, vhost).topology()
-    _print(topology, form, version, vhost)
+    _print(
+        _discreet(topology, form, "`topology export --with-secrets` writes"), form, version, vhost
+    )
 
 
 @click.command(short_help="Write definitions for RabbitMQ, or another form.")
 @topology_target
 @broker_version_option(_VERSION)
 @vhost_option
+@click.option(
+    "--with-secrets",
+    is_flag=True,
+    help="Keep users with their password hashes, and parameters with credentials.",
+)
 @format_option("definitions", "toml", "json", "mermaid", "table")
 def export(
     name: str,
@@ -53,10 +60,13 @@ def export(
     params: tuple[tuple[str, str], ...],
     version: BrokerVersion | None,
     vhost: str | None,
+    with_secrets: bool,
     form: str,
 ) -> None:
     """Write a SYSTEM or FILE in another form, by default as definitions that RabbitMQ imports."""
     topology = Target(name, hardened, params, vhost).topology()
+    if not with_secrets:
+        topology = _discreet(topology, form, "`--with-secrets` keeps")
     _print(topology, form, version, vhost)
 
 
@@ -82,6 +92,17 @@ def diagram(
 ) -> None:
     """Draw a SYSTEM or FILE as Mermaid."""
     document(_drawn(Target(name, hardened, params).topology(), kind, queue))
+
+
+def _discreet(topology: Topology, form: str, how: str) -> Topology:
+    """Without password hashes and credentials, which is said; tables and drawings show none anyway."""
+    from hopback.topology.secrets import without_secrets
+
+    found, left_out = without_secrets(topology)
+    if form in ("json", "toml", "definitions"):
+        for sentence in left_out:
+            click.echo(f"Note: {safe(sentence)}; {how} them.", err=True)
+    return found
 
 
 def _print(topology: Topology, form: str, version: BrokerVersion | None, vhost: str | None) -> None:
