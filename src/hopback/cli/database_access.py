@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -37,7 +39,7 @@ def store_package() -> ModuleType:
 
 
 def opened(url: str) -> AsyncEngine:
-    """An engine; nothing is connected yet."""
+    """An engine; nothing is connected yet. A file that cannot be opened is told at once."""
     try:
         engine: AsyncEngine = store_package().open_database(url)
     except ImportError as error:
@@ -45,7 +47,16 @@ def opened(url: str) -> AsyncEngine:
             f"the driver of this database is not installed: {error}",
             do="Install the extra: pip install 'hopback[postgres]', or 'hopback[store]' for SQLite.",
         ) from error
+    if engine.dialect.name == "sqlite" and not _is_usable(Path(engine.url.database or ":memory:")):
+        raise unreachable(OSError("unable to open database file"))
     return engine
+
+
+def _is_usable(file: Path) -> bool:
+    """Asked before the driver is: its thread would outlive a failure and speak to a closed loop."""
+    if file.exists():
+        return file.is_file() and os.access(file, os.R_OK | os.W_OK)
+    return file.parent.is_dir() and os.access(file.parent, os.W_OK)
 
 
 def database_failures() -> tuple[type[Exception], ...]:

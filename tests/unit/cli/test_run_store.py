@@ -49,6 +49,7 @@ def test_the_address_may_come_from_the_environment(
     [
         ("postgresql://user:hunter2@127.0.0.1:1/shop", 7),
         ("sqlite:////no/such/folder/shop.db", 7),
+        ("sqlite:////", 7),
         ("mysql://user:hunter2@host/shop", 1),
         ("hunter2", 1),
     ],
