@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,10 @@ class Policies:
         """The policies that users have set, or the operator policies."""
         return tuple((self._operators if operator else self._users).values())
 
+    def operators(self) -> tuple[Policy, ...]:
+        """The policies that operators have set."""
+        return tuple(self._operators.values())
+
     def put(self, policy: Policy, *, operator: bool = False) -> None:
         """Set or replace it; ValueError for what the broker answers with 400."""
         self._check(policy)
@@ -102,6 +107,13 @@ class Policies:
                 f"policy {policy.name!r}: expected apply-to to be one of"
                 f" {', '.join(sorted(kinds))}, got {policy.apply_to!r}"
             )
+        try:
+            re.compile(policy.pattern)
+        except (re.error, RecursionError) as error:
+            raise ValueError(
+                f"policy {policy.name!r}: expected a regular expression as pattern,"
+                f" got {policy.pattern!r}: {error}"
+            ) from error
         unknown = sorted(set(policy.definition) - _KEYS)
         if unknown:
             raise ValueError(

@@ -46,6 +46,11 @@ class Wiring:
         return tuple(self._bindings.values())
 
     @property
+    def binding_count(self) -> int:
+        """How many there are."""
+        return len(self._bindings)
+
+    @property
     def table(self) -> RoutingTable:
         """The routing table of this moment."""
         if self._table is None:

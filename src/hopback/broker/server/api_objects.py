@@ -1,0 +1,304 @@
+"""What is in the broker, as RabbitMQ's management API tells it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback import __version__
+from hopback.broker.simulator.settings import policy_for
+from hopback.topology.model import Exchange
+
+if TYPE_CHECKING:
+    from hopback.broker.server.house import House
+    from hopback.broker.simulator.queue import LiveQueue
+    from hopback.topology.model import Binding, Policy
+
+__all__ = ["LISTS", "SINGLE", "alarms", "definitions", "queue"]
+
+_Object: TypeAlias = dict[str, Any]
+_NODE = "hopback@localhost"
+_DEFAULT = Exchange("")
+
+
+def _plain(value: object) -> object:
+    """A field value as JSON has it; bytes that are no text in base64."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _table(value: Mapping[str, object]) -> _Object:
+    return {str(key): _plain(inner) for key, inner in value.items()}
+
+
+def overview(house: House) -> _Object:
+    """`/api/overview`."""
+    node = house.node
+    ready = sum(len(each.ready) for each in node.queues.values())
+    unacked = sum(each.unacked for each in node.queues.values())
+    return {
+        "management_version": house.full_version,
+        "rabbitmq_version": house.full_version,
+        "product_name": "RabbitMQ",
+        "product_version": house.full_version,
+        "hopback_version": __version__,
+        "cluster_name": house.cluster_name,
+        "erlang_version": "",
+        "node": _NODE,
+        "object_totals": {
+            "channels": sum(len(session.channels) for session in node.sessions),
+            "connections": len(node.sessions),
+            "consumers": sum(len(each.rota.consumers) for each in node.queues.values()),
+            "exchanges": len(node.wiring.exchanges) + 1,
+            "queues": len(node.queues),
+        },
+        "queue_totals": {
+            "messages": ready + unacked,
+            "messages_ready": ready,
+            "messages_unacknowledged": unacked,
+        },
+    }
+
+
+def alarms(house: House) -> _Object:
+    """`/api/health/checks/alarms`, without its status."""
+    if not house.blocked:
+        return {"status": "ok"}
+    alarm = {"node": _NODE, "resource": "memory"}
+    return {"status": "failed", "reason": "There are alarms", "alarms": [alarm]}
+
+
+def queues(house: House) -> list[_Object]:
+    """`/api/queues`."""
+    return [queue(house, each) for each in house.node.queues.values()]
+
+
+def queue(house: House, found: LiveQueue) -> _Object:
+    """One queue."""
+    kind = "quorum" if found.is_quorum else "classic"
+    arguments = _table(found.arguments)
+    if house.node.profile.version.major >= 4:
+        arguments = {**arguments, "x-queue-type": kind}
+    return {
+        "name": found.name,
+        "vhost": "/",
+        "type": kind,
+        "durable": found.durable,
+        "auto_delete": found.auto_delete,
+        "exclusive": found.owner is not None,
+        "arguments": arguments,
+        "node": _NODE,
+        "state": "down" if found.down else "running",
+        **_counts(found),
+        **_policy_of(house, found, kind),
+        **({"leader": _NODE, "members": [_NODE], "online": [_NODE]} if found.is_quorum else {}),
+    }
+
+
+def _counts(found: LiveQueue) -> _Object:
+    ready, held, delayed = len(found.ready), len(found.safe), len(found.delays)
+    quorum = {"messages_dlx": held, "messages_delayed": delayed} if found.is_quorum else {}
+    return {
+        "messages": ready + found.unacked + held + delayed,
+        "messages_ready": ready,
+        "messages_unacknowledged": found.unacked,
+        "message_bytes_ready": found.byte_count,
+        "consumers": len(found.rota.consumers),
+        **quorum,
+    }
+
+
+def _policy_of(house: House, found: LiveQueue, kind: str) -> _Object:
+    kinds = frozenset({"all", "queues", f"{kind}_queues"})
+    user = policy_for(house.node.policies.all(), found.name, kinds)
+    operator = policy_for(house.node.policies.operators(), found.name, kinds)
+    return {
+        "policy": None if user is None else user.name,
+        "operator_policy": None if operator is None else operator.name,
+        "effective_policy_definition": _merged(user, operator),
+    }
+
+
+def _merged(user: Policy | None, operator: Policy | None) -> _Object:
+    """The user's keys, and the operator's, of which the smaller number holds."""
+    merged: _Object = {} if user is None else _table(user.definition)
+    for key, value in {} if operator is None else operator.definition.items():
+        known = merged.get(key)
+        both = isinstance(known, int) and isinstance(value, int)
+        merged[key] = min(known, value) if both else _plain(value)  # type: ignore[type-var]
+    return merged
+
+
+def exchanges(house: House) -> list[_Object]:
+    """`/api/exchanges`."""
+    return [_exchange(each) for each in (_DEFAULT, *house.node.wiring.exchanges.values())]
+
+
+def _exchange(found: Exchange) -> _Object:
+    return {
+        "name": found.name,
+        "vhost": "/",
+        "type": str(found.type),
+        "durable": found.durable,
+        "auto_delete": found.auto_delete,
+        "internal": found.internal,
+        "arguments": _table(found.arguments),
+    }
+
+
+def bindings(house: House) -> list[_Object]:
+    """`/api/bindings`, those of the default exchange among them."""
+    default = [
+        {**_binding("", name, name), "arguments": {}, "destination_type": "queue"}
+        for name in house.node.queues
+    ]
+    return [*default, *map(_bound, house.node.wiring.bindings)]
+
+
+def _binding(source: str, destination: str, key: str) -> _Object:
+    return {
+        "source": source,
+        "vhost": "/",
+        "destination": destination,
+        "routing_key": _plain(key),
+        "properties_key": _plain(key) or "~",
+    }
+
+
+def _bound(found: Binding) -> _Object:
+    return {
+        **_binding(found.source, found.destination, found.routing_key),
+        "destination_type": "exchange" if found.to_exchange else "queue",
+        "arguments": _table(found.arguments),
+    }
+
+
+def policies(house: House) -> list[_Object]:
+    """`/api/policies`."""
+    return [_policy(each) for each in house.node.policies.all()]
+
+
+def operator_policies(house: House) -> list[_Object]:
+    """`/api/operator-policies`."""
+    return [_policy(each) for each in house.node.policies.operators()]
+
+
+def _policy(found: Policy) -> _Object:
+    return {
+        "vhost": "/",
+        "name": found.name,
+        "pattern": found.pattern,
+        "apply-to": found.apply_to,
+        "definition": _table(found.definition),
+        "priority": found.priority,
+    }
+
+
+def connections(house: House) -> list[_Object]:
+    """`/api/connections`."""
+    return [
+        {
+            "name": _plain(session.name),
+            "user": session.user,
+            "vhost": "/",
+            "channels": len(session.channels),
+            "state": "running",
+            "node": _NODE,
+        }
+        for session in house.node.sessions
+    ]
+
+
+def consumers(house: House) -> list[_Object]:
+    """`/api/consumers`."""
+    return [
+        {
+            "consumer_tag": _plain(each.tag),
+            "queue": {"name": found.name, "vhost": "/"},
+            "ack_required": not each.no_ack,
+            "prefetch_count": each.prefetch,
+            "exclusive": each.exclusive,
+            "active": True,
+            "arguments": _table(each.arguments),
+            "channel_details": {"number": each.channel.number},
+        }
+        for found in house.node.queues.values()
+        for each in found.rota.consumers
+    ]
+
+
+def vhosts(_house: House) -> list[_Object]:
+    """`/api/vhosts`: one."""
+    return [{"name": "/", "description": "", "tags": [], "tracing": False}]
+
+
+def nodes(house: House) -> list[_Object]:
+    """`/api/nodes`: one."""
+    return [{"name": _NODE, "type": "disc", "running": True, "mem_alarm": house.blocked}]
+
+
+def feature_flags(_house: House) -> list[_Object]:
+    """`/api/feature-flags`: what Hopback looks for is there and enabled."""
+    return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
+
+
+def definitions(house: House, users: tuple[str, ...] | None) -> _Object:
+    """`/api/definitions`, of the whole broker if `users` are given; never with a password."""
+    wiring = house.node.wiring
+    named = users is not None
+    own = [each for each in wiring.exchanges.values() if not each.name.startswith("amq.")]
+    kept = [each for each in house.node.queues.values() if each.owner is None]
+    sections = {
+        "policies": policies(house),
+        "queues": [_defined(house, each) for each in kept],
+        "exchanges": [_exchange(each) for each in own],
+        "bindings": [_without(_bound(each), "properties_key") for each in wiring.bindings],
+    }
+    if not named:
+        sections = {
+            section: [_without(each, "vhost") for each in found]
+            for section, found in sections.items()
+        }
+    whole = (
+        {"users": [{"name": user} for user in users], "vhosts": [{"name": "/"}]} if users else {}
+    )
+    version = {"rabbit_version": house.full_version, "rabbitmq_version": house.full_version}
+    return {**version, "product_name": "RabbitMQ", **whole, "parameters": [], **sections}
+
+
+def _defined(house: House, found: LiveQueue) -> _Object:
+    whole = queue(house, found)
+    keys = ("name", "vhost", "durable", "auto_delete", "arguments")
+    return {key: whole[key] for key in keys}
+
+
+def _without(entry: _Object, key: str) -> _Object:
+    return {name: value for name, value in entry.items() if name != key}
+
+
+LISTS: dict[str, Callable[[House], list[_Object]]] = {
+    "bindings": bindings,
+    "connections": connections,
+    "consumers": consumers,
+    "exchanges": exchanges,
+    "operator-policies": operator_policies,
+    "policies": policies,
+    "queues": queues,
+}
+"""What can be listed, whole or of the virtual host."""
+
+SINGLE: dict[str, Callable[[House], object]] = {
+    "feature-flags": feature_flags,
+    "nodes": nodes,
+    "overview": overview,
+    "vhosts": vhosts,
+}
+"""What there is once."""

@@ -1,0 +1,336 @@
+"""One client: its handshake, its channels, and the rules that keep it from harming others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hopback import __version__
+from hopback.broker.server.channel import ServerChannel, reply_text
+from hopback.broker.server.line import ServerLine
+from hopback.broker.server.outgoing import Envelopes
+from hopback.broker.simulator.refusal import Refusal
+from hopback.errors import ProtocolError
+from hopback.wire.connection import Connection
+from hopback.wire.contents import Published
+from hopback.wire.events import MethodReceived
+from hopback.wire.frames import Limits
+from hopback.wire.handshake import ServerHandshake, Tuning
+from hopback.wire.methods import Role
+from hopback.wire.properties import decode_properties
+from hopback.wire.states import ConnectionState
+
+if TYPE_CHECKING:
+    from hopback.broker.server.house import House
+    from hopback.broker.simulator.session import Session
+    from hopback.errors import BrokerError
+    from hopback.fields import Headers
+    from hopback.message import Properties
+    from hopback.wire.events import Event
+
+__all__ = ["Client"]
+
+_log = logging.getLogger("hopback.broker")
+
+_TURN_BYTES = 256 * 1024
+"""How much is handed out to one client before others have their turn."""
+_CLOSE_SECONDS = 3.0
+_CAPABILITIES: Headers = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "consumer_priorities": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+}
+
+
+class Client:
+    """A connection to the server, from its first byte to its last."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.core = Connection(Role.SERVER, _wire_limits(house))
+        self.line = ServerLine(self.core, self)
+        self.envelopes = Envelopes()
+        self.peer = ""
+        self.doing = 0
+        """The method that is being carried out, for the answer to one that fails."""
+        self._session: Session | None = None
+        self.knows_cancel = False
+        self._knows_blocked = False
+        self._channels: dict[int, ServerChannel] = {}
+        self._handshake: ServerHandshake | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._confirming: list[ServerChannel] = []
+        self._last: tuple[bytes, Properties] | None = None
+        self._queued = 0
+        self._paused = False
+        self._unread: deque[Event] | None = None
+        self._refused = False
+
+    # The line.
+
+    def on_opened(self, peer: str) -> None:
+        """Somebody is there, and has some seconds to say who."""
+        self.peer = peer
+        if not self.house.enter(self):
+            _log.warning("connection refused: there are %s", self.house.limits.connections)
+            self.line.abort()
+            return
+        limits = self.house.limits
+        self._handshake = ServerHandshake(
+            self.core,
+            lambda mechanism, response: self.house.users.plain(mechanism, response, peer),
+            tuning=Tuning(limits.channels, limits.frame_max, limits.heartbeat),
+            properties=_server_properties(self.house),
+        )
+        self._timer = self._loop.call_later(limits.handshake_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        _log.warning("connection from %s dropped: no handshake in time", self.peer)
+        self.line.abort()
+
+    def on_bytes(self) -> None:
+        """The client said something."""
+        self.house.stir()
+
+    def on_event(self, event: Event) -> None:
+        """Do what the client says, or keep it for later while nobody listens to publishers."""
+        if self._unread is not None:
+            self._unread.append(event)
+        elif self.house.blocked and type(event) is Published:
+            self._stop_listening(event)
+        elif (channel := self._channels.get(event.channel)) is not None:
+            if isinstance(event, MethodReceived) and event.name in _CLOSINGS:
+                self._end_channel(channel)
+            else:
+                channel.on_event(event)
+        elif self._handshake is not None:
+            self._shake_hands(self._handshake, event)
+        elif isinstance(event, MethodReceived):
+            self._on_method(event)
+
+    def _shake_hands(self, handshake: ServerHandshake, event: Event) -> None:
+        handshake.on_event(event)
+        if handshake.done:
+            self._handshake = None
+            self._stop_timer()
+            told = handshake.client_properties
+            abilities = told.get("capabilities")
+            if isinstance(abilities, dict):
+                self.knows_cancel = abilities.get("consumer_cancel_notify") is True
+                self._knows_blocked = abilities.get("connection.blocked") is True
+            self._session = self.house.node.connect(_name(told, self.peer), handshake.user)
+            self.line.start_pulse(handshake.tuning.heartbeat)
+        elif self.core.state is ConnectionState.SERVER_CLOSING:
+            _log.warning("login from %s refused", self.peer)
+            self._await_farewell()
+        elif self.core.state is ConnectionState.CLOSED:
+            self.line.close()
+
+    def _on_method(self, event: MethodReceived) -> None:
+        match event.name:
+            case "channel.open":
+                self._open_channel(event.channel)
+            case "connection.close":
+                self._leave()
+                self.line.close()
+            case "connection.close-ok":
+                self.line.close()
+            case "connection.update-secret":
+                self.core.send(0, "connection.update-secret-ok")
+            case _:
+                pass  # of a channel that is gone
+
+    def _open_channel(self, number: int) -> None:
+        if not self.house.may_open_channel():
+            refusal = Refusal(506, "RESOURCE_ERROR - too many channels", connection=True)
+            self.refuse(refusal)
+            return
+        if self._session is not None:
+            channel = self._channels[number] = ServerChannel(self, self._session, number)
+            channel.state.paused = self._paused
+            self.core.send(number, "channel.open-ok")
+
+    def _end_channel(self, channel: ServerChannel) -> None:
+        del self._channels[channel.number]
+        channel.state.close()
+
+    def on_writable(self) -> None:
+        """The client has read what waited for it."""
+        self._resume()
+
+    def on_lost(self, error: BrokerError | None) -> None:
+        """The line has ended."""
+        self._stop_timer()
+        if error is not None and self._handshake is None:
+            _log.info("connection from %s ended: %s", self.peer, error)
+        self._leave()
+        self.house.leave(self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _leave(self) -> None:
+        """What was unsettled goes back."""
+        if self._session is not None:
+            self._session.close()
+        self._channels.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client still listens."""
+        return self.core.state is ConnectionState.OPEN
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End the connection because of what the client did."""
+        if self._refused:
+            return
+        self._refused = True
+        _log.warning("connection from %s closed: %s %s", self.peer, refusal.code, refusal.text)
+        if self.is_open:
+            self.core.send(
+                0,
+                "connection.close",
+                reply_code=refusal.code,
+                reply_text=reply_text(refusal),
+                class_id=self.doing >> 16,
+                method_id=self.doing & 0xFFFF,
+            )
+        self._leave()
+        self._await_farewell()
+        self.line.wake()
+
+    def _await_farewell(self) -> None:
+        """The client reads why and says goodbye, or is left alone."""
+        self._stop_timer()
+        self._timer = self._loop.call_later(_CLOSE_SECONDS, self.line.abort)
+
+    # Publishing.
+
+    def read_properties(self, raw: bytes) -> Properties:
+        """Decoded; most publishers send the same again and again."""
+        if self._last is not None and self._last[0] == raw:
+            return self._last[1]
+        try:
+            found = decode_properties(raw)
+        except ProtocolError as error:
+            refusal = Refusal(502, f"SYNTAX_ERROR - {error}", connection=True)
+            self.refuse(refusal)
+            raise refusal from error
+        self._last = (raw, found)
+        return found
+
+    def took(self, size: int) -> None:
+        """A message of this size was published."""
+        self.house.took(size)
+
+    def _stop_listening(self, event: Event) -> None:
+        """Memory is short, and this client publishes: it waits, with all that it says."""
+        self._unread = deque((event,))
+        self.line.pause_reading()
+        if self._knows_blocked and self.is_open:
+            self.core.send(0, "connection.blocked", reason="low on memory")
+
+    def listen_again(self) -> None:
+        """There is room again: do what the client said meanwhile."""
+        if self._unread is None:
+            return
+        unread, self._unread = self._unread, None
+        if self._knows_blocked and self.is_open:
+            self.core.send(0, "connection.unblocked")
+        for event in unread:
+            self.on_event(event)
+        if self._unread is None:
+            self.line.resume_reading()
+        self.line.wake()
+
+    # Writing.
+
+    def confirming(self, channel: ServerChannel) -> None:
+        """The channel has confirms that leave with the next write."""
+        self._confirming.append(channel)
+        self.line.wake()
+
+    def before_write(self) -> None:
+        """Gather the confirms."""
+        for channel in self._confirming:
+            channel.send_confirms()
+        self._confirming.clear()
+
+    def queued(self, size: int) -> None:
+        """A delivery of this size waits to be written; too much at once, and they stop."""
+        self._queued += size
+        self.line.wake()
+        if self._queued > _TURN_BYTES and not self._paused:
+            self._pause(paused=True)
+        self.house.spoke()
+
+    def after_write(self) -> None:
+        """Go on in a later turn, unless the client does not read."""
+        self._queued = 0
+        if not self.line.writable:
+            self._pause(paused=True)
+        elif self._paused:
+            self._loop.call_soon(self._resume)
+
+    def _pause(self, *, paused: bool) -> None:
+        self._paused = paused
+        for channel in self._channels.values():
+            channel.state.paused = paused
+
+    def _resume(self) -> None:
+        if self._paused and self.line.writable:
+            self._paused = False
+            for channel in tuple(self._channels.values()):
+                channel.state.flow(active=True)
+
+    def shut(self) -> None:
+        """The server stops."""
+        text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+        if self.is_open:
+            self.refuse(Refusal(320, text, connection=True))
+            self.line.flush()
+        else:
+            self.line.abort()
+
+
+_CLOSINGS = frozenset({"channel.close", "channel.close-ok"})
+
+
+def _wire_limits(house: House) -> Limits:
+    """Twice the largest body is read, so that RabbitMQ's own words can be said about it."""
+    limits = house.limits
+    largest = limits.message_bytes or house.node.profile.max_body_bytes
+    return Limits(
+        frame_max=limits.frame_max,
+        receive_max=limits.frame_max,
+        channel_max=limits.channels,
+        body_max=2 * largest,
+        partial_max=4 * largest,
+    )
+
+
+def _server_properties(house: House) -> Headers:
+    """What clients look at: `product` and `version` decide how some of them behave."""
+    return {
+        "capabilities": _CAPABILITIES,
+        "cluster_name": house.cluster_name,
+        "information": "Hopback's embedded broker, for development and tests; not RabbitMQ itself.",
+        "platform": f"Hopback {__version__}",
+        "product": "RabbitMQ",
+        "version": house.full_version,
+    }
+
+
+def _name(told: dict[str, Any], peer: str) -> str:
+    name = told.get("connection_name")
+    return name if isinstance(name, str) else peer

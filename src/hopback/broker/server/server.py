@@ -1,0 +1,142 @@
+"""The broker as a server: it listens, lets clients in, and stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from hopback.broker.server.api import Api
+from hopback.broker.server.client import Client
+from hopback.broker.server.house import House
+from hopback.broker.server.settings import ServerSettings
+from hopback.broker.server.time_travel import time_of
+from hopback.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from hopback.broker.server.time_travel import Advanced
+    from hopback.topology.model import Policy
+
+__all__ = ["BrokerServer"]
+
+_LOOK_S = 0.25
+_FAREWELL_S = 1.0
+_LARGEST_REQUEST = 16 * 1024 * 1024
+
+
+class BrokerServer:
+    """RabbitMQ in memory behind a socket, for development, tests and demos on one machine.
+
+    Use it as an async context manager, or `start` and `stop` it. `house.node` is the broker inside.
+    """
+
+    def __init__(self, settings: ServerSettings | None = None) -> None:
+        self.settings = settings or ServerSettings()
+        self.time = time_of(self.settings.clock)
+        seed = self.settings.seed
+        self.house = House(
+            self.settings, self.time.clock, random.getrandbits(64) if seed is None else seed
+        )
+        self._server: asyncio.Server | None = None
+        self._endpoint: Endpoint | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._port = 0
+        self._http_port = 0
+
+    @property
+    def url(self) -> str:
+        """Where AMQP clients find it; no password in it."""
+        return f"amqp://{_place(self.settings.host)}:{self._port}"
+
+    @property
+    def http_url(self) -> str | None:
+        """Where the management API is, if there is one."""
+        if self._endpoint is None:
+            return None
+        return f"http://{_place(self.settings.host)}:{self._http_port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen; OSError if a port cannot be had. Port 0 takes a free one."""
+        loop = asyncio.get_running_loop()
+        host = self.settings.host
+        self._server = await loop.create_server(
+            lambda: Client(self.house).line, host, self.settings.port, backlog=256
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        if self.settings.http_port is not None:
+            try:
+                await self._open_endpoint(host, self.settings.http_port)
+            except OSError:
+                self._server.close()
+                raise
+        self.time.start(self.house)
+        self._watch = loop.create_task(self._watch_memory(), name="memory watch")
+
+    async def _open_endpoint(self, host: str, port: int) -> None:
+        api = Api(self.house, self.time)
+        endpoint = Endpoint(api, timeout=60.0, most_body=_LARGEST_REQUEST)
+        _, self._http_port = await endpoint.open(host, port)
+        self._endpoint = endpoint
+
+    async def stop(self) -> None:
+        """Tell clients, give them a moment to leave, and be gone. Safe to repeat."""
+        if self._server is not None:
+            self._server.close()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+        await self.disconnect()
+        self.time.stop()
+
+    async def disconnect(self) -> None:
+        """End all connections, as when a broker stops."""
+        for client in tuple(self.house.clients):
+            client.shut()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self.house.empty.wait()
+        for client in tuple(self.house.clients):
+            client.line.abort()
+        await asyncio.sleep(0)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self.house.blocked or self.house.is_receiving_much():
+                self.house.check_memory()
+
+    # What an operator can do.
+
+    async def advance(self, seconds: float) -> Advanced:
+        """Let time pass at once; ValueError if the clock is the system's."""
+        return await self.time.advance(seconds)
+
+    async def restart(self) -> None:
+        """Stop and start the broker inside: what is not durable is gone."""
+        await self.disconnect()
+        self.house.node.restart()
+
+    def block(self, *, blocked: bool = True) -> None:
+        """Hold publishers back, as a memory alarm does, or let them go on."""
+        self.house.alarm(on=blocked)
+
+    def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
+        """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
+        self.house.node.policies.put(policy, operator=operator)
+
+    def clear_policy(self, name: str, *, operator: bool = False) -> None:
+        """Remove a policy; a missing one is no error."""
+        self.house.node.policies.remove(name, operator=operator)
+
+
+def _place(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,207 @@
+"""The server's time: the machine's, or one that tests turn.
+
+What waits in the broker (times to live, leases, timeouts) follows it. Heartbeats and the sockets'
+own timeouts are always of the real world, where the clients are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from hopback.broker.server.settings import ClockKind
+from hopback.clock import ManualClock, SystemClock
+
+if TYPE_CHECKING:
+    from hopback.broker.server.house import House
+    from hopback.clock import Clock
+
+__all__ = ["Advanced", "AutoTime", "ServerTime", "SystemTime", "VirtualTime", "time_of"]
+
+_GLANCE_S = 0.01
+"""How often we look whether clients are still busy."""
+_QUIET = 3
+"""So many glances without a word from anyone, and nobody is busy."""
+_STUBBORN = 50
+"""So many, and who holds a delivery means to keep it for now."""
+_PATIENCE_S = 10.0
+"""How long one advance waits for busy clients altogether."""
+_LONGEST_S = 10 * 365 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """What an advance came to: the time now, and how many deadlines passed."""
+
+    now: float
+    deadlines: int
+
+
+class ServerTime(Protocol):
+    """Who lets time pass for one house."""
+
+    kind: ClockKind
+
+    @property
+    def clock(self) -> Clock:
+        """What tells the time."""
+
+    def start(self, house: House) -> None:
+        """Let time pass from now on."""
+
+    def stop(self) -> None:
+        """Time is over."""
+
+    async def advance(self, seconds: float) -> Advanced:
+        """Let `seconds` pass at once; ValueError where time cannot be turned, or not so far."""
+
+
+def time_of(kind: ClockKind) -> ServerTime:
+    """The time of that kind."""
+    if kind is ClockKind.SYSTEM:
+        return SystemTime()
+    return AutoTime() if kind is ClockKind.AUTO else VirtualTime()
+
+
+class SystemTime:
+    """The machine's clock; the event loop wakes the node at its deadlines."""
+
+    kind = ClockKind.SYSTEM
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self._house: House | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, house: House) -> None:
+        """Keep the deadlines on the running loop."""
+        self._house = house
+        house.node.timers.on_earlier = self._arm
+
+    def stop(self) -> None:
+        """Wake nobody any more."""
+        if self._house is not None:
+            self._house.node.timers.on_earlier = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def advance(self, seconds: float) -> Advanced:
+        """Nobody turns the machine's clock."""
+        raise ValueError(
+            f"expected a broker with a virtual clock to advance by {seconds:g} s, got one with the"
+            " system's; start it with --clock virtual"
+        )
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = max(0.0, due - self.clock.now())
+        self._timer = asyncio.get_running_loop().call_later(wait, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._house is not None:
+            node = self._house.node
+            node.run_due()
+            due = node.next_deadline()
+            if due is not None:
+                self._arm(due)
+
+
+class VirtualTime:
+    """A clock that stands still until somebody advances it, deadline by deadline.
+
+    After each deadline that let clients hear something, they are given the time to react: a chain
+    of retries plays out within one advance as it would in real time.
+    """
+
+    kind = ClockKind.VIRTUAL
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(SystemClock().now())
+        self._house: House | None = None
+        self._turning = asyncio.Lock()
+
+    def start(self, house: House) -> None:
+        """From now on it can be advanced."""
+        self._house = house
+
+    def stop(self) -> None:
+        """Nothing happens by itself anyway."""
+
+    async def advance(self, seconds: float) -> Advanced:
+        """Let `seconds` pass at once; two who turn the clock take turns."""
+        if not 0 <= seconds <= _LONGEST_S:
+            raise ValueError(f"expected 0 to {_LONGEST_S:.0f} seconds, got {seconds!r}")
+        async with self._turning:
+            return await self._advance(self.clock.now() + seconds)
+
+    async def _advance(self, moment: float) -> Advanced:
+        deadlines, patience = 0, _PATIENCE_S
+        patience -= await self._settled(patience)
+        while (due := self._next()) is not None and due <= moment:
+            if self._pass(due):
+                patience -= await self._settled(patience)
+            deadlines += 1
+        self.clock.advance_to(max(moment, self.clock.now()))
+        return Advanced(self.clock.now(), deadlines)
+
+    def _next(self) -> float | None:
+        return None if self._house is None else self._house.node.next_deadline()
+
+    def _pass(self, due: float) -> bool:
+        """Let the deadline pass; whether a client heard of it."""
+        if self._house is None:
+            return False
+        before = self._house.spoken
+        self.clock.advance_to(max(due, self.clock.now()))
+        self._house.node.run_due()
+        return self._house.spoken != before
+
+    async def _settled(self, patience: float) -> float:
+        """Wait until clients are done with what they heard; how long that took."""
+        house, loop = self._house, asyncio.get_running_loop()
+        begin, quiet = loop.time(), 0
+        while house is not None and (loop.time() - begin) < patience:
+            seen = house.stirred
+            await asyncio.sleep(_GLANCE_S)
+            quiet = quiet + 1 if seen == house.stirred else 0
+            if quiet >= (_STUBBORN if house.is_held() else _QUIET):
+                break
+        return loop.time() - begin
+
+
+class AutoTime(VirtualTime):
+    """A clock that is the next deadline as soon as nothing else can happen.
+
+    Nothing can happen when no client has said anything for a moment and none holds a delivery.
+    """
+
+    kind = ClockKind.AUTO
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, house: House) -> None:
+        """Watch the clients from now on."""
+        super().start(house)
+        self._task = asyncio.get_running_loop().create_task(self._run(house), name="auto clock")
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, house: House) -> None:
+        quiet = 0
+        while True:
+            seen = house.stirred
+            await asyncio.sleep(_GLANCE_S)
+            still = seen == house.stirred and not house.is_held()
+            quiet = quiet + 1 if still else 0
+            if quiet >= _QUIET and (due := self._next()) is not None:
+                quiet = 0
+                async with self._turning:
+                    self._pass(due)
