@@ -1,0 +1,109 @@
+"""The dashboard and the alert rules speak of metrics that there are, with labels that they have."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from hopback.observe.metrics import Metrics
+
+_DEPLOY = Path(__file__).parents[3] / "deploy"
+_DASHBOARD: dict[str, Any] = json.loads((_DEPLOY / "grafana/hopback.json").read_text())
+_RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((_DEPLOY / "prometheus/hopback-alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+_FUNCTIONS = {
+    *("sum", "max", "topk", "rate", "increase", "deriv", "histogram_quantile"),
+    *("by", "and"),
+}
+_ADDED = {"instance", "le"}
+"""Labels that Prometheus and histograms add."""
+
+
+def _expressions() -> list[str]:
+    panels = [target["expr"] for panel in _DASHBOARD["panels"] for target in panel["targets"]]
+    return panels + [rule["expr"] for rule in _RULES]
+
+
+def _known() -> dict[str, set[str]]:
+    """Every name that a scrape may show, with its labels."""
+    known: dict[str, set[str]] = {}
+    metrics = Metrics()
+    for collector in (*metrics._counters.values(), *metrics._histograms.values()):
+        for ending in ("_total", "_bucket", "_sum", "_count"):
+            if (ending == "_total") == (collector in metrics._counters.values()):
+                known[collector._name + ending] = set(collector._labelnames)
+    return known | {gauge._name: set(gauge._labelnames) for gauge in metrics._gauges.values()}
+
+
+_KNOWN = _known()
+
+
+@pytest.mark.parametrize("expression", _expressions())
+def test_an_expression_names_metrics_and_labels_that_there_are(expression: str) -> None:
+    """Metrics as they are scraped, labels of that metric, functions of PromQL, brackets in pairs."""
+    assert all(expression.count(a) == expression.count(b) for a, b in ("()", "{}", "[]"))
+    bare = re.sub(r'"[^"]*"|\[[^]]*\]', "", expression)
+    words = set(re.findall(r"[a-z_]+", bare))
+    named = {word for word in words if word.startswith("hopback_")}
+    assert named
+    assert named <= set(_KNOWN)
+    labels = set.union(*(_KNOWN[name] for name in named)) | _ADDED
+    assert words - named - _FUNCTIONS <= labels
+
+
+@pytest.mark.parametrize("expression", _expressions())
+def test_counters_are_read_as_rates(expression: str) -> None:
+    """A counter alone tells when a process began and little else; a gauge has no rate."""
+    for function, name in re.findall(r"(\w+)\((hopback_\w+)", expression):
+        counts = name.endswith(("_total", "_bucket"))
+        assert function in (("rate", "increase") if counts else ("sum", "max", "deriv")), name
+    assert not re.search(r"(?<!rate\()(?<!increase\()\bhopback_\w+_(total|bucket)\b", expression)
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    """What is worth counting is worth showing."""
+    shown = " ".join(
+        target["expr"] for panel in _DASHBOARD["panels"] for target in panel["targets"]
+    )
+    families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in _KNOWN}
+    assert [name for name in sorted(families) if name not in shown] == []
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    """Ids and places of panels are their own, and the data source is chosen by whoever imports it."""
+    panels = _DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in combinations((panel["gridPos"] for panel in panels), 2):
+        assert not (_cells(one) & _cells(other))
+    variables = {one["name"] for one in _DASHBOARD["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(_DASHBOARD)))
+    assert used == variables == {"datasource", "queue"}
+    assert "id" not in _DASHBOARD
+
+
+def _cells(place: dict[str, int]) -> set[tuple[int, int]]:
+    columns = range(place["x"], place["x"] + place["w"])
+    assert max(columns) < 24
+    return set(product(columns, range(place["y"], place["y"] + place["h"])))
+
+
+def test_every_alert_says_how_grave_it_is_and_what_to_do() -> None:
+    """Names are unique; templates use labels that the expression leaves."""
+    assert len({rule["alert"] for rule in _RULES}) == len(_RULES)
+    for rule in _RULES:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert re.fullmatch(r"\d+m", rule.get("for", "1m"))
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        told = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+        left = set(re.split(r",\s*", re.findall(r"by \(([^)]*)\)", rule["expr"])[0]))
+        assert told <= left
