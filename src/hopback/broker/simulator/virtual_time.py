@@ -25,6 +25,8 @@ Ts = TypeVarTuple("Ts")
 
 _START = 1_700_000_000.0
 _PATIENCE = 400 * 24 * 3600.0
+_IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
+"""Whoever has threads of its own, and wakes the loop by a future when they are done."""
 
 
 class NothingCanHappen(RuntimeError):
@@ -88,7 +90,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         """As usual; aiosqlite has threads of its own, and time stands still for those as well."""
         future = super().create_future()
-        if sys._getframe(1).f_globals.get("__name__") == "aiosqlite.core":  # noqa: SLF001
+        if sys._getframe(1).f_globals.get("__name__") in _IN_THREADS:  # noqa: SLF001
             self._threads += 1
             future.add_done_callback(self._thread_done)
         return future
