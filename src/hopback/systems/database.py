@@ -1,0 +1,72 @@
+"""A system's database: SQLite by default, PostgreSQL by URL, tables made at first use.
+
+A system starts though its database is away; whoever works with it finds out, and tries again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+
+from hopback import SystemClock
+from hopback.store import migrate, open_database, transaction
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from sqlalchemy import Connection, Executable, MetaData
+
+    from hopback import Clock
+    from hopback.store import Transaction
+
+__all__ = ["Database"]
+
+_LOCK = 0x73797374656D73
+"""The advisory lock that lets one process at a time make tables on PostgreSQL."""
+
+
+class Database:
+    """The tables of one system, and Hopback's inbox and outbox beside them."""
+
+    def __init__(self, url: str, tables: MetaData, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.engine = open_database(url)
+        self._tables = tables
+        self._making = asyncio.Lock()
+        self._made = False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """A transaction that commits at the end of the block, and rolls back if the block fails."""
+        await self._ready()
+        async with transaction(self.engine, self.clock) as open_transaction:
+            yield open_transaction
+
+    async def rows(self, query: Executable) -> Sequence[Mapping[str, Any]]:
+        """What a query finds, each row by the names of its columns."""
+        async with self.transaction() as tx:
+            return [dict(row) for row in (await tx.execute(query)).mappings()]
+
+    async def row(self, query: Executable) -> Mapping[str, Any] | None:
+        """The first row that a query finds, or None."""
+        return next(iter(await self.rows(query)), None)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self.engine.dispose()
+
+    async def _ready(self) -> None:
+        async with self._making:
+            if not self._made:
+                await migrate(self.engine, self.clock)
+                async with self.engine.begin() as connection:
+                    await connection.run_sync(self._make)
+                self._made = True
+
+    def _make(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        self._tables.create_all(connection)

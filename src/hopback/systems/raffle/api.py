@@ -1,0 +1,124 @@
+"""The HTTP API: users are published and confirmed before the client hears of them; raffles are drawn."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hopback import Publisher, compose
+from hopback.systems.database import Database
+from hopback.systems.raffle.raffles import Raffles
+from hopback.systems.raffle.tables import METADATA
+from hopback.systems.raffle.users import InvalidUser, User, find_user
+from hopback.systems.web import Refused, field, json_body, web_application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+
+    from hopback import Broker
+    from hopback.systems.raffle.settings import Settings
+
+__all__ = ["api"]
+
+_LOG = logging.getLogger("hopback.systems.raffle.publisher")
+_PATIENCE = 5.0
+"""Seconds that a client waits for a broker that is away."""
+
+
+def api(settings: Settings, broker: Broker) -> Starlette:
+    """The web application of the raffle."""
+    database = Database(settings.database, METADATA)
+    desk = _Desk(database)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with Publisher(
+            broker, name="raffle api", timeout=_PATIENCE, on_state=_log_state
+        ) as desk.publisher:
+            yield
+        await database.close()
+
+    return web_application(
+        [
+            Route("/api/v1/users", desk.create_user, methods=["POST"]),
+            Route("/api/v1/users/{user_id}", desk.show_user),
+            Route("/api/v1/raffles", desk.create_raffle, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}", desk.show_raffle),
+            Route("/api/v1/raffles/{raffle_id}/entries", desk.join, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}/draw", desk.draw, methods=["POST"]),
+        ],
+        lifespan,
+    )
+
+
+def _log_state(state: object, reason: str) -> None:
+    if reason:
+        _LOG.warning("the broker connection is %s: %s", state, reason)
+
+
+class _Desk:
+    """Answers requests."""
+
+    publisher: Publisher
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._raffles = Raffles(database)
+
+    async def create_user(self, request: Request) -> JSONResponse:
+        """Give the user an id and publish him; the consumer inserts him."""
+        body = await json_body(request)
+        user = User(str(uuid.uuid4()), field(body, "name"), field(body, "email", most=254))
+        try:
+            user.validated()
+        except InvalidUser as error:
+            raise Refused(str(error)) from None
+        payload = {"id": user.id, "name": user.name, "email": user.email}
+        await self.publisher.publish(compose("raffle_exchange", "raffle_queue", payload))
+        return JSONResponse({"id": user.id})
+
+    async def show_user(self, request: Request) -> JSONResponse:
+        """A user that was inserted."""
+        user = await find_user(self._database, request.path_params["user_id"])
+        if user is None:
+            raise Refused("no such user (yet): users are inserted within a second or two", 404)
+        return JSONResponse(dict(user))
+
+    async def create_raffle(self, request: Request) -> JSONResponse:
+        """A new raffle."""
+        name = field(await json_body(request), "name")
+        return JSONResponse({"id": await self._raffles.create(name)})
+
+    async def show_raffle(self, request: Request) -> JSONResponse:
+        """A raffle and its result."""
+        found = await self._raffles.result(request.path_params["raffle_id"])
+        if found is None:
+            raise Refused("no such raffle", 404)
+        return JSONResponse(dict(found))
+
+    async def join(self, request: Request) -> JSONResponse:
+        """A user joins; joining twice changes nothing."""
+        user_id = field(await json_body(request), "userId")
+        _conclude(await self._raffles.join(request.path_params["raffle_id"], user_id))
+        return await self.show_raffle(request)
+
+    async def draw(self, request: Request) -> JSONResponse:
+        """The draw; there is one and no second."""
+        winners = (await json_body(request)).get("winners", 1)
+        if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
+            raise Refused("winners: expected a number from 1 to 1000")
+        _conclude(await self._raffles.draw(request.path_params["raffle_id"], winners))
+        return await self.show_raffle(request)
+
+
+def _conclude(hindrance: str | None) -> None:
+    if hindrance is not None:
+        raise Refused(hindrance, 404 if hindrance.startswith("no such") else 409)

@@ -1,0 +1,61 @@
+"""The consumer: processors parse and validate, batchers insert, and what fails is retried.
+
+A lost connection retries the whole batch. A row that the database refuses is found by bisection and
+retried alone. What is no user goes to the dead-letter queue at once.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from hopback import App, Rule, Verdict
+from hopback.patterns import raffle
+from hopback.systems.database import Database
+from hopback.systems.raffle.tables import METADATA
+from hopback.systems.raffle.users import InvalidUser, User, data_error, insert_users
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.systems.raffle.settings import Settings
+
+__all__ = ["consumer"]
+
+
+def consumer(settings: Settings) -> App:
+    """The application that inserts users from `raffle_queue`."""
+    database = Database(settings.database, METADATA)
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        yield
+        await database.close()
+
+    app = App(
+        "raffle",
+        topology=raffle(
+            hardened=settings.hardened,
+            retry_ttl_ms=settings.retry_ttl_ms,
+            max_retries=settings.max_retries,
+        ),
+        lifespan=lifespan,
+    )
+
+    async def parse(user: User) -> User:
+        return user.validated()
+
+    @app.batch(
+        "raffle_queue",
+        size=settings.users.size,
+        wait=settings.users.timeout_ms,
+        batchers=settings.users.batchers,
+        prepare=parse,
+        processors=settings.users.processors,
+        rules=[Rule(InvalidUser, Verdict.PARK)],
+        isolates=lambda error: isinstance(error, data_error),
+    )
+    async def insert(users: list[User]) -> None:
+        await insert_users(database, users)
+
+    return app

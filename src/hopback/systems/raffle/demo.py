@@ -1,0 +1,97 @@
+"""The raffle in one process: how it is started, and a little traffic with deliberate failures."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import httpx
+
+from hopback import Message, Publisher
+from hopback.systems.raffle.api import api
+from hopback.systems.raffle.consumer import consumer
+from hopback.systems.raffle.settings import Settings
+from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.web import opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.systems.stage import Stage
+
+__all__ = ["SYSTEM"]
+
+_NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
+_EVERY = 3.0
+"""Seconds between two things that happen."""
+
+
+@asynccontextmanager
+async def _start(stage: Stage) -> AsyncIterator[Playing]:
+    read = Settings.read(stage.environment)
+    settings = replace(read, database=stage.database, hardened=stage.hardened)
+    web = api(settings, stage.broker)
+    async with playing(stage, consumer(settings)) as service, opened(web):
+        yield Playing((service,), web)
+
+
+async def _traffic(stage: Stage) -> None:
+    """Users join raffles; now and then an e-mail is taken already, or a message is no JSON."""
+    async with (
+        httpx.AsyncClient(base_url=stage.url, trust_env=False) as client,
+        Publisher(stage.broker, name="raffle traffic") as publisher,
+    ):
+        for number in itertools.count():
+            email = f"user{number}@example.org" if number % 10 else "user@example.org"
+            await client.post("/api/v1/users", json={"name": random.choice(_NAMES), "email": email})
+            if number % 7 == 3:
+                await publisher.publish(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
+            if number % 5 == 4:
+                await _raffle(client)
+            await asyncio.sleep(_EVERY)
+
+
+async def _raffle(client: httpx.AsyncClient) -> None:
+    """A raffle among three new users, drawn when all of them are inserted."""
+    created = await client.post("/api/v1/raffles", json={"name": "A bicycle"})
+    raffle = f"/api/v1/raffles/{created.json()['id']}"
+    tag = random.getrandbits(32)
+    users = [
+        await client.post(
+            "/api/v1/users", json={"name": name, "email": f"{name}.{tag}@example.org"}
+        )
+        for name in random.sample(_NAMES, 3)
+    ]
+    await asyncio.sleep(_EVERY)
+    for user in users:
+        await client.post(f"{raffle}/entries", json={"userId": user.json()["id"]})
+    await client.post(f"{raffle}/draw", json={"winners": 1})
+
+
+_JSON = "-H 'content-type: application/json'"
+
+SYSTEM = System(
+    "raffle",
+    "users over HTTP, inserted in batches; raffles to join and draw",
+    (
+        Part("hopback.systems.raffle.parts:web", "the HTTP API", is_web=True),
+        Part("hopback.systems.raffle.parts:consumer", "inserts users in batches"),
+        Part("hopback.systems.raffle.parts:dead_letters", "inserts dead letters; by hand"),
+    ),
+    _start,
+    _traffic,
+    (
+        Try(
+            "a user is published, and inserted within a second",
+            f'curl {{url}}/api/v1/users {_JSON} -d \'{{"name": "Zoe", "email": "zoe@example.org"}}\'',
+        ),
+        Try(
+            "the same e-mail again: retried three times, then in raffle_dlq",
+            f'curl {{url}}/api/v1/users {_JSON} -d \'{{"name": "Zoe", "email": "zoe@example.org"}}\'',
+        ),
+    ),
+)

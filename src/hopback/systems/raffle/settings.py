@@ -1,0 +1,62 @@
+"""The raffle's settings: every variable of its document, with the document's defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.systems.settings import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Batching", "Settings"]
+
+_MOST_ROWS = 10_000
+"""Rows of one statement; a database takes so many parameters and no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a consumer gathers messages: processors parse, batchers insert."""
+
+    size: int = 1000
+    timeout_ms: int = 1000
+    processors: int = 8
+    batchers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that the raffle is told by its environment."""
+
+    database: str = "sqlite:///raffle.db"
+    hardened: bool = False
+    retry_ttl_ms: int = 10_000
+    max_retries: int = 3
+    users: Batching = Batching()
+    dlq: Batching = Batching(500, 1000, 1, 1)
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Settings:
+        """From environment variables; SettingsError names all that are wrong."""
+        found, plain = Environment(variables), cls()
+        settings = cls(
+            found.text("DATABASE_URL", plain.database),
+            found.flag("HARDENED"),
+            found.number("RETRY_TTL_MS", plain.retry_ttl_ms, least=1),
+            found.number("MAX_RETRIES", plain.max_retries, most=1000),
+            _batching(found, "USERS", plain.users),
+            _batching(found, "DLQ", plain.dlq),
+        )
+        found.check()
+        return settings
+
+
+def _batching(found: Environment, prefix: str, plain: Batching) -> Batching:
+    return Batching(
+        found.number(f"{prefix}_BATCH_SIZE", plain.size, least=1, most=_MOST_ROWS),
+        found.number(f"{prefix}_BATCH_TIMEOUT_MS", plain.timeout_ms),
+        found.number(f"{prefix}_PROC_CONCURRENCY", plain.processors, least=1, most=1000),
+        found.number(f"{prefix}_BATCH_CONCURRENCY", plain.batchers, least=1, most=100),
+    )

@@ -1,0 +1,88 @@
+"""Users: what makes one, and how many of them are inserted by one statement."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+
+from hopback.systems.raffle.tables import users as users_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hopback.systems.database import Database
+
+__all__ = ["InvalidUser", "User", "data_error", "db_error", "find_user", "insert_users"]
+
+_EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,189}\Z")
+
+
+class InvalidUser(ValueError):
+    """It is no user, and never will be."""
+
+
+# Lower case, because the name is what the document writes into `x-retry-reason`.
+class db_error(Exception):  # noqa: N801
+    """The database failed: nobody's row is to blame."""
+
+
+class data_error(Exception):  # noqa: N801
+    """The database refused a row of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user as the message carries it."""
+
+    id: str
+    name: str
+    email: str
+
+    def validated(self) -> User:
+        """Itself; InvalidUser says what is wrong."""
+        try:
+            is_v4 = uuid.UUID(self.id).version == 4
+        except ValueError:
+            is_v4 = False
+        if not is_v4:
+            raise InvalidUser("id: expected a UUID of version 4")
+        if not 1 <= len(self.name.strip()) <= 200:
+            raise InvalidUser("name: expected 1 to 200 letters")
+        if not _EMAIL.match(self.email):
+            raise InvalidUser("email: expected something like joao@email.com")
+        return self
+
+
+async def insert_users(database: Database, users: Sequence[User]) -> None:
+    """Insert all of them by one statement, once each: who is there already stays as he is.
+
+    Raises `data_error` if a row is to blame (its e-mail is another user's), else `db_error`.
+    """
+    dialect = postgresql if database.engine.dialect.name == "postgresql" else sqlite
+    # One row for each id: a redelivery may share a batch with the message it repeats.
+    rows = {user.id: {"id": user.id, "name": user.name, "email": user.email} for user in users}
+    statement = dialect.insert(users_table).values(list(rows.values()))
+    try:
+        async with database.transaction() as tx:
+            await tx.execute(statement.on_conflict_do_nothing(index_elements=["id"]))
+    except (IntegrityError, DataError) as error:
+        raise data_error(_first_line(error)) from None
+    except (SQLAlchemyError, OSError, TimeoutError) as error:
+        raise db_error(_first_line(error)) from None
+
+
+async def find_user(database: Database, user_id: str) -> Mapping[str, Any] | None:
+    """The user, or None if the consumer has not inserted him (yet)."""
+    return await database.row(select(users_table).where(users_table.c.id == user_id))
+
+
+def _first_line(error: Exception) -> str:
+    """What the driver said: without the statement, and without the values of rows."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(cause).strip().partition("\n")[0] or type(error).__name__

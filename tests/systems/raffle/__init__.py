@@ -1,0 +1,1 @@
+"""The raffle as an application."""

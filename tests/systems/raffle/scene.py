@@ -1,0 +1,68 @@
+"""The raffle on the embedded broker in virtual time: consumer, HTTP API and a SQLite database."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from hopback.systems.raffle.api import api
+from hopback.systems.raffle.consumer import consumer
+from hopback.systems.raffle.settings import Settings
+from hopback.systems.web import opened
+from hopback.testing import AppTest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["Scene", "playing", "settings_in"]
+
+
+def settings_in(folder: Path, **changes: Any) -> Settings:
+    """The documented settings, with a database in that folder."""
+    return Settings(database=f"sqlite:///{folder}/raffle.db", **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The raffle at work: what its consumer does, and a client of its API."""
+
+    test: AppTest
+    client: httpx.AsyncClient
+    settings: Settings
+
+    async def create_user(self, name: str, email: str = "") -> str:
+        """Create a user over HTTP; the id."""
+        body = {"name": name, "email": email or f"{name.lower()}@email.com"}
+        answer = await self.client.post("/api/v1/users", json=body)
+        assert answer.status_code == 200, answer.text
+        user_id: str = answer.json()["id"]
+        return user_id
+
+    async def user(self, user_id: str) -> httpx.Response:
+        """Ask for a user."""
+        return await self.client.get(f"/api/v1/users/{user_id}")
+
+    async def enqueue(self, body: object) -> None:
+        """Publish a message as another program might."""
+        await self.test.publish("raffle_exchange", "raffle_queue", body)
+
+    def resting(self, queue: str) -> list[Any]:
+        """What lies in a queue."""
+        return list(self.test.broker.snapshot().queue(queue).messages)
+
+
+@asynccontextmanager
+async def playing(settings: Settings) -> AsyncIterator[Scene]:
+    """Run consumer and API."""
+    async with (
+        AppTest(consumer(settings)) as test,
+        opened(api(settings, test.broker)) as web,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(web), base_url="http://raffle.test"
+        ) as client,
+    ):
+        yield Scene(test, client, settings)

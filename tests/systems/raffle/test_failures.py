@@ -1,0 +1,171 @@
+"""The failure scenarios of the raffle's document, on the application itself."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import select
+
+from hopback.systems.database import Database
+from hopback.systems.raffle.dead_letters import dead_letter_consumer
+from hopback.systems.raffle.tables import METADATA, dropped
+from hopback.testing import AppTest, Fault, in_virtual_time
+from tests.systems.raffle.scene import playing, settings_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+
+
+@_FORMS
+@in_virtual_time
+async def test_a_database_away_for_a_while_is_recovered_from_by_itself(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """Scenario 1: retried after ten seconds with count and reason, inserted when it is back."""
+    away = tmp_path / "away"
+    async with playing(settings_in(away, hardened=hardened)) as raffle:
+        ids = [await raffle.create_user(name) for name in ("Ana", "Bruno")]
+        await raffle.test.advance(5)
+        waiting = raffle.resting("raffle_retry_10s")
+        assert [one.properties.headers["x-retries"] for one in waiting] == [1, 1]
+        reasons = {one.properties.headers["x-retry-reason"] for one in waiting}
+        assert reasons == {"db_error: unable to open database file"}
+        away.mkdir()
+        tally = await raffle.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (2, 2, 0)
+        answers = [await raffle.user(one) for one in ids]
+        assert [answer.json()["name"] for answer in answers] == ["Ana", "Bruno"]
+
+
+@_FORMS
+@in_virtual_time
+async def test_a_database_away_for_long_sends_users_to_the_dlq_and_the_dlq_consumer_inserts_them(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """Scenario 2: four runs, then the DLQ; started by hand, the DLQ consumer waits and inserts."""
+    away = tmp_path / "away"
+    settings = settings_in(away, hardened=hardened)
+    async with playing(settings) as raffle:
+        ids = [await raffle.create_user(name) for name in ("Ana", "Bruno", "Carla")]
+        tally = await raffle.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (0, 9, 3)
+        parked = raffle.resting("raffle_dlq")
+        assert [one.properties.headers["x-retries"] for one in parked] == [3, 3, 3]
+
+        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+            await by_hand.advance(9)
+            held = [one.fields["delay_ms"] for one in by_hand.happened("delivery.snoozed")]
+            assert held[::3] == [1000, 2000]
+            away.mkdir()
+            tally = await by_hand.drain()
+            assert (tally.done, tally.parked) == (3, 0)
+        assert raffle.resting("raffle_dlq") == []
+        for user_id in ids:
+            assert (await raffle.user(user_id)).status_code == 200
+
+
+@_FORMS
+@in_virtual_time
+async def test_malformed_json_goes_to_the_dlq_and_is_dropped_there_with_a_note(
+    tmp_path: Path, hardened: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 3: rejected at once; the DLQ consumer logs its content, audits it and drops it."""
+    settings = settings_in(tmp_path, hardened=hardened)
+    async with playing(settings) as raffle:
+        await raffle.enqueue(b'{"name": Ana')
+        await raffle.enqueue({"id": "1", "name": "Ana", "email": "ana@email.com"})
+        ana = await raffle.create_user("Ana")
+        tally = await raffle.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (1, 0, 2)
+        assert (await raffle.user(ana)).status_code == 200
+
+        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+            assert (await by_hand.drain()).done == 2
+        assert raffle.resting("raffle_dlq") == []
+    noted = sorted(bytes(row["body"]) for row in await _audit(settings.database))
+    assert noted[0] == b'{"id":"1","name":"Ana","email":"ana@email.com"}'
+    assert noted[1] == b'{"name": Ana'
+    assert '{"name": Ana' in caplog.text
+
+
+@in_virtual_time
+async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    """With the database away it stays in the DLQ."""
+    settings = settings_in(tmp_path / "away")
+    async with playing(settings) as raffle:
+        await raffle.enqueue(b"no JSON")
+        await raffle.test.drain()
+        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+            await by_hand.advance(20)
+            assert not by_hand.happened("delivery.done")
+            (tmp_path / "away").mkdir()
+            assert (await by_hand.drain()).done == 1
+
+
+@in_virtual_time
+async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(tmp_path: Path) -> None:
+    """Scenario 4: a clear 503 instead of an id; when the broker is back the same request works."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        raffle.test.faults.chance(Fault.REFUSE_CONNECTION, 1)
+        raffle.test.broker.cut()
+        body = {"name": "Ana", "email": "ana@email.com"}
+        answer = await raffle.client.post("/api/v1/users", json=body)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "5"
+        assert "try again" in answer.json()["error"]
+        raffle.test.faults.clear()
+        await raffle.test.advance(60)
+        await raffle.create_user("Ana")
+        assert (await raffle.test.drain()).done == 1
+
+
+@in_virtual_time
+async def test_an_email_that_is_taken_is_a_data_error_of_its_row_alone(tmp_path: Path) -> None:
+    """The others of its batch are inserted at once; it is retried, and its reason says why."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        await raffle.create_user("Ana")
+        await raffle.test.drain()
+        others = [await raffle.create_user(name) for name in ("Bruno", "Carla", "Davi")]
+        taken = await raffle.create_user("Impostor", "ana@email.com")
+        await raffle.test.advance(2)
+        for user_id in others:
+            assert (await raffle.user(user_id)).status_code == 200
+        tally = await raffle.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (3, 3, 1)
+        (parked,) = raffle.resting("raffle_dlq")
+        assert json.loads(parked.body)["id"] == taken
+        reason = "data_error: UNIQUE constraint failed: users.email"
+        assert parked.properties.headers["x-retry-reason"] == reason
+
+
+@in_virtual_time
+async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) -> None:
+    """The DLQ consumer inserts the rest; the bad one stays in the DLQ, however often it is tried."""
+    settings = settings_in(tmp_path)
+    async with playing(settings) as raffle:
+        await raffle.create_user("Ana")
+        await raffle.test.drain()
+        for name in ("ana", "bruno"):
+            user = {"id": str(uuid.uuid4()), "name": name, "email": f"{name}@email.com"}
+            await raffle.test.publish("raffle_dlx", "raffle_dlq", user)
+        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+            await by_hand.advance(600)
+            assert len(by_hand.happened("delivery.done")) == 1
+            assert 5 < len(by_hand.happened("delivery.snoozed")) < 20
+        (left,) = raffle.resting("raffle_dlq")
+        assert json.loads(left.body)["name"] == "ana"
+
+
+async def _audit(url: str) -> list[Any]:
+    database = Database(url, METADATA)
+    try:
+        return list(await database.rows(select(dropped)))
+    finally:
+        await database.close()

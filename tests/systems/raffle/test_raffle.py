@@ -1,0 +1,177 @@
+"""What the raffle does when nothing fails: users, batches, raffles, settings."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.errors import TopologyConflict
+from hopback.systems.raffle.consumer import consumer
+from hopback.systems.raffle.settings import Batching, Settings
+from hopback.systems.settings import SettingsError
+from hopback.testing import AppTest, in_virtual_time
+from tests.systems.raffle.scene import playing, settings_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@in_virtual_time
+async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> None:
+    """200 with a UUID of version 4, a persistent message, and a second later a row."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        body = {"name": "João Silva", "email": "joao@email.com"}
+        answer = await raffle.client.post("/api/v1/users", json=body)
+        assert answer.status_code == 200
+        assert list(answer.json()) == ["id"]
+        user_id = answer.json()["id"]
+        assert uuid.UUID(user_id).version == 4
+        assert (await raffle.user(user_id)).status_code == 404
+        await raffle.test.drain()
+        assert (await raffle.user(user_id)).json() == {"id": user_id, **body}
+
+
+@in_virtual_time
+async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
+    """The insert is idempotent by id, in one batch and in two."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        user = {"id": str(uuid.uuid4()), "name": "Ana", "email": "ana@email.com"}
+        await raffle.enqueue(user)
+        await raffle.enqueue(user)
+        await raffle.test.drain()
+        await raffle.enqueue(user | {"name": "Another"})
+        tally = await raffle.test.drain()
+        assert (tally.done, tally.retried) == (1, 0)
+        assert (await raffle.user(user["id"])).json() == user
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        (b"{", "JSON"),
+        (b"[]", "a JSON object"),
+        (b'{"name": "Ana"}', "email"),
+        (b'{"name": " ", "email": "a@b"}', "name"),
+        (b'{"name": "Ana", "email": "nonsense"}', "email"),
+        (b'{"name": 7, "email": "a@b"}', "name"),
+    ],
+)
+@in_virtual_time
+async def test_a_request_that_makes_no_user_is_refused(
+    tmp_path: Path, body: bytes, wrong: str
+) -> None:
+    """400, naming what is wrong; nothing is published."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        answer = await raffle.client.post("/api/v1/users", content=body)
+        assert answer.status_code == 400
+        assert wrong in answer.json()["error"]
+        assert raffle.resting("raffle_queue") == []
+
+
+@in_virtual_time
+async def test_a_request_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    """413, and it is not read to its end."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        answer = await raffle.client.post("/api/v1/users", content=b" " * 1_000_001)
+        assert answer.status_code == 413
+
+
+@in_virtual_time
+async def test_users_join_a_raffle_and_it_is_drawn_once(tmp_path: Path) -> None:
+    """Two of three win; a second draw, a late entry and strangers are refused."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        users = [await raffle.create_user(name) for name in ("Ana", "Bruno", "Carla")]
+        late = await raffle.create_user("Davi")
+        await raffle.test.drain()
+        created = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
+        url = f"/api/v1/raffles/{created.json()['id']}"
+        for user_id in [*users, users[0]]:
+            joined = await raffle.client.post(f"{url}/entries", json={"userId": user_id})
+            assert joined.status_code == 200
+        assert joined.json()["entries"] == 3
+        too_many = await raffle.client.post(f"{url}/draw", json={"winners": 4})
+        assert too_many.status_code == 409
+
+        drawn = (await raffle.client.post(f"{url}/draw", json={"winners": 2})).json()
+        winners = {winner["id"] for winner in drawn["winners"]}
+        assert len(winners) == 2
+        assert winners < set(users)
+        assert (await raffle.client.get(url)).json() == drawn
+        again = await raffle.client.post(f"{url}/draw", json={"winners": 1})
+        assert (again.status_code, again.json()["error"]) == (409, "the raffle is drawn already")
+        entry = await raffle.client.post(f"{url}/entries", json={"userId": late})
+        assert entry.status_code == 409
+
+
+@in_virtual_time
+async def test_unknown_raffles_and_users_are_not_found(tmp_path: Path) -> None:
+    """404, in words."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        created = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
+        url = f"/api/v1/raffles/{created.json()['id']}"
+        answers = [
+            await raffle.client.get("/api/v1/raffles/none"),
+            await raffle.client.post("/api/v1/raffles/none/draw"),
+            await raffle.client.post(f"{url}/entries", json={"userId": "none"}),
+        ]
+        assert [answer.status_code for answer in answers] == [404] * 3
+
+
+def test_every_documented_variable_is_read() -> None:
+    """The names of the document, and its defaults where nothing is said."""
+    assert Settings.read({}) == Settings(
+        database="sqlite:///raffle.db",
+        retry_ttl_ms=10_000,
+        max_retries=3,
+        users=Batching(1000, 1000, 8, 2),
+        dlq=Batching(500, 1000, 1, 1),
+    )
+    variables = {
+        "DATABASE_URL": "postgresql://localhost/raffle",
+        "HARDENED": "yes",
+        "RETRY_TTL_MS": "5000",
+        "MAX_RETRIES": "0",
+        "USERS_BATCH_SIZE": "10",
+        "USERS_BATCH_TIMEOUT_MS": "20",
+        "USERS_PROC_CONCURRENCY": "3",
+        "USERS_BATCH_CONCURRENCY": "4",
+        "DLQ_BATCH_SIZE": "5",
+        "DLQ_BATCH_TIMEOUT_MS": "6",
+        "DLQ_PROC_CONCURRENCY": "7",
+        "DLQ_BATCH_CONCURRENCY": "8",
+    }
+    assert Settings.read(variables) == Settings(
+        "postgresql://localhost/raffle",
+        True,
+        5000,
+        0,
+        Batching(10, 20, 3, 4),
+        Batching(5, 6, 7, 8),
+    )
+
+
+def test_everything_wrong_with_the_environment_is_said_at_once() -> None:
+    """Each variable with what was expected and what was found."""
+    with pytest.raises(SettingsError) as refused:
+        Settings.read({"RETRY_TTL_MS": "soon", "USERS_BATCH_SIZE": "0", "HARDENED": "perhaps"})
+    assert str(refused.value) == (
+        "HARDENED: expected yes or no, got 'perhaps'; "
+        "RETRY_TTL_MS: expected a whole number from 1 to 2147483647, got 'soon'; "
+        "USERS_BATCH_SIZE: expected a whole number from 1 to 10000, got '0'"
+    )
+
+
+@in_virtual_time
+async def test_another_ttl_than_the_live_queue_has_is_refused_naming_both(tmp_path: Path) -> None:
+    """The queue is never recreated; the consumer does not start."""
+    settings = settings_in(tmp_path)
+    async with playing(settings) as raffle:
+        broker = raffle.test.broker
+    with pytest.raises(TopologyConflict) as refused:
+        async with AppTest(consumer(replace(settings, retry_ttl_ms=5000)), broker=broker):
+            pytest.fail("it must not start")
+    for part in ("raffle_retry_10s", "10000", "5000"):
+        assert part in str(refused.value)
