@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["document", "json_text", "on_terminal", "safe", "safe_lines", "table"]
+__all__ = [
+    "details",
+    "document",
+    "json_line",
+    "json_text",
+    "on_terminal",
+    "safe",
+    "safe_lines",
+    "table",
+]
 
 # C0 and C1 controls, DEL, and the marks that reorder or hide text.
 _UNSAFE = re.compile(
@@ -44,6 +53,12 @@ def json_text(data: object) -> str:
     return "\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\n"))
 
 
+def json_line(data: object) -> str:
+    """`data` as JSON on one line, without its newline; escaped in the same way."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return _UNSAFE.sub(_escape, text)
+
+
 def _escape(found: re.Match[str]) -> str:
     return f"\\u{ord(found.group()):04x}"
 
@@ -54,36 +69,62 @@ def document(text: str) -> None:
     click.echo(shown, nl=not shown.endswith("\n"))
 
 
-def on_terminal() -> bool:
-    """Whether stdout is a terminal."""
-    return sys.stdout.isatty()
+def on_terminal(*, err: bool = False) -> bool:
+    """Whether stdout, or stderr, is a terminal."""
+    return (sys.stderr if err else sys.stdout).isatty()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else."""
-    if on_terminal():
-        _draw(columns, [[safe_lines(cell) for cell in row] for row in rows])
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    err: bool = False,
+) -> None:
+    """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else.
+
+    The columns named in `right` hold numbers and end on the same line; `err` prints to stderr.
+    """
+    if on_terminal(err=err):
+        _draw(columns, [[safe_lines(cell) for cell in row] for row in rows], right, err)
     else:
-        _align([name.upper() for name in columns], [[safe(cell) for cell in row] for row in rows])
+        _align(columns, [[safe(cell) for cell in row] for row in rows], right, err)
 
 
-def _draw(columns: Sequence[str], rows: list[list[str]]) -> None:
+def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
+    """Print names with what belongs to them, one below the other; further lines are indented."""
+    shown = [(name, safe_lines(value).split("\n")) for name, value in pairs]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, (first, *rest) in shown:
+        click.echo(f"{name.ljust(width)}  {first}".rstrip(), err=err)
+        for line in rest:
+            click.echo(f"{' ' * width}  {line}".rstrip(), err=err)
+
+
+def _draw(columns: Sequence[str], rows: list[list[str]], right: Collection[str], err: bool) -> None:
     """A table by rich, which is loaded only here."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        drawn.add_column(name, justify="right" if name in right else "left")
     for row in rows:
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     # An empty NO_COLOR counts as none, as https://no-color.org says.
-    Console(no_color=bool(os.environ.get("NO_COLOR"))).print(drawn)
+    Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err).print(drawn)
 
 
-def _align(columns: Sequence[str], rows: list[list[str]]) -> None:
-    lines = [list(columns), *rows]
+def _align(
+    columns: Sequence[str], rows: list[list[str]], right: Collection[str], err: bool
+) -> None:
+    lines = [[name.upper() for name in columns], *rows]
     widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
     for line in lines:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(padded).rstrip())
+        padded = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(columns, line, widths, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip(), err=err)
