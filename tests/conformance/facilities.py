@@ -10,12 +10,20 @@ from urllib.parse import quote
 from tests.harness.management import ManagementFailed
 
 if TYPE_CHECKING:
+    from hopback.broker.server import BrokerServer
     from hopback.broker.simulator import EmbeddedBroker
     from hopback.topology.model import Policy
     from tests.harness.management import Management
     from tests.harness.rabbitmq import RabbitNode
 
-__all__ = ["EmbeddedNode", "EmbeddedPolicies", "HttpPolicies", "NodeInHand"]
+__all__ = [
+    "EmbeddedNode",
+    "EmbeddedPolicies",
+    "HttpPolicies",
+    "NodeInHand",
+    "ServerNode",
+    "ServerPolicies",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +109,37 @@ class EmbeddedNode:
     async def clear_alarm(self) -> None:
         """Let them go on."""
         self.broker.block(blocked=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPolicies:
+    """Policies of the embedded broker on a socket."""
+
+    server: BrokerServer
+
+    async def set_policy(self, policy: Policy) -> None:
+        """Set it."""
+        self.server.set_policy(policy)
+
+    async def clear_policy(self, name: str) -> None:
+        """Remove it."""
+        self.server.clear_policy(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNode:
+    """The embedded broker on a socket, which rows may restart and starve."""
+
+    server: BrokerServer
+
+    async def restart(self) -> None:
+        """Stop and start."""
+        await self.server.restart()
+
+    async def raise_alarm(self) -> None:
+        """Hold publishers back."""
+        self.server.block(blocked=True)
+
+    async def clear_alarm(self) -> None:
+        """Let them go on."""
+        self.server.block(blocked=False)

@@ -1,4 +1,4 @@
-"""Who is put to the test: the embedded broker as three versions, and RabbitMQ nodes."""
+"""Who is put to the test: the embedded broker in process and on a socket, and RabbitMQ nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
 from hopback.broker.simulator import EmbeddedBroker, run_virtual
+from hopback.clock import ManualClock
 from hopback.testing.conformance import Facilities, Tag, Timings, play
-from tests.conformance.facilities import EmbeddedNode, EmbeddedPolicies, HttpPolicies, NodeInHand
+from tests.conformance.facilities import (
+    EmbeddedNode,
+    EmbeddedPolicies,
+    HttpPolicies,
+    NodeInHand,
+    ServerNode,
+    ServerPolicies,
+)
 from tests.harness.configuration import Timings as NodeTimings
 from tests.harness.installation import HOST
 from tests.harness.rabbitmq import RabbitNode
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
     from tests.harness.installation import Installation
 
-__all__ = ["RealSubject", "Subjects", "needs_expendable", "play_embedded"]
+__all__ = ["RealSubject", "Subjects", "needs_expendable", "play_embedded", "play_served"]
 
 _SHORT = NodeTimings(consumer_timeout_ms=3_000)
 _EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
@@ -41,6 +50,40 @@ async def _play_embedded(row: Row, broker: EmbeddedBroker) -> Result:
     policies, node = EmbeddedPolicies(broker), EmbeddedNode(broker)
     facilities = Facilities(policies=policies, node=node, now=loop.time, wall=loop.time)
     return await play(row, broker, facilities)
+
+
+async def play_served(row: Row, version: BrokerVersion) -> Result:
+    """Play a row on a fresh server over a socket, in the server's virtual time."""
+    settings = ServerSettings(port=0, http_port=None, version=version, clock=ClockKind.VIRTUAL)
+    async with BrokerServer(settings) as server:
+        clock = server.time.clock
+        facilities = Facilities(
+            policies=ServerPolicies(server),
+            node=ServerNode(server),
+            pause=lambda seconds: _let_pass(server, seconds),
+            now=clock.now,
+            wall=clock.now,
+        )
+        return await play(row, RabbitMQ(server.url), facilities)
+
+
+async def _let_pass(server: BrokerServer, seconds: float) -> None:
+    """As `server.advance`, but clients in this very process need only a few turns of the loop."""
+    node, clock = server.house.node, server.time.clock
+    assert isinstance(clock, ManualClock)
+    moment = clock.now() + seconds
+    await _turns()
+    while (due := node.next_deadline()) is not None and due <= moment:
+        clock.advance_to(max(due, clock.now()))
+        node.run_due()
+        await _turns()
+    clock.advance_to(max(moment, clock.now()))
+    await _turns()
+
+
+async def _turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,8 @@ _HEAD = """\
 Written by `make test-brokers`; do not edit. Each row is a sentence about RabbitMQ with an experiment
 that shows it ([`hopback.testing.conformance`](../../src/hopback/testing/conformance/)). The embedded
 broker plays each version of RabbitMQ and is held to the same rows as RabbitMQ itself; what differs
-between versions is part of the row. Rows A.x are plain AMQP 0-9-1 as RabbitMQ speaks it.
+between versions is part of the row. *Socket* is the same broker as `hopback broker`. Rows A.x are plain
+AMQP 0-9-1 as RabbitMQ speaks it.
 
 ✓ holds · – the row is not about this version · ≠ known difference, see below · ✗ does not hold ·
 ? not played. Costs: *slow* rows take minutes on a broker with RabbitMQ's own timings, *destructive*
@@ -45,6 +46,9 @@ Three things of RabbitMQ need a cluster, which one node cannot be: dead letters 
 node is down, confirms while a quorum queue has no leader, and queues without a quorum. Neither can the
 embedded broker show them.
 """
+
+_OURS = ("embedded", "socket")
+"""The embedded broker in the process, and on a socket."""
 
 Results = dict[tuple[str, str], str]
 
@@ -65,7 +69,7 @@ class ConformanceTable:
     def pytest_sessionfinish(self) -> None:
         """Write the page if every row was played on every subject."""
         subjects = {subject for _, subject in self.results}
-        if len(self.results) == len(rows()) * len(subjects) and len(subjects) >= 6:
+        if len(self.results) == len(rows()) * len(subjects) and len(subjects) >= 9:
             PAGE.parent.mkdir(parents=True, exist_ok=True)
             PAGE.write_text(render(self.results))
 
@@ -86,9 +90,10 @@ def _summary(results: Mapping[tuple[str, str], str], subjects: list[str]) -> str
     return f"{len(rows())} rows on {len(subjects)} brokers: {held} hold.\n"
 
 
-def _by_kind_and_version(subject: str) -> tuple[bool, BrokerVersion]:
+def _by_kind_and_version(subject: str) -> tuple[int, BrokerVersion]:
     kind, _, version = subject.partition(" ")
-    return kind != "embedded", BrokerVersion.parse(version)
+    order = _OURS.index(kind) if kind in _OURS else len(_OURS)
+    return order, BrokerVersion.parse(version)
 
 
 def _row_line(row: Row, results: Mapping[tuple[str, str], str], subjects: list[str]) -> str:
@@ -101,7 +106,7 @@ def _sign(row: Row, subject: str, outcome: str | None) -> str:
     kind, _, version = subject.partition(" ")
     if outcome is None:
         return "?"
-    known = [each for each in EMBEDDED_DIFFERENCES if kind == "embedded"]
+    known = [each for each in EMBEDDED_DIFFERENCES if kind in _OURS]
     if any(each.concerns(row.id, BrokerVersion.parse(version)) for each in known):
         return "≠"
     return _SIGNS[Outcome(outcome)]

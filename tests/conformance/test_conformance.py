@@ -9,7 +9,7 @@ import pytest
 from hopback.testing.conformance import Outcome, Row, rows
 from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
 from hopback.version import BrokerVersion
-from tests.conformance.subjects import Subjects, needs_expendable, play_embedded
+from tests.conformance.subjects import Subjects, needs_expendable, play_embedded, play_served
 from tests.harness.versions import SUITES
 
 if TYPE_CHECKING:
@@ -41,6 +41,18 @@ def test_the_embedded_broker_does_as_rabbitmq_does(
     """Each row holds on the embedded broker, or is a listed difference that is still one."""
     result = play_embedded(row, version)
     record_property("conformance", [row.id, f"embedded {version}", str(result.outcome)])
+    assert judge(result, version) is None
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize("version", _VERSIONS, ids=str)
+@pytest.mark.parametrize("row", _ROWS, ids=_number)
+async def test_the_broker_on_a_socket_does_as_rabbitmq_does(
+    row: Row, version: BrokerVersion, record_property: Callable[[str, object], None]
+) -> None:
+    """Each row holds over the socket too, as it does in the process."""
+    result = await play_served(row, version)
+    record_property("conformance", [row.id, f"socket {version}", str(result.outcome)])
     assert judge(result, version) is None
 
 

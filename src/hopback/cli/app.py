@@ -34,6 +34,10 @@ _COMMANDS = {
     "doctor": LazyCommand(
         "hopback.cli.broker_commands:doctor", "Look at a live broker and say what is wrong."
     ),
+    "broker": LazyCommand(
+        "hopback.cli.broker_server_command:broker",
+        "Serve AMQP on this machine, without RabbitMQ: development and tests.",
+    ),
     "run": LazyCommand("hopback.cli.run_command:run", "Run an application's handlers."),
     "pause": LazyCommand(
         "hopback.cli.control_commands:pause",

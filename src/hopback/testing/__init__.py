@@ -9,13 +9,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hopback.broker.simulator import EmbeddedBroker, Fault
+    from hopback.testing.app_thread import AppThread
+    from hopback.testing.broker_thread import BrokerThread
     from hopback.testing.captured import Happening, Tally
     from hopback.testing.kit import AppTest, in_virtual_time
 
-__all__ = ["AppTest", "EmbeddedBroker", "Fault", "Happening", "Tally", "in_virtual_time"]
+__all__ = [
+    "AppTest",
+    "AppThread",
+    "BrokerThread",
+    "EmbeddedBroker",
+    "Fault",
+    "Happening",
+    "Tally",
+    "in_virtual_time",
+]
 
 _HOMES = {
     "hopback.broker.simulator": ("EmbeddedBroker", "Fault"),
+    "hopback.testing.app_thread": ("AppThread",),
+    "hopback.testing.broker_thread": ("BrokerThread",),
     "hopback.testing.captured": ("Happening", "Tally"),
     "hopback.testing.kit": ("AppTest", "in_virtual_time"),
 }

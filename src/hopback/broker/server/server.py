@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hopback.broker.server.api import Api
+from hopback.broker.server.api_changes import take_definitions
 from hopback.broker.server.client import Client
 from hopback.broker.server.house import House
 from hopback.broker.server.settings import ServerSettings
 from hopback.broker.server.time_travel import time_of
+from hopback.broker.simulator.refusal import Refusal
+from hopback.broker.simulator.snapshot import snapshot
 from hopback.endpoint import Endpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hopback.broker.server.time_travel import Advanced
+    from hopback.broker.simulator.snapshot import NodeSnapshot
     from hopback.topology.model import Policy
 
 __all__ = ["BrokerServer"]
@@ -128,6 +134,17 @@ class BrokerServer:
     def block(self, *, blocked: bool = True) -> None:
         """Hold publishers back, as a memory alarm does, or let them go on."""
         self.house.alarm(on=blocked)
+
+    def snapshot(self) -> NodeSnapshot:
+        """Everything in it at this moment, as values."""
+        return snapshot(self.house.node)
+
+    def load(self, definitions: Mapping[str, Any]) -> None:
+        """Take RabbitMQ definitions; ValueError says what is wrong with them."""
+        try:
+            take_definitions(self.house, definitions)
+        except Refusal as refusal:
+            raise ValueError(refusal.text) from refusal
 
     def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
         """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""

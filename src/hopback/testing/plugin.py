@@ -1,0 +1,66 @@
+"""The pytest plugin: a broker on a socket for each test, and applications that run on it.
+
+It comes with the package; nothing has to be configured. It loads nothing until a fixture is used.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.runtime.app import App
+    from hopback.testing.app_thread import AppThread
+    from hopback.testing.broker_thread import BrokerThread
+
+__all__ = ["hopback_app", "hopback_broker", "pytest_configure"]
+
+_MARKER = "hopback_broker"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(clock='virtual', version='4.0'): how the fixture {_MARKER} is set up",
+    )
+
+
+@pytest.fixture
+def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
+    """A fresh broker on a free port of this machine; its clock stands still until `advance`."""
+    from hopback.broker.server import ClockKind, ServerSettings
+    from hopback.testing.broker_thread import BrokerThread
+    from hopback.version import BrokerVersion
+
+    marker = request.node.get_closest_marker(_MARKER)
+    options = {} if marker is None else dict(marker.kwargs)
+    settings = ServerSettings(
+        port=0,
+        http_port=0,
+        clock=ClockKind(options.pop("clock", "virtual")),
+        version=BrokerVersion.parse(options.pop("version", "4.0")),
+    )
+    if options:
+        raise pytest.UsageError(
+            f"@pytest.mark.{_MARKER}: expected clock and version, got {', '.join(options)}"
+        )
+    with BrokerThread(settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def hopback_app(hopback_broker: BrokerThread) -> Iterator[Callable[[App], AppThread]]:
+    """Runs an application on `hopback_broker`: `running = hopback_app(app)`; it ends with the test."""
+    from hopback.testing.app_thread import AppThread
+
+    with ExitStack() as running:
+
+        def start(app: App) -> AppThread:
+            return running.enter_context(AppThread(app, hopback_broker.url))
+
+        yield start

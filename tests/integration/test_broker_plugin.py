@@ -1,0 +1,104 @@
+"""The pytest plugin as its users have it: a broker for each test, and applications on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pika  # type: ignore[import-untyped]
+import pytest
+
+from hopback import App
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hopback.testing import AppThread, BrokerThread
+
+pytestmark = pytest.mark.socket
+
+_RETRY = {
+    "x-message-ttl": 1_800_000,
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": "orders",
+}
+
+
+@pytest.fixture
+def channel(hopback_broker: BrokerThread) -> Iterator[Any]:
+    """A channel of pika, with two queues: `orders`, and one that waits half an hour before it."""
+    connection = pika.BlockingConnection(pika.URLParameters(hopback_broker.url))
+    channel = connection.channel()
+    channel.queue_declare("orders", durable=True)
+    channel.queue_declare("orders.retry", durable=True, arguments=_RETRY)
+    yield channel
+    connection.close()
+
+
+def test_half_an_hour_passes_at_once(hopback_broker: BrokerThread, channel: Any) -> None:
+    """A message waits until the clock is turned, and comes back with its death."""
+    channel.basic_publish("", "orders.retry", b"an order")
+    assert channel.basic_get("orders", auto_ack=True)[0] is None
+    assert hopback_broker.advance(1799).deadlines == 0
+    assert channel.basic_get("orders", auto_ack=True)[0] is None
+    assert hopback_broker.advance(1).deadlines == 1
+    _, properties, body = channel.basic_get("orders", auto_ack=True)
+    assert body == b"an order"
+    assert properties.headers["x-death"][0]["queue"] == "orders.retry"
+
+
+@pytest.mark.hopback_broker(clock="auto", version="3.10")
+def test_the_clock_jumps_when_nothing_else_can_happen(channel: Any) -> None:
+    """With `auto` the half hour is over as soon as everybody is quiet."""
+    channel.basic_publish("", "orders.retry", b"an order")
+    for _, _, body in channel.consume("orders", inactivity_timeout=20):
+        assert body == b"an order"
+        break
+
+
+def test_each_test_has_a_broker_of_its_own(hopback_broker: BrokerThread) -> None:
+    """Nothing is left of the tests before."""
+    assert hopback_broker.snapshot().queues == ()
+
+
+def test_an_application_retries_and_parks_within_one_advance(
+    hopback_broker: BrokerThread, hopback_app: Callable[[App], AppThread], channel: Any
+) -> None:
+    """Three tiers, an hour in all: each attempt happens at its own time."""
+    app = App("shop")
+    seen: list[float] = []
+    parked = threading.Event()
+
+    @app.handler("jobs", retry=["30s", "5m", "30m"])
+    async def handle(job: dict[str, int]) -> None:
+        seen.append(hopback_broker.now)
+        if len(seen) == 4:
+            parked.set()
+        raise LookupError("no such customer")
+
+    running = hopback_app(app)
+    channel.basic_publish("", "jobs", b'{"id": 13}')
+    begin = hopback_broker.now
+    hopback_broker.advance(3600)
+    assert parked.wait(20)
+    assert [round(moment - begin) for moment in seen] == [0, 30, 330, 2130]
+    report = running.stop()
+    assert report is not None
+    assert len(running.happened("delivery.parked")) == 1
+    [dead] = hopback_broker.snapshot().queue("jobs.dlq").ready
+    assert dead.body == b'{"id": 13}'
+
+
+def test_an_unknown_option_of_the_marker_is_an_error(tmp_path: Path) -> None:
+    """It says which options there are; the plugin needs no configuration to be there."""
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.hopback_broker(clok='auto')\n"
+        "def test_it(hopback_broker): 'A test.'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "expected clock and version, got clok" in ran.stdout
+    assert "1 error" in ran.stdout
