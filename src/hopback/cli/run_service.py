@@ -116,7 +116,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
             app,
             broker_of(settings),
             options=_options(settings),
-            world=Surroundings(bus=bus, around=_tracing(settings)),
+            world=Surroundings(bus=bus, **_tracing(settings)),
             beside=await _watchers(app, settings, metrics, stack),
         )
         stopper = Stopper(service.stop)
@@ -152,17 +152,18 @@ def _metrics(settings: RunSettings) -> Metrics | None:
     return Metrics()
 
 
-def _tracing(settings: RunSettings) -> Any:
+def _tracing(settings: RunSettings) -> dict[str, Any]:
+    """What makes spans, if that was asked for."""
     if not settings.otel:
-        return None
+        return {}
     try:
-        from hopback.runtime.tracing import traced
+        from hopback.runtime.tracing import traced, traced_batch
     except ImportError as error:
         raise CommandFailed(
             "--otel needs OpenTelemetry, which is not installed",
             do="Install the extra: pip install 'hopback[tracing]'.",
         ) from error
-    return traced
+    return {"around": traced, "around_batch": traced_batch}
 
 
 async def _watchers(

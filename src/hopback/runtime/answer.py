@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from hopback.policy.outcome import Done
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from hopback.broker.port import Channel
     from hopback.headers import Failure
     from hopback.message import Delivery
     from hopback.policy.outcome import Outcome
+    from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["DONE", "Answer", "Run", "Session", "Taken"]
+__all__ = ["DONE", "Answer", "AroundBatch", "Run", "Session", "Taken"]
 
 
 class Answer(NamedTuple):
@@ -34,6 +36,12 @@ DONE = Answer(Done())
 
 Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
 """What runs a handler on one delivery."""
+
+AroundBatch: TypeAlias = (
+    "Callable[[Sequence[Delivery], Plan], "
+    "AbstractContextManager[Callable[[Sequence[Answer]], None]]]"
+)
+"""Put around the handling of a batch; what it yields is told the answers."""
 
 
 @dataclass(slots=True, eq=False)

@@ -67,7 +67,7 @@ class Assembly:
     def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan)
-        work = partial(Batches, handler, prepare, self._settling(plan), self.world.bus)
+        work = partial(Batches, handler, prepare, self._settling(plan), self.world)
         limits = Limits(options.window, options.batchers, options.breaker)
         return Consumer(handler.queue, limits, work, self.world)
 

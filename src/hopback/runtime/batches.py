@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hopback.policy.batching import Window
@@ -15,13 +16,14 @@ from hopback.runtime.pool import Pool, ended
 from hopback.runtime.running import undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
-    from hopback.observe.events import Bus
+    from hopback.message import Delivery
     from hopback.runtime.answer import Taken
     from hopback.runtime.batch import BatchHandler
     from hopback.runtime.running import FunctionRunner
-    from hopback.runtime.settling import Settling
+    from hopback.runtime.settling import Settling, Surroundings
+    from hopback.topology.plan import Plan
 
 __all__ = ["Batches"]
 
@@ -34,14 +36,15 @@ class Batches:
         handler: BatchHandler,
         prepare: FunctionRunner | None,
         settling: Settling,
-        bus: Bus,
+        world: Surroundings,
         observe: Callable[[Answer], object],
     ) -> None:
         self._handler = handler
         self._window = Window(handler.options.size, handler.options.wait)
         self._prepare = prepare
         self._settling = settling
-        self._bus = bus
+        self._bus = world.bus
+        self._around = world.around_batch or _unobserved
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._processors = 1 if handler.prepare is None else handler.prepare.options.concurrency
@@ -171,16 +174,19 @@ class Batches:
     async def _handle(self, batch: list[tuple[Taken, Any]]) -> None:
         began, isolating = self._loop.time(), Isolating(self._handler)
         alive = [one for one in batch if not one[0].session.ended.is_set()]
+        if not alive:
+            return
         try:
-            answers = await isolating.answers([payload for _, payload in alive])
+            with self._around([taken.delivery for taken, _ in alive], self._settling.plan) as tell:
+                answers = await isolating.answers([payload for _, payload in alive])
+                tell(answers)
         except asyncio.CancelledError:
             for taken, _ in alive:
                 self._settling.abandon(taken, self._loop.time() - began, "interrupted")
             raise
         duration = self._loop.time() - began
         await self._conclude_all([taken for taken, _ in alive], answers, duration)
-        if alive:
-            self._tell(answers, duration, isolating.splits)
+        self._tell(answers, duration, isolating.splits)
 
     def _tell(self, answers: list[Answer], duration: float, splits: int) -> None:
         self._bus.emit(
@@ -214,3 +220,11 @@ class Batches:
         except asyncio.CancelledError:
             self._settling.abandon(taken, duration, "interrupted")
             raise
+
+
+@contextmanager
+def _unobserved(
+    _deliveries: Sequence[Delivery], _plan: Plan
+) -> Iterator[Callable[[Sequence[Answer]], None]]:
+    """Nobody is told."""
+    yield lambda _answers: None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
     from hopback.policy.decision import Decision, Effect
-    from hopback.runtime.answer import Run, Taken
+    from hopback.runtime.answer import AroundBatch, Run, Taken
     from hopback.topology.plan import Plan
 
 __all__ = ["Settling", "Surroundings"]
@@ -41,7 +41,8 @@ class Surroundings:
     """Everything that the runtime takes from the world: time, chance, the host, who listens.
 
     `witness` is shown every exception behind a failed run, as it was raised; events carry no objects.
-    `around` is put around the runs of every handler, as `tracing.traced` is.
+    `around` is put around the runs of every handler, as `tracing.traced` is, and `around_batch` around
+    the handling of every batch, as `tracing.traced_batch` is.
     """
 
     bus: Bus = field(default_factory=Bus)
@@ -51,6 +52,7 @@ class Surroundings:
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
     witness: Callable[[BaseException], object] | None = None
     around: Callable[[Run, Plan], Run] | None = None
+    around_batch: AroundBatch | None = None
 
 
 class _Abandoned(Exception):

@@ -1,5 +1,7 @@
 """OpenTelemetry: a span for each run of a handler, in the trace that its message carries.
 
+A batch is handled for many messages at once: one span, linked to the trace of each of them.
+
 The trace context travels in the headers of the message (W3C `traceparent`), which every hop leaves
 untouched: each attempt, also after half an hour in a retry queue, is a span of the same trace. Needs
 the extra `tracing`.
@@ -7,10 +9,12 @@ the extra `tracing`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from hopback.headers import identity
 from hopback.policy.attempts import attempt_of, original_routing_key
@@ -18,6 +22,8 @@ from hopback.policy.outcome import Done
 from hopback.runtime.outgoing import trace_source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from opentelemetry.trace import Span, Tracer
 
     from hopback.fields import Headers
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer, Run
     from hopback.topology.plan import Plan
 
-__all__ = ["current_trace", "traced"]
+__all__ = ["current_trace", "traced", "traced_batch"]
 
 
 def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
@@ -48,6 +54,45 @@ def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
             return answer
 
     return run_traced
+
+
+@contextmanager
+def traced_batch(
+    deliveries: Sequence[Delivery], plan: Plan, tracer: Tracer | None = None
+) -> Iterator[Callable[[Sequence[Answer]], None]]:
+    """A span for the handling of a batch; it is told the answers at the end."""
+    own = tracer or trace.get_tracer("hopback")
+    with own.start_as_current_span(
+        f"process {plan.queue}",
+        kind=SpanKind.CONSUMER,
+        links=list(_links(deliveries)),
+        attributes={
+            "messaging.system": "rabbitmq",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": plan.queue,
+            "messaging.batch.message_count": len(deliveries),
+        },
+    ) as span:
+        token = trace_source.set(current_trace)
+        try:
+            yield partial(_conclude_batch, span)
+        finally:
+            trace_source.reset(token)
+
+
+def _links(deliveries: Sequence[Delivery]) -> Iterator[Link]:
+    """The span that each message came with, where it came with one."""
+    for delivery in deliveries:
+        found = trace.get_current_span(propagate.extract(_carrier(delivery))).get_span_context()
+        if found.is_valid:
+            yield Link(found)
+
+
+def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:
+    failed = sum(not isinstance(one.outcome, Done) for one in answers)
+    span.set_attribute("hopback.failed", failed)
+    if failed:
+        span.set_status(Status(StatusCode.ERROR, f"{failed} of {len(answers)} messages failed"))
 
 
 def _carrier(delivery: Delivery) -> dict[str, str]:

@@ -13,12 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from hopback import App, Context, EmbeddedBroker, Service, Surroundings
+from hopback import App, Context, EmbeddedBroker, Park, Service, Surroundings
 from hopback.broker.simulator import run_virtual
 from hopback.observe.events import Bus
 from hopback.patterns import DESIGNS
 from hopback.runtime.outgoing import compose
-from hopback.runtime.tracing import traced
+from hopback.runtime.tracing import traced, traced_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -177,3 +177,39 @@ def test_a_hostile_trace_header_starts_a_new_trace() -> None:
     traces.play(app, "orders", {"traceparent": "00-zz\n", "tracestate": 5, "baggage": "=;=,"})
     assert len(traces.spans) == 1
     assert _trace_ids(traces.spans) != {_TRACE}
+
+
+def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
+    """Each message keeps its own trace; the span says how many there were and how many failed."""
+    traces, app = _Traces(), App("raffle")
+    published: list[Headers] = []
+
+    @app.batch("users", size=3, retry=["1s"], attempts=1)
+    async def insert(rows: list[int]) -> list[object]:
+        published.append(dict(compose("", "x", {}).properties.headers))
+        return [Park("no") if row == 2 else None for row in rows]
+
+    async def play() -> None:
+        over = asyncio.Event()
+        bus = Bus(lambda name, _fields: over.set() if name == "batch.handled" else None)
+        around = partial(traced_batch, tracer=traces.tracer)
+        world = Surroundings(bus=bus, around_batch=around)
+        service = Service(app, EmbeddedBroker(), world=world)
+        running = asyncio.create_task(service.run())
+        await service.ready.wait()
+        for row, headers in ((1, _CARRIED), (2, {}), (3, {"traceparent": "no trace"})):
+            await service.publish(compose("", "users", row, headers=headers))
+        await over.wait()
+        service.stop()
+        await running
+
+    run_virtual(play())
+    (span,) = traces.spans
+    attributes = span.attributes or {}
+    assert [trace.format_trace_id(one.context.trace_id) for one in span.links] == [_TRACE]
+    assert attributes["messaging.batch.message_count"] == 3
+    assert attributes["hopback.failed"] == 1
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.context is not None
+    own = trace.format_trace_id(span.context.trace_id)
+    assert [str(one["traceparent"]).split("-")[1] for one in published] == [own]
