@@ -1,0 +1,82 @@
+"""Tables of the reference that are written from the code.
+
+`python -m tests.docs.tables` writes them into their pages, between `<!-- table: NAME -->` and
+`<!-- end -->`; a test fails when a page says something else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hopback.observe.events import EVENTS
+from hopback.observe.logs import LEVELS
+from hopback.observe.metrics import Metrics
+from tests.docs.pages import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["TABLES", "current", "rendered"]
+
+_MARKED = r"(<!-- table: {} -->\n).*?(<!-- end -->)"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _events() -> str:
+    """Every event: its level, its moment, its fields."""
+    rows = [
+        (f"`{one.name}`", LEVELS.get(one.name, "info"), one.when, _code(one.fields))
+        for one in EVENTS.values()
+    ]
+    return _table(("event", "level", "when", "fields"), rows)
+
+
+def _metrics() -> str:
+    """Every metric by the name it is scraped under."""
+    metrics = Metrics()
+    kinds = (
+        ("counter", "_total", metrics._counters),
+        ("histogram", "", metrics._histograms),
+        ("gauge", "", metrics._gauges),
+    )
+    rows = [
+        (f"`{one._name}{ending}`", kind, _code(one._labelnames), one._documentation)
+        for kind, ending, found in kinds
+        for one in found.values()
+    ]
+    return _table(("metric", "kind", "labels", "meaning"), rows)
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "events": ("docs/reference/events.md", _events),
+    "metrics": ("docs/reference/metrics.md", _metrics),
+}
+"""Each table's page and how it is made."""
+
+
+def current(name: str) -> str:
+    """The page as it is."""
+    return (ROOT / TABLES[name][0]).read_text(encoding="utf-8")
+
+
+def rendered(name: str) -> str:
+    """The page as it should be."""
+    table = TABLES[name][1]()
+    pattern = re.compile(_MARKED.format(name), re.DOTALL)
+    text, count = pattern.subn(lambda found: found[1] + table + found[2], current(name))
+    assert count == 1, f"{TABLES[name][0]} has no place for the table {name}"
+    return text
+
+
+if __name__ == "__main__":
+    for _name, (_page, _) in TABLES.items():
+        (ROOT / _page).write_text(rendered(_name), encoding="utf-8")
