@@ -1,0 +1,90 @@
+"""The gateway's admin endpoints: who may use them, for which queues, and who hears of a re-drive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.admin.documented import documented_routes
+from hopback.admin.gate import forbidden, unauthorized
+from hopback.admin.roles import Role
+from hopback.admin.settings import JwtSettings
+from hopback.admin.tokens import BadToken, SharedSecret, TokenReader
+from hopback.deadletters.requests import Who
+from hopback.systems.file_pipeline.messages import DlqRedriveCompleted
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import Route
+
+    from hopback.admin.documented import Redriven
+    from hopback.deadletters.operations import Operations
+    from hopback.systems.file_pipeline.workshop import Workshop
+
+__all__ = ["ACCEPTED", "AUDIENCE", "ISSUER", "admin_routes"]
+
+ACCEPTED = tuple(
+    f"q.{name}.dlq"
+    for name in (
+        "upload.commands",
+        "validator",
+        "thumbnail",
+        "extractor",
+        "projection",
+        "notification",
+        "audit",
+    )
+)
+"""The dead-letter queues that the document names; every other name is refused."""
+ISSUER = AUDIENCE = "file-pipeline"
+"""What a token must say in `iss` and `aud`."""
+
+
+def admin_routes(operations: Operations, workshop: Workshop) -> list[Route]:
+    """The three documented endpoints, for the role `admin`."""
+
+    async def announce(done: Redriven) -> None:
+        news = DlqRedriveCompleted(
+            done.operation,
+            done.queue,
+            done.main_queue,
+            done.requested,
+            done.fetched,
+            done.moved,
+            done.failed,
+            done.by.id,
+            done.by.name,
+        )
+        async with workshop.transaction() as tx:
+            await workshop.announce(tx, news, producer="gateway", correlation_id=done.operation)
+
+    return documented_routes(
+        operations,
+        _Door(workshop.settings.secret).authorize,
+        workshop.clock,
+        queues=ACCEPTED,
+        on_redriven=announce,
+    )
+
+
+class _Door:
+    """Lets administrators in, by their token."""
+
+    def __init__(self, secret: str) -> None:
+        rules = JwtSettings(issuer=ISSUER, audience=AUDIENCE, secret_env="ADMIN_JWT_SECRET")  # noqa: S106
+        self._tokens = TokenReader(rules, (), SharedSecret(secret)) if secret else None
+
+    async def authorize(self, request: Request) -> Who:
+        """Who asks; Refused unless a token says that they are an administrator."""
+        header = request.headers.get("authorization")
+        if header is None:
+            raise unauthorized("Missing Authorization header.")
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or self._tokens is None:
+            raise unauthorized("Expected the Authorization header to be `Bearer TOKEN`.")
+        try:
+            principal = await self._tokens.read(token.strip())
+        except BadToken as error:
+            raise unauthorized(f"The token is not believed: {error}.") from error
+        if not principal.allows_everywhere(Role.ADMIN):
+            raise forbidden()
+        return Who(principal.id.removeprefix("token:"), principal.name)

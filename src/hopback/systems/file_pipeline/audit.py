@@ -1,0 +1,55 @@
+"""Audit: every event, once, in the order in which it came, for good."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from sqlalchemy import insert
+
+from hopback import Context  # noqa: TC001  read by the runtime
+from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.stages import alone
+from hopback.systems.file_pipeline.tables import audit
+
+if TYPE_CHECKING:
+    from hopback import App
+    from hopback.systems.file_pipeline.workshop import Workshop
+
+__all__ = ["add_audit", "app"]
+
+app: App
+
+_QUEUE = "q.audit"
+_LONGEST = 65_536
+
+
+def add_audit(app: App, workshop: Workshop) -> None:
+    """Add the handler of `q.audit`. It takes whatever comes: also what nobody understands."""
+
+    @app.handler(_QUEUE, concurrency=4)
+    async def record(context: Context) -> None:
+        properties = context.delivery.properties
+        row = {
+            "message_id": context.message_id,
+            "type": properties.type,
+            "routing_key": context.routing_key,
+            "correlation_id": context.correlation_id,
+            "recorded_at": workshop.clock.now(),
+            "body": _text(context.delivery.body),
+        }
+        async with workshop.transaction() as tx:
+            if await tx.first_time(_QUEUE, context.message_id):
+                await tx.execute(insert(audit).values(**row))
+
+
+def _text(body: bytes) -> str:
+    """The body as text; PostgreSQL has no room for NUL."""
+    return body[:_LONGEST].decode("utf-8", "replace").replace("\x00", "\N{SYMBOL FOR NULL}")
+
+
+def __getattr__(name: str) -> App:
+    """`app`, made of the environment when it is first asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    return alone("file-pipeline audit", add_audit, Settings.read(os.environ))

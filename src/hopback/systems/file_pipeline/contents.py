@@ -1,0 +1,122 @@
+"""What a file really is: told by its bytes, and held against what was claimed. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["HEAD_BYTES", "TYPES", "Rejection", "Taken", "is_image", "judge", "sniff"]
+
+HEAD_BYTES = 65_536
+"""How much of a file `sniff` looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A type of file that is taken: the endings its names have, and whether it is a picture."""
+
+    endings: tuple[str, ...]
+    image: bool = False
+
+
+TYPES: Mapping[str, Taken] = MappingProxyType(
+    {
+        "image/png": Taken((".png",), image=True),
+        "image/jpeg": Taken((".jpg", ".jpeg"), image=True),
+        "image/gif": Taken((".gif",), image=True),
+        "image/webp": Taken((".webp",), image=True),
+        "application/pdf": Taken((".pdf",)),
+        "application/json": Taken((".json",)),
+        "text/csv": Taken((".csv",)),
+        "text/plain": Taken((".txt", ".log", ".md")),
+    }
+)
+"""Every type that is taken."""
+
+_TEXTUAL = frozenset({"application/json", "text/csv", "text/plain"})
+_MAGIC = (
+    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
+    (0, b"\xff\xd8\xff", "image/jpeg"),
+    (0, b"GIF87a", "image/gif"),
+    (0, b"GIF89a", "image/gif"),
+    (8, b"WEBP", "image/webp"),
+    (0, b"%PDF-", "application/pdf"),
+)
+_CONTROLS = frozenset(range(32)) - {9, 10, 12, 13} | {127}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a file is not taken: a code for programs, a sentence for people."""
+
+    code: str
+    reason: str
+
+
+def is_image(content_type: str | None) -> bool:
+    """Whether files of this type are pictures."""
+    taken = TYPES.get(content_type or "")
+    return taken is not None and taken.image
+
+
+def sniff(head: bytes) -> str | None:
+    """The type that the first bytes of a file show; None where they show nothing we know."""
+    for offset, magic, found in _MAGIC:
+        if head[offset : offset + len(magic)] == magic:
+            return found if found != "image/webp" or head[:4] == b"RIFF" else None
+    return "text/plain" if _is_text(head) else None
+
+
+def _is_text(head: bytes) -> bool:
+    """UTF-8 without control characters; the last character may be cut in half."""
+    if not head or _CONTROLS & set(head):
+        return False
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return len(head) >= HEAD_BYTES and error.start >= len(head) - 3
+    return True
+
+
+def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection | str:
+    """The type of the file if it is what it claims to be, else why it is rejected."""
+    ending = PurePath(name).suffix.lower()
+    if not content:
+        return Rejection("EMPTY_FILE", "The file is empty.")
+    if len(content) > max_bytes:
+        return Rejection("TOO_LARGE", f"Expected at most {max_bytes} bytes, got {len(content)}.")
+    if declared not in TYPES:
+        return Rejection("UNSUPPORTED_TYPE", f"Files of type {declared[:80]!r} are not taken.")
+    if ending not in TYPES[declared].endings:
+        expected = " or ".join(TYPES[declared].endings)
+        return Rejection(
+            "EXTENSION_MISMATCH", f"Expected a name ending in {expected}, got {ending[:20]!r}."
+        )
+    return _judge_content(declared, content)
+
+
+def _judge_content(declared: str, content: bytes) -> Rejection | str:
+    found = sniff(content[:HEAD_BYTES])
+    if found is None:
+        return Rejection(
+            "UNKNOWN_CONTENT", f"Declared as {declared}; its bytes are of no known type."
+        )
+    if found != declared and not (found == "text/plain" and declared in _TEXTUAL):
+        return Rejection("TYPE_MISMATCH", f"Declared as {declared}; its bytes are {found}.")
+    if declared == "application/json" and not _is_json(content):
+        return Rejection("INVALID_JSON", "Declared as application/json; its text is no JSON.")
+    return declared
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""The file pipeline in one process: how it is started, and a little traffic with deliberate failures."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+import zlib
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import httpx
+
+from hopback.systems.file_pipeline.gateway import gateway
+from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.whole import whole_app
+from hopback.systems.file_pipeline.workshop import Workshop
+from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.web import opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from hopback.systems.stage import Stage
+
+__all__ = ["SYSTEM"]
+
+_EVERY_S = 4.0
+_HOME = "hopback.systems.file_pipeline"
+
+
+@asynccontextmanager
+async def _start(stage: Stage) -> AsyncIterator[Playing]:
+    read = Settings.read(stage.environment)
+    settings = replace(read, database=stage.database, folder=stage.folder, hardened=stage.hardened)
+    workshop = Workshop(settings, stage.world.clock)
+    web = gateway(settings, stage.broker, stage.world.clock)
+    async with playing(stage, whole_app(workshop)) as service, opened(web):
+        yield Playing((service,), web)
+
+
+async def _traffic(stage: Stage) -> None:
+    """Pictures and texts; now and then one that lies, and one that breaks Pillow."""
+    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+        for number, (name, content, kind) in enumerate(_samples(), 1):
+            shown = f"{number}-{name}"
+            with suppress(httpx.TransportError):  # the front door may not be open yet
+                await client.post("/files", files={"file": (shown, content, kind)})
+            await asyncio.sleep(_EVERY_S)
+
+
+def _samples() -> Iterator[tuple[str, bytes, str]]:
+    """Files for ever, most of them good."""
+    good = _picture(zlib.compress(b"".join(_lines(120, 90))), 120, 90)
+    broken = _picture(b"these are no compressed pixels", 120, 90)
+    kinds = (
+        ("holiday.png", good, "image/png"),
+        ("notes.txt", b"Buy cheese.\nCall the broker.\n", "text/plain"),
+        ("report.pdf", good, "application/pdf"),
+        ("order.json", b'{"id": 7, "items": [1, 2, 3]}', "application/json"),
+        ("broken.png", broken, "image/png"),
+        ("table.csv", b"name,amount\nana,3\nbruno,5\n", "text/csv"),
+    )
+    return itertools.cycle(kinds)
+
+
+def _lines(width: int, height: int) -> Iterator[bytes]:
+    """A gradient, line by line, as PNG wants it."""
+    for y in range(height):
+        yield b"\x00" + b"".join(
+            bytes((255 * x // width, 255 * y // height, 128)) for x in range(width)
+        )
+
+
+def _picture(pixels: bytes, width: int, height: int) -> bytes:
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    check = struct.pack(">I", zlib.crc32(name + content))
+    return struct.pack(">I", len(content)) + name + content + check
+
+
+SYSTEM = System(
+    "file-pipeline",
+    "files over HTTP, validated, drawn, described; each consumer retries for itself",
+    (
+        Part(f"{_HOME}.gateway:app", "takes files, tells what became of them", is_web=True),
+        Part(f"{_HOME}.upload:app", "takes received files in"),
+        Part(f"{_HOME}.validator:app", "holds content against the declared type"),
+        Part(f"{_HOME}.thumbnail:app", "draws small pictures"),
+        Part(f"{_HOME}.extractor:app", "finds metadata"),
+        Part(f"{_HOME}.projection:app", "keeps the read model, says completed and timed out"),
+        Part(f"{_HOME}.notification:app", "tells people"),
+        Part(f"{_HOME}.audit:app", "records every event"),
+    ),
+    _start,
+    _traffic,
+    (
+        Try("the files, newest first", "curl {url}/files"),
+        Try("what people are told", "curl {url}/notifications"),
+        Try(
+            "a text goes through in a moment",
+            "echo hello > hello.txt && curl -F 'file=@hello.txt;type=text/plain' {url}/files",
+        ),
+        Try(
+            "a picture without pixels rests in q.thumbnail.dlq and q.extractor.dlq after 30 s",
+            "printf '\\211PNG\\r\\n\\032\\n' > bad.png"
+            " && curl -F 'file=@bad.png;type=image/png' {url}/files",
+        ),
+    ),
+)

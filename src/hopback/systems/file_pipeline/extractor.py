@@ -1,0 +1,83 @@
+"""Extractor: finds out what a file can tell about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from hopback.systems.file_pipeline.contents import is_image
+from hopback.systems.file_pipeline.messages import FileValidated, MetadataExtracted, payload_of
+from hopback.systems.file_pipeline.pictures import describe_picture
+from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.stages import alone, stage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hopback import App
+    from hopback.systems.file_pipeline.messages import Envelope
+    from hopback.systems.file_pipeline.workshop import Workshop
+
+__all__ = ["add_extractor", "app", "metadata_of"]
+
+app: App
+
+
+def add_extractor(app: App, workshop: Workshop) -> None:
+    """Add the handler of `q.extractor`."""
+
+    async def work(event: Envelope) -> list[MetadataExtracted]:
+        file: FileValidated = payload_of(event, FileValidated)
+        path = workshop.folder.file(file.fileId)
+        found = await asyncio.to_thread(
+            metadata_of, path, file.contentType, workshop.settings.max_pixels
+        )
+        return [MetadataExtracted(file.fileId, file.run, found)]
+
+    stage(app, workshop, "q.extractor", work, producer="extractor")
+
+
+def metadata_of(path: Path, content_type: str, max_pixels: int) -> dict[str, Any]:
+    """Checksums of every file; of pictures, texts, JSON and PDF what each has to tell."""
+    content = path.read_bytes()
+    found: dict[str, Any] = {
+        "contentType": content_type,
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
+    }
+    if is_image(content_type):
+        found["image"] = describe_picture(path, max_pixels)
+    elif content_type == "application/pdf":
+        found["pdf"] = {"version": content[5:8].decode("ascii", "replace")}
+    else:
+        found["text"] = _statistics(content.decode("utf-8", "replace"))
+    if content_type == "application/json":
+        found["json"] = _outline(json.loads(content))
+    return found
+
+
+def _statistics(text: str) -> dict[str, int]:
+    lines = text.splitlines()
+    return {
+        "characters": len(text),
+        "words": len(re.findall(r"\w+", text)),
+        "lines": len(lines),
+        "longestLine": max(map(len, lines), default=0),
+    }
+
+
+def _outline(value: Any) -> dict[str, Any]:
+    size = len(value) if isinstance(value, dict | list | str) else 1
+    return {"kind": type(value).__name__, "size": size}
+
+
+def __getattr__(name: str) -> App:
+    """`app`, made of the environment when it is first asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    return alone("file-pipeline extractor", add_extractor, Settings.read(os.environ))

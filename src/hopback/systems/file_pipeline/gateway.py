@@ -1,0 +1,160 @@
+"""Gateway: files come in over HTTP, and everyone can ask what has become of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import uuid
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from starlette.responses import FileResponse, JSONResponse
+from starlette.routing import Route
+
+from hopback import Publisher
+from hopback.deadletters.operations import Operations
+from hopback.patterns import file_pipeline
+from hopback.systems.file_pipeline.admin_access import admin_routes
+from hopback.systems.file_pipeline.reception import receive
+from hopback.systems.file_pipeline.register import Register, is_file_id
+from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.workshop import Workshop
+from hopback.systems.settings import broker_named
+from hopback.systems.web import Refused, web_application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+
+    from hopback import Broker, Clock
+
+__all__ = ["app", "gateway"]
+
+app: Starlette
+
+_MOST = 500
+_CORRELATION = re.compile(r"[!-~]{1,128}")
+_PATIENCE_S = 5.0
+
+
+def gateway(settings: Settings, broker: Broker, clock: Clock | None = None) -> Starlette:
+    """The web application. It takes files while the broker is away: the outbox keeps the commands."""
+    workshop = Workshop(settings, clock)
+    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
+    operations = Operations(broker, topologies=[topology], clock=workshop.clock)
+    desk = _Desk(workshop)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        publisher = Publisher(broker, name="file-pipeline gateway", timeout=_PATIENCE_S)
+        async with publisher, workshop.open(publisher.publish), operations:
+            yield
+
+    return web_application(
+        [
+            Route("/files", desk.upload, methods=["POST"]),
+            Route("/files", desk.list_files),
+            Route("/files/{file_id}", desk.show_file),
+            Route("/files/{file_id}/events", desk.show_events),
+            Route("/files/{file_id}/thumbnail", desk.show_thumbnail),
+            Route("/files/{file_id}/reprocess", desk.reprocess, methods=["POST"]),
+            Route("/notifications", desk.list_notifications),
+            *admin_routes(operations, workshop),
+        ],
+        lifespan,
+    )
+
+
+class _Desk:
+    """Answers requests."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._register = Register(workshop)
+
+    async def upload(self, request: Request) -> JSONResponse:
+        """Take a file; it is safe on disk and in the database when the answer goes out."""
+        folder = self._workshop.folder
+        received = await receive(request, folder, self._workshop.settings)
+        try:
+            await self._register.enter(received, _correlation(request))
+        except BaseException:
+            with suppress(FileNotFoundError):
+                await asyncio.to_thread(folder.incoming(received.file_id).unlink)
+            raise
+        where = f"/files/{received.file_id}"
+        body = {"fileId": received.file_id, "name": received.name, "status": "accepted"}
+        return JSONResponse(body, 202, {"Location": where})
+
+    async def list_files(self, request: Request) -> JSONResponse:
+        """The newest files."""
+        status = request.query_params.get("status")
+        found = await self._register.files(status, _number(request, "limit", 50))
+        return JSONResponse({"items": found, "total": len(found)})
+
+    async def show_file(self, request: Request) -> JSONResponse:
+        """What has become of a file."""
+        found = await self._register.file(_file_id(request))
+        if found is None:
+            raise _no_such_file()
+        return JSONResponse(found)
+
+    async def show_events(self, request: Request) -> JSONResponse:
+        """What happened to a file, in order."""
+        return JSONResponse({"items": await self._register.events(_file_id(request))})
+
+    async def show_thumbnail(self, request: Request) -> FileResponse:
+        """The small picture."""
+        path = self._workshop.folder.thumbnail(_file_id(request))
+        if not await asyncio.to_thread(path.is_file):
+            raise Refused("no thumbnail (yet)", 404)
+        safe = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+        return FileResponse(path, headers=safe, media_type="image/png")
+
+    async def reprocess(self, request: Request) -> JSONResponse:
+        """Send a file through the pipeline again."""
+        file_id = _file_id(request)
+        run = await self._register.reprocess(file_id, _correlation(request))
+        if run is None:
+            raise _no_such_file()
+        return JSONResponse({"fileId": file_id, "run": run, "status": "accepted"}, 202)
+
+    async def list_notifications(self, request: Request) -> JSONResponse:
+        """What people are told."""
+        after = _number(request, "after", 0, least=0, most=2**31)
+        found = await self._register.notifications(after, _number(request, "limit", 50))
+        return JSONResponse({"items": found, "next": found[-1]["number"] if found else after})
+
+
+def _file_id(request: Request) -> str:
+    found: str = request.path_params["file_id"]
+    if not is_file_id(found):
+        raise _no_such_file()
+    return found
+
+
+def _no_such_file() -> Refused:
+    return Refused("no such file", 404)
+
+
+def _number(request: Request, name: str, default: int, *, least: int = 1, most: int = _MOST) -> int:
+    text = request.query_params.get(name, str(default))
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= most:
+        raise Refused(f"{name}: expected a whole number from {least} to {most}")
+    return int(text)
+
+
+def _correlation(request: Request) -> str:
+    """The caller's own id, if it is fit to be repeated; else a new one."""
+    given = request.headers.get("x-correlation-id", "")
+    return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
+
+
+def __getattr__(name: str) -> Starlette:
+    """`app`, made of the environment when it is first asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    return gateway(Settings.read(os.environ), broker_named(os.environ))

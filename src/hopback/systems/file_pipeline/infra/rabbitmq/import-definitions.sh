@@ -1,0 +1,34 @@
+#!/bin/sh
+# Imports definitions.json into RabbitMQ through its management API, as soon as that answers.
+# Importing again changes nothing: what is there already is left as it is.
+set -eu
+
+here=$(dirname "$0")
+url=${RABBITMQ_MANAGEMENT_URL:-http://rabbitmq:15672}
+vhost=${RABBITMQ_VHOST:-%2F} # percent-encoded
+tries=${RABBITMQ_TRIES:-60}
+
+quoted() {
+    printf '%s' "$1" | sed 's/[\\"]/\\&/g'
+}
+
+# The password goes through standard input: a command line is for everyone to see.
+ask() {
+    user=$(quoted "${RABBITMQ_USER:-guest}")
+    password=$(quoted "${RABBITMQ_PASSWORD:-guest}")
+    printf 'user = "%s:%s"\n' "$user" "$password" |
+        curl --config - --silent --show-error --fail --max-time 30 "$@"
+}
+
+until ask --output /dev/null "$url/api/overview"; do
+    tries=$((tries - 1))
+    if [ "$tries" -le 0 ]; then
+        echo "no management API at $url: is the plugin enabled, and are user and password right?" >&2
+        exit 1
+    fi
+    sleep 2
+done
+
+ask --header 'Content-Type: application/json' \
+    --data-binary "@$here/definitions.json" "$url/api/definitions/$vhost"
+echo "imported $here/definitions.json into $url, virtual host $vhost"

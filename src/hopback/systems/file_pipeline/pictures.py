@@ -1,0 +1,80 @@
+"""Pictures, by Pillow: small ones of large ones, and what they tell about themselves."""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from PIL import ExifTags, Image, ImageOps
+
+from hopback.systems.file_pipeline.stages import Hopeless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["describe_picture", "thumbnail_of"]
+
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+_LARGEST = (256, 256)
+_LONGEST = 200
+_MOST_TAGS = 60
+
+
+@contextmanager
+def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
+    """The picture, not decoded yet. Hopeless if decoding it would take too much memory."""
+    try:
+        picture = Image.open(path, formats=_FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
+        raise Hopeless(f"expected at most {max_pixels} pixels, got far more: {bomb}") from bomb
+    with picture:
+        width, height = picture.size
+        if width * height > max_pixels:
+            raise Hopeless(f"expected at most {max_pixels} pixels, got {width} × {height}")
+        yield picture
+
+
+def thumbnail_of(path: Path, max_pixels: int) -> tuple[bytes, int, int]:
+    """A small picture as PNG, with its width and height; the right side up."""
+    with _opened(path, max_pixels) as picture:
+        picture.draft("RGB", (_LARGEST[0] * 2, _LARGEST[1] * 2))
+        upright = ImageOps.exif_transpose(picture)
+        if upright.mode not in ("RGB", "RGBA", "L", "LA"):
+            upright = upright.convert("RGBA")
+        upright.thumbnail(_LARGEST)
+        target = io.BytesIO()
+        upright.save(target, "PNG")
+        return target.getvalue(), upright.width, upright.height
+
+
+def describe_picture(path: Path, max_pixels: int) -> dict[str, Any]:
+    """Format, dimensions, frames and EXIF. Only the head is read: broken pixels do not matter."""
+    with _opened(path, max_pixels) as picture:
+        return {
+            "format": picture.format,
+            "width": picture.width,
+            "height": picture.height,
+            "mode": picture.mode,
+            "frames": _frames(picture),
+            "exif": _exif(picture),
+        }
+
+
+def _frames(picture: Image.Image) -> int:
+    try:
+        return int(getattr(picture, "n_frames", 1))
+    except Exception:  # counting frames reads on, and the rest may be broken
+        return 1
+
+
+def _exif(picture: Image.Image) -> dict[str, str]:
+    """The named tags as short text; none where they cannot be read."""
+    try:
+        found = dict(picture.getexif())
+    except Exception:  # what a hostile file makes of its tags is not our failure
+        return {}
+    named = ((ExifTags.TAGS.get(tag), value) for tag, value in found.items())
+    shown = {name: str(value)[:_LONGEST].replace("\x00", "") for name, value in named if name}
+    return dict(list(shown.items())[:_MOST_TAGS])

@@ -1,0 +1,184 @@
+"""Receives one uploaded file: streamed to the folder, bounded in size, time and type."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import IO, TYPE_CHECKING
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from hopback.systems.file_pipeline.contents import TYPES
+from hopback.systems.file_pipeline.folder import shown_name
+from hopback.systems.web import Refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+    from hopback.systems.file_pipeline.folder import Folder
+    from hopback.systems.file_pipeline.settings import Settings
+
+__all__ = ["FileForm", "Received", "receive"]
+
+_FORM_BYTES = 64 * 1024
+"""What a form may have beside its file: boundaries, headers, other fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A file that lies in the folder of what came in."""
+
+    file_id: str
+    name: str
+    declared_type: str
+    size: int
+
+
+class FileForm:
+    """Reads `multipart/form-data` piece by piece and hands out the bytes of its field `file`."""
+
+    def __init__(self, content_type: str) -> None:
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+            raise Refused("expected multipart/form-data with a field `file`", 415)
+        self.name = ""
+        self.declared_type = ""
+        self.found = False
+        self._ended = False
+        self._inside = False
+        self._headers: dict[bytes, bytes] = {}
+        self._field = self._value = b""
+        self._file: list[bytes] = []
+        self._parser = MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": self._headers.clear,
+                "on_header_field": self._on_field,
+                "on_header_value": self._on_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers,
+                "on_part_data": self._on_data,
+                "on_end": self._on_end,
+            },
+        )
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes of the file that this piece of the form holds."""
+        try:
+            self._parser.write(chunk)
+        except FormParserError:
+            raise Refused("the form is broken: expected well-formed multipart/form-data") from None
+        taken, self._file = b"".join(self._file), []
+        return taken
+
+    def finish(self) -> None:
+        """The form has come to its end; Refused if it has not, or had no file."""
+        if not self._ended:
+            raise Refused("the form is cut off: expected its closing boundary")
+        if not self.found:
+            raise Refused("expected a file in the field `file`")
+
+    def _on_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def _on_headers(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._inside = options.get(b"name") == b"file" and b"filename" in options
+        if not self._inside:
+            return
+        if self.found:
+            raise Refused("expected one file, got a second one")
+        self.found = True
+        self.name = shown_name(options[b"filename"].decode("utf-8", "replace"))
+        declared = self._headers.get(b"content-type", b"").partition(b";")[0]
+        self.declared_type = declared.strip().lower().decode("latin-1")
+        self._check_type()
+
+    def _check_type(self) -> None:
+        if not self.name:
+            raise Refused("expected a file with a name")
+        ending = PurePath(self.name).suffix.lower()
+        known = {one for taken in TYPES.values() for one in taken.endings}
+        if self.declared_type not in TYPES or ending not in known:
+            raise Refused(
+                f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
+                f" got {self.declared_type[:80] or 'no type'!r} and {ending[:20]!r}",
+                415,
+            )
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        if self._inside:
+            self._file.append(data[start:end])
+
+    def _on_end(self) -> None:
+        self._ended = True
+
+
+async def receive(request: Request, folder: Folder, settings: Settings) -> Received:
+    """Receive the file of a form; Refused says what is wrong, and leaves nothing behind."""
+    _check_length(request, settings.max_bytes)
+    form = FileForm(request.headers.get("content-type", ""))
+    file_id = str(uuid.uuid4())
+    target = folder.incoming(file_id)
+    unfinished = target.with_suffix(".part")
+    try:
+        async with asyncio.timeout(settings.upload_s):
+            size = await _stream(request, form, unfinished, settings.max_bytes)
+        form.finish()
+        if not size:
+            raise Refused("the file is empty")
+        await asyncio.to_thread(os.replace, unfinished, target)
+    except TimeoutError:
+        raise Refused(f"the upload took longer than {settings.upload_s} s", 408) from None
+    finally:
+        with suppress(FileNotFoundError):
+            await asyncio.to_thread(unfinished.unlink)
+    return Received(file_id, form.name, form.declared_type, size)
+
+
+def _check_length(request: Request, max_bytes: int) -> None:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes + _FORM_BYTES:
+        raise _too_large(max_bytes)
+
+
+def _too_large(max_bytes: int) -> Refused:
+    return Refused(f"expected a file of at most {max_bytes} bytes", 413)
+
+
+async def _stream(request: Request, form: FileForm, path: Path, max_bytes: int) -> int:
+    """Write the file as it comes; its size."""
+    size = total = 0
+    file = await asyncio.to_thread(path.open, "xb")
+    try:
+        async for chunk in request.stream():
+            taken = form.feed(chunk)
+            total, size = total + len(chunk), size + len(taken)
+            if size > max_bytes or total > max_bytes + _FORM_BYTES:
+                raise _too_large(max_bytes)
+            if taken:
+                await asyncio.to_thread(file.write, taken)
+        await asyncio.to_thread(_make_durable, file)
+    finally:
+        await asyncio.to_thread(file.close)
+    return size
+
+
+def _make_durable(file: IO[bytes]) -> None:
+    """The command that follows must not outlive its file."""
+    file.flush()
+    os.fsync(file.fileno())

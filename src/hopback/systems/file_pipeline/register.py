@@ -1,0 +1,150 @@
+"""The register of files: what the gateway has received, beside what has become of it."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, insert, select, update
+
+from hopback.systems.file_pipeline.messages import ReprocessFileRequested, UploadRequested
+from hopback.systems.file_pipeline.tables import audit, files, notifications, uploads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Select
+
+    from hopback.systems.file_pipeline.reception import Received
+    from hopback.systems.file_pipeline.workshop import Workshop
+
+__all__ = ["Register", "is_file_id"]
+
+_PRODUCER = "gateway"
+_SHOWN = ("content_type", "sha256", "thumbnail", "metadata", "rejection", "failure")
+
+
+class Register:
+    """What the gateway asks of the database."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    async def enter(self, received: Received, correlation_id: str) -> None:
+        """Enter a received file and ask for its upload: both, or neither."""
+        row = {
+            "file_id": received.file_id,
+            "name": received.name,
+            "declared_type": received.declared_type,
+            "size": received.size,
+            "run": 1,
+            "received_at": self._workshop.clock.now(),
+        }
+        wanted = UploadRequested(received.file_id, 1, received.name, received.declared_type)
+        async with self._workshop.transaction() as tx:
+            await tx.execute(insert(uploads).values(**row))
+            await self._workshop.announce(
+                tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
+            )
+
+    async def reprocess(self, file_id: str, correlation_id: str) -> int | None:
+        """Ask for another run of a file; its number, None if there is no such file."""
+        counted = (
+            update(uploads)
+            .where(uploads.c.file_id == file_id)
+            .values(run=uploads.c.run + 1)
+            .returning(uploads)
+        )
+        async with self._workshop.transaction() as tx:
+            row = (await tx.execute(counted)).mappings().first()
+            if row is None:
+                return None
+            wanted = ReprocessFileRequested(file_id, row["run"], row["name"], row["declared_type"])
+            await self._workshop.announce(
+                tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
+            )
+        run: int = row["run"]
+        return run
+
+    async def file(self, file_id: str) -> dict[str, Any] | None:
+        """What is known of a file."""
+        rows = await self._rows(_files().where(uploads.c.file_id == file_id))
+        return _shown(rows[0], whole=True) if rows else None
+
+    async def files(self, status: str | None, limit: int) -> list[dict[str, Any]]:
+        """The newest files first, in short; only those with that status if one is given."""
+        query = _files().order_by(uploads.c.received_at.desc(), uploads.c.file_id).limit(limit)
+        if status is not None:
+            query = query.where(files.c.status == status)
+        return [_shown(row, whole=False) for row in await self._rows(query)]
+
+    async def events(self, file_id: str) -> list[dict[str, Any]]:
+        """What the audit has of the file's present run, in the order in which it came."""
+        run = select(files.c.correlation_id).where(files.c.file_id == file_id).scalar_subquery()
+        query = select(audit).where(audit.c.correlation_id == run).order_by(audit.c.number)
+        return [
+            {"type": row["type"], "at": _moment(row["recorded_at"])}
+            for row in await self._rows(query)
+        ]
+
+    async def notifications(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """What people are told, from that number on."""
+        table = notifications.c
+        query = select(notifications).where(table.number > after).order_by(table.number)
+        return [
+            {
+                "number": row["number"],
+                "fileId": row["file_id"],
+                "type": row["type"],
+                "text": row["text"],
+                "at": _moment(row["created_at"]),
+            }
+            for row in await self._rows(query.limit(limit))
+        ]
+
+    async def _rows(self, query: Select[Any]) -> list[Mapping[str, Any]]:
+        async with self._workshop.engine.connect() as connection:
+            return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
+def _files() -> Select[Any]:
+    """Each file with what the read model has of its present run; nothing before that has begun."""
+    same = and_(files.c.file_id == uploads.c.file_id, files.c.run == uploads.c.run)
+    known = [files.c[name] for name in ("status", "updated_at", "correlation_id", *_SHOWN)]
+    return select(uploads, *known).select_from(uploads.outerjoin(files, same))
+
+
+def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "fileId": row["file_id"],
+        "name": row["name"],
+        "status": row["status"] or "accepted",
+        "run": row["run"],
+        "declaredType": row["declared_type"],
+        "size": row["size"],
+        "receivedAt": _moment(row["received_at"]),
+    }
+    if not whole:
+        return shown
+    more = {_camel(name): row[name] for name in (*_SHOWN, "correlation_id")}
+    changed = None if row["updated_at"] is None else _moment(row["updated_at"])
+    return shown | {name: value for name, value in more.items() if value} | {"updatedAt": changed}
+
+
+def _moment(seconds: float) -> str:
+    stamp = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return stamp.replace("+00:00", "Z")
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def is_file_id(text: str) -> bool:
+    """Whether this could be the id of a file."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,61 @@
+"""The settings of the file pipeline, read from environment variables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hopback.systems.settings import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Settings"]
+
+_MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the file pipeline runs; `read` takes it from the environment.
+
+    `max_pixels` is the largest picture that is decoded. A file that is not done `timeout_s` seconds
+    after it came in has timed out; `sweep_s` is how often that is looked for. `secret` is what
+    administrators' tokens are signed with; without it nobody is an administrator.
+    """
+
+    folder: Path = Path("file-pipeline")
+    database: str = ""
+    hardened: bool = False
+    retry_ttl_ms: int = 15_000
+    max_bytes: int = 10 * _MEBIBYTE
+    max_pixels: int = 40_000_000
+    upload_s: int = 60
+    timeout_s: int = 120
+    sweep_s: int = 5
+    secret: str = ""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Settings:
+        """The settings that the variables give; SettingsError names every one that is wrong."""
+        given = Environment(variables)
+        found = cls(
+            folder=Path(given.text("FILES_FOLDER", "file-pipeline")),
+            database=given.text("DATABASE_URL", ""),
+            hardened=given.flag("HARDENED"),
+            retry_ttl_ms=given.number("RETRY_TTL_MS", 15_000, least=1),
+            max_bytes=given.number("MAX_UPLOAD_BYTES", 10 * _MEBIBYTE, least=1),
+            max_pixels=given.number("MAX_PIXELS", 40_000_000, least=1),
+            upload_s=given.number("UPLOAD_SECONDS", 60, least=1),
+            timeout_s=given.number("PROCESSING_TIMEOUT_SECONDS", 120, least=1),
+            sweep_s=given.number("TIMEOUT_SWEEP_SECONDS", 5, least=1),
+            secret=given.text("ADMIN_JWT_SECRET", ""),
+        )
+        given.check()
+        return found
+
+    @property
+    def database_url(self) -> str:
+        """The database: a file in the folder where nothing else is said."""
+        return self.database or f"sqlite:///{(self.folder / 'file-pipeline.db').absolute()}"

@@ -1,0 +1,88 @@
+"""The four stages that a file goes through have the same form: work, then conclude, or give up.
+
+The work comes first and may be repeated: it writes files under the file's own id. What came of it is
+then announced together with the mark that the message was processed, so a redelivery changes
+nothing twice. A stage that gives up says so before its message is parked.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hopback import App, Context, Park
+from hopback.patterns import file_pipeline
+from hopback.systems.file_pipeline.messages import Envelope, Malformed, ProcessingFailed
+from hopback.systems.file_pipeline.workshop import Workshop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from hopback import Clock
+    from hopback.systems.file_pipeline.messages import Payload
+    from hopback.systems.file_pipeline.settings import Settings
+
+__all__ = ["Hopeless", "Part", "alone", "stage"]
+
+_LOG = logging.getLogger("hopback.systems.file_pipeline")
+
+
+class Hopeless(Exception):
+    """The file can never be processed: trying again would only repeat the failure."""
+
+
+Part = "Callable[[App, Workshop], None]"
+"""A part of the system: adds its handlers to an application."""
+
+
+def alone(
+    name: str, add: Callable[[App, Workshop], None], settings: Settings, clock: Clock | None = None
+) -> App:
+    """An application with this part and nothing else, to be run as a process of its own."""
+    workshop = Workshop(settings, clock)
+    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
+    app = App(name, topology=topology, lifespan=lambda app: workshop.open(app.send))
+    add(app, workshop)
+    return app
+
+
+def stage(
+    app: App,
+    workshop: Workshop,
+    queue: str,
+    work: Callable[[Envelope], Awaitable[Iterable[Payload]]],
+    *,
+    producer: str,
+    concurrency: int = 4,
+) -> None:
+    """Make `work` the handler of a queue; what it returns is announced."""
+
+    @app.handler(queue, concurrency=concurrency)
+    async def handle(message: Envelope, context: Context) -> Park | None:
+        try:
+            results = await work(message)
+        except Malformed as error:
+            return Park(str(error))
+        except Hopeless as error:
+            await _give_up(workshop, message, producer, str(error))
+            return Park(str(error))
+        except Exception as error:
+            if context.is_last_attempt:
+                reason = f"{type(error).__name__}: {error}"
+                await _give_up(workshop, message, producer, reason)
+            raise
+        await workshop.conclude(queue, message, *results, producer=producer)
+        return None
+
+
+async def _give_up(workshop: Workshop, message: Envelope, producer: str, reason: str) -> None:
+    """Tell that the file failed here. The message itself is parked whatever happens to this."""
+    file_id, run = message.payload.get("fileId"), message.payload.get("run")
+    if not isinstance(file_id, str) or not isinstance(run, int):
+        return
+    failed = ProcessingFailed(file_id, run, producer, reason[:500])
+    try:
+        async with workshop.transaction() as tx:
+            await workshop.announce(tx, failed, producer=producer, cause=message)
+    except Exception:
+        _LOG.exception("nobody was told that file %s failed", file_id)

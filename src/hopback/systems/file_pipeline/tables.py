@@ -1,0 +1,129 @@
+"""The tables of the file pipeline, beside Hopback's own inbox and outbox."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+__all__ = ["audit", "create_tables", "files", "insert_once", "notifications", "uploads"]
+
+_METADATA = MetaData()
+_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+_JSON = JSON(none_as_null=True)
+_LOCK = 0x66696C6573
+
+uploads = Table(
+    "file_pipeline_uploads",
+    _METADATA,
+    Column("file_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("declared_type", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("run", Integer, nullable=False),
+    Column("received_at", Double, nullable=False, index=True),
+)
+"""What the gateway has received."""
+
+files = Table(
+    "file_pipeline_files",
+    _METADATA,
+    Column("file_id", Text, primary_key=True),
+    Column("run", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("name", Text),
+    Column("declared_type", Text),
+    Column("content_type", Text),
+    Column("size", BigInteger),
+    Column("sha256", Text),
+    Column("thumbnail", _JSON),
+    Column("metadata", _JSON),
+    Column("rejection", _JSON),
+    Column("failure", _JSON),
+    Column("timed_out", Integer, nullable=False),
+    Column("correlation_id", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Index("file_pipeline_unfinished", "status", "started_at"),
+)
+"""The read model: what has become of each file."""
+
+notifications = Table(
+    "file_pipeline_notifications",
+    _METADATA,
+    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("message_id", Text, nullable=False, unique=True),
+    Column("file_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+"""What people are told."""
+
+audit = Table(
+    "file_pipeline_audit",
+    _METADATA,
+    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("message_id", Text, nullable=False, index=True),
+    Column("type", Text),
+    Column("routing_key", Text, nullable=False),
+    Column("correlation_id", Text, index=True),
+    Column("recorded_at", Double, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""Every event, as it came. The database itself refuses to change or remove a row."""
+
+_APPEND_ONLY = {
+    "sqlite": tuple(
+        f"CREATE TRIGGER IF NOT EXISTS file_pipeline_audit_{verb} BEFORE {verb} "
+        f"ON {audit.name} BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+        for verb in ("update", "delete")
+    ),
+    "postgresql": (
+        "CREATE OR REPLACE FUNCTION file_pipeline_append_only() RETURNS trigger AS $$ "
+        "BEGIN RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
+        f"CREATE OR REPLACE TRIGGER file_pipeline_audit_kept BEFORE UPDATE OR DELETE OR TRUNCATE "
+        f"ON {audit.name} FOR EACH STATEMENT EXECUTE FUNCTION file_pipeline_append_only()",
+    ),
+}
+
+
+async def create_tables(engine: AsyncEngine) -> None:
+    """Create what is missing; several processes may do so at once."""
+    async with engine.begin() as connection:
+        await connection.run_sync(_create)
+
+
+def _create(connection: Connection) -> None:
+    dialect = connection.dialect.name
+    if dialect == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    _METADATA.create_all(connection)
+    for statement in _APPEND_ONLY[dialect]:
+        connection.exec_driver_sql(statement)
+
+
+async def insert_once(
+    connection: AsyncConnection, table: Table, values: Mapping[str, object]
+) -> None:
+    """Insert a row unless one with its key is there; of two at once the second waits and does nothing."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    await connection.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())

@@ -1,0 +1,136 @@
+"""What every part works with: the database, the outbox and its relay, the folder, the time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from hopback import Relay, SystemClock
+from hopback.store import Outbox, migrate, open_database, transaction
+from hopback.systems.file_pipeline.folder import Folder
+from hopback.systems.file_pipeline.messages import message_of
+from hopback.systems.file_pipeline.tables import create_tables
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback import Clock, Message
+    from hopback.store import Transaction
+    from hopback.systems.file_pipeline.messages import Envelope, Payload
+    from hopback.systems.file_pipeline.settings import Settings
+
+__all__ = ["Workshop"]
+
+_LOG = logging.getLogger("hopback.systems.file_pipeline")
+_REST_S = 1.0
+
+
+class Workshop:
+    """One process's tools. Opened for as long as the process works."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.folder = Folder(settings.folder)
+        self._engine: AsyncEngine | None = None
+        self._relay: Relay | None = None
+        self._attendants: list[Callable[[], Awaitable[None]]] = []
+
+    def attend(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have something run for as long as the workshop is open."""
+        self._attendants.append(work)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The database, while the workshop is open."""
+        if self._engine is None:
+            raise RuntimeError("the workshop is closed: work inside `open`")
+        return self._engine
+
+    @asynccontextmanager
+    async def open(self, publish: Callable[[Message], Awaitable[None]]) -> AsyncIterator[Workshop]:
+        """Have the tables and the folder ready, and the outbox published, until the block ends."""
+        await asyncio.to_thread(self.folder.prepare)
+        self._engine = open_database(self.settings.database_url)
+        try:
+            await migrate(self._engine, self.clock)
+            await create_tables(self._engine)
+            owner = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+            self._relay = Relay(Outbox(self._engine, owner, self.clock), publish)
+            async with _running(_relaying(self._relay), *(work() for work in self._attendants)):
+                yield self
+            await _last_sweep(self._relay)
+        finally:
+            await self._engine.dispose()
+            self._engine = None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """One transaction; what it leaves in the outbox is published right after the commit."""
+        async with transaction(self.engine, self.clock) as tx:
+            yield tx
+        if self._relay is not None:
+            self._relay.nudge()
+
+    async def announce(
+        self,
+        tx: Transaction,
+        payload: Payload,
+        *,
+        producer: str,
+        correlation_id: str | None = None,
+        cause: Envelope | None = None,
+    ) -> None:
+        """Publish after the commit; the messages of one file keep their order."""
+        message = message_of(
+            payload,
+            producer=producer,
+            now=self.clock.now(),
+            correlation_id=correlation_id,
+            cause=cause,
+        )
+        await tx.publish(message, key=getattr(payload, "fileId", None))
+
+    async def conclude(
+        self, consumer: str, cause: Envelope, *results: Payload, producer: str
+    ) -> None:
+        """Note that a message was processed, and announce what came of it: both, once, or neither."""
+        async with self.transaction() as tx:
+            if await tx.first_time(consumer, cause.messageId):
+                for result in results:
+                    await self.announce(tx, result, producer=producer, cause=cause)
+
+
+async def _relaying(relay: Relay) -> None:
+    """Keep the relay at work; a database that is away for a while must not end it."""
+    while True:
+        try:
+            await relay.run()
+        except Exception:
+            _LOG.exception("the outbox relay failed and tries again")
+            await asyncio.sleep(_REST_S)
+
+
+async def _last_sweep(relay: Relay) -> None:
+    """Publish what the last handlers left; whatever cannot go now stays in the outbox."""
+    try:
+        await relay.sweep()
+    except Exception:
+        _LOG.exception("the outbox was not emptied at the end; its messages go at the next start")
+
+
+@asynccontextmanager
+async def _running(*works: Awaitable[None]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,257 @@
+"""What becomes of files: the document's flows with the real parts, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import delete, update
+from sqlalchemy.exc import DatabaseError
+
+from hopback.systems.file_pipeline.messages import UploadRequested, message_of
+from hopback.systems.file_pipeline.tables import audit
+from hopback.testing import in_virtual_time
+from tests.systems.file_pipeline.playing import hostile, pipeline
+from tests.systems.file_pipeline.samples import bomb, broken_png, jpeg_with_exif, png
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BOTH = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+
+
+@_BOTH
+@in_virtual_time
+async def test_a_picture_goes_all_the_way(tmp_path: Path, hardened: bool) -> None:
+    """Uploaded, validated, drawn, described, completed, told and audited; each event once."""
+    async with pipeline(tmp_path, hardened=hardened) as system:
+        file_id = await system.upload(jpeg_with_exif(), "holiday.jpg", "image/jpeg")
+        await system.settle()
+        row = await system.file(file_id)
+        assert row["status"] == "completed"
+        assert row["thumbnail"]["height"] == 256
+        assert row["metadata"]["image"]["exif"]["Make"] == "Hopback Optics"
+        assert system.workshop.folder.thumbnail(file_id).read_bytes()[:4] == b"\x89PNG"
+        assert await system.told() == ["ProcessingCompleted.v1"]
+        assert await system.audited() == [
+            "FileUploaded.v1",
+            "FileValidated.v1",
+            "MetadataExtracted.v1",
+            "ProcessingCompleted.v1",
+            "ThumbnailGenerated.v1",
+        ]
+        assert system.dead() == {}
+
+
+@_BOTH
+@in_virtual_time
+async def test_a_picture_that_breaks_pillow_is_parked_after_three_attempts(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """It ends in `q.thumbnail.dlq`; the other consumers have seen its event exactly once."""
+    async with pipeline(tmp_path, hardened=hardened) as system:
+        began = system.now()
+        file_id = await system.upload(broken_png(), "broken.png", "image/png")
+        await system.settle()
+        assert system.dead() == {"q.thumbnail": 1}
+        (letter,) = system.test.dead_letters("q.thumbnail")
+        assert letter.properties.type == "FileValidated.v1"
+        assert letter.properties.headers["x-parked-delivery-attempt"] == 3
+        assert system.now() - began == pytest.approx(30, abs=1)
+        assert system.runs("q.thumbnail") == 3
+        assert system.runs("q.extractor") == 1
+        assert (await system.audited()).count("FileValidated.v1") == 1
+        row = await system.file(file_id)
+        assert (row["status"], row["failure"]["stage"]) == ("failed", "thumbnail")
+        assert row["metadata"]["image"]["width"] == 64
+        assert await system.told() == ["ProcessingFailed.v1"]
+
+
+@in_virtual_time
+async def test_a_picture_that_would_fill_the_memory_is_parked_at_once(tmp_path: Path) -> None:
+    """Decoding is refused by the size in the head; trying again would not help."""
+    async with pipeline(tmp_path) as system:
+        file_id = await system.upload(bomb(), "bomb.png", "image/png")
+        await system.settle()
+        assert system.dead() == {"q.thumbnail": 1, "q.extractor": 1}
+        assert system.runs("q.thumbnail") == 1
+        assert (await system.file(file_id))["status"] == "failed"
+
+
+@in_virtual_time
+async def test_a_file_that_lies_is_rejected_with_code_and_reason(tmp_path: Path) -> None:
+    """Rejected is an answer, not a failure: nothing is retried, nothing parked, people are told."""
+    async with pipeline(tmp_path) as system:
+        file_id = await system.upload(png(), "report.pdf", "application/pdf")
+        await system.settle()
+        row = await system.file(file_id)
+        assert row["status"] == "rejected"
+        assert row["rejection"] == {
+            "code": "TYPE_MISMATCH",
+            "reason": "Declared as application/pdf; its bytes are image/png.",
+        }
+        assert await system.told() == ["FileRejected.v1"]
+        assert system.dead() == {}
+
+
+@in_virtual_time
+async def test_what_is_no_picture_is_complete_with_its_metadata(tmp_path: Path) -> None:
+    """Text needs no thumbnail; its statistics are counted."""
+    async with pipeline(tmp_path) as system:
+        file_id = await system.upload(b"one two\nthree\n", "notes.txt", "text/plain")
+        await system.settle()
+        row = await system.file(file_id)
+        assert (row["status"], row["thumbnail"]) == ("completed", None)
+        assert row["metadata"]["text"] == {
+            "characters": 14,
+            "words": 3,
+            "lines": 2,
+            "longestLine": 7,
+        }
+
+
+@in_virtual_time
+async def test_an_event_that_comes_twice_changes_nothing_twice(tmp_path: Path) -> None:
+    """The inbox remembers: the same message again announces nothing and notes nothing."""
+    async with pipeline(tmp_path) as system:
+        file_id = await system.upload(png(), "a.png", "image/png")
+        await system.settle()
+        before = (await system.audited(), await system.told(), await system.file(file_id))
+        for event in system.events():
+            await system.send(event)
+        await system.settle()
+        assert (await system.audited(), await system.told()) == before[:2]
+        assert await system.file(file_id) == before[2]
+        assert system.runs("q.validator") == 2
+        assert system.dead() == {}
+
+
+@in_virtual_time
+async def test_a_file_that_is_not_done_in_time_has_timed_out(tmp_path: Path) -> None:
+    """The timer tells what is missing; when the rest comes in after all, it is completed."""
+    async with pipeline(tmp_path, timeout_s=60, sweep_s=5) as system:
+        system.test.service.consumer("q.extractor").pause("maintenance")
+        file_id = await system.upload(png(), "slow.png", "image/png")
+        await system.test.advance(59)
+        assert (await system.file(file_id))["status"] == "processing"
+        await system.test.advance(10)
+        assert (await system.file(file_id))["status"] == "timed-out"
+        assert await system.told() == ["ProcessingTimedOut.v1"]
+        await system.test.advance(60)
+        assert await system.told() == ["ProcessingTimedOut.v1"]
+        system.test.service.consumer("q.extractor").resume("done")
+        await system.settle()
+        assert (await system.file(file_id))["status"] == "completed"
+        assert await system.told() == ["ProcessingTimedOut.v1", "ProcessingCompleted.v1"]
+
+
+@in_virtual_time
+async def test_a_failed_file_is_completed_after_its_re_drive(tmp_path: Path) -> None:
+    """Mended on disk and sent back through `retry.q.thumbnail`, it waits once more and is done."""
+    async with pipeline(tmp_path) as system:
+        file_id = await system.upload(broken_png(), "broken.png", "image/png")
+        await system.settle()
+        system.workshop.folder.file(file_id).write_bytes(png())
+        await system.redrive("q.thumbnail")
+        await system.settle()
+        assert system.dead() == {}
+        assert (await system.file(file_id))["status"] == "completed"
+        assert await system.told() == ["ProcessingFailed.v1", "ProcessingCompleted.v1"]
+
+
+@in_virtual_time
+async def test_a_storage_that_is_away_for_a_while_only_delays(tmp_path: Path) -> None:
+    """Two failures of the upload, then the file is there: nothing is parked, one event goes out."""
+    async with pipeline(tmp_path) as system:
+        file_id = await system.upload(png(), "late.png", "image/png", received=False)
+        await system.test.advance(20)
+        assert system.runs("q.upload.commands") == 2
+        system.workshop.folder.incoming(file_id).write_bytes(png())
+        await system.settle()
+        assert (await system.file(file_id))["status"] == "completed"
+        assert system.dead() == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"no json", "undecodable"),
+        (b"{}", "messageId"),
+        (b'{"messageId": 7}', "messageId"),
+        (None, "payload.fileId"),
+    ],
+    ids=["no-json", "empty", "wrong-type", "wrong-payload"],
+)
+@in_virtual_time
+async def test_what_is_no_message_of_ours_is_parked_and_audited(
+    tmp_path: Path, body: bytes | None, reason: str
+) -> None:
+    """Hostile bodies park at once with a reason; the audit keeps them as they came."""
+    async with pipeline(tmp_path) as system:
+        await system.send(hostile(body))
+        await system.settle()
+        assert system.dead() == {"q.validator": 1, "q.projection": 1}
+        (letter,) = system.test.dead_letters("q.validator")
+        assert reason in str(letter.properties.headers["x-parked-reason"])
+        assert letter.properties.headers["x-parked-delivery-attempt"] == 1
+        assert len(await system.audited()) == 1
+
+
+@in_virtual_time
+async def test_an_id_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:
+    """A message that names `../../secret` as its file is parked; nothing outside is touched."""
+    secret = tmp_path.parent / f"{tmp_path.name}-secret"
+    secret.write_bytes(png())
+    async with pipeline(tmp_path) as system:
+        command = UploadRequested(f"../../{secret.name}", 1, "a.png", "image/png")
+        await system.send(message_of(command, producer="mallory", now=system.now()))
+        await system.settle()
+        assert system.dead() == {"q.upload.commands": 1}
+        assert secret.exists()
+
+
+@in_virtual_time
+async def test_failures_retries_and_parking_say_who_what_and_how_often(tmp_path: Path) -> None:
+    """JSON lines with correlation id, queue, routing key, type, attempt and maximum."""
+    async with pipeline(tmp_path) as system:
+        await system.upload(broken_png(), "broken.png", "image/png")
+        await system.settle()
+        lines = system.log()
+        told = [one for one in lines if one["event"] in ("delivery.retried", "delivery.parked")]
+        assert [(one["attempt"], one["maxAttempts"]) for one in told] == [(1, 3), (2, 3), (3, 3)]
+        assert {one["queue"] for one in told} == {"q.thumbnail"}
+        assert {one["routingKey"] for one in told} == {"files.validated.v1"}
+        assert {one["messageType"] for one in told} == {"FileValidated.v1"}
+        assert len({one["correlationId"] for one in told}) == 1
+
+
+@in_virtual_time
+async def test_every_message_has_the_envelope_of_the_document(tmp_path: Path) -> None:
+    """Nine fields; the cause of each is the message before it, the correlation is that of the upload."""
+    async with pipeline(tmp_path) as system:
+        await system.upload(png(), "a.png", "image/png")
+        await system.settle()
+        envelopes = [json.loads(one.body) for one in system.events()]
+    fields = "messageId kind type occurredAt correlationId causationId producer version payload"
+    assert {tuple(one) for one in envelopes} == {tuple(fields.split())}
+    assert {one["kind"] for one in envelopes} == {"event"}
+    assert len({one["correlationId"] for one in envelopes}) == 1
+    by_type = {one["type"]: one for one in envelopes}
+    validated = by_type["FileValidated.v1"]
+    assert validated["causationId"] == by_type["FileUploaded.v1"]["messageId"]
+    assert by_type["ThumbnailGenerated.v1"]["causationId"] == validated["messageId"]
+    assert by_type["MetadataExtracted.v1"]["producer"] == "extractor"
+
+
+@in_virtual_time
+async def test_the_audit_cannot_be_changed(tmp_path: Path) -> None:
+    """The database refuses to update or delete what was recorded."""
+    async with pipeline(tmp_path) as system:
+        await system.upload(png(), "a.png", "image/png")
+        await system.settle()
+        for statement in (update(audit).values(type="x"), delete(audit)):
+            with pytest.raises(DatabaseError, match="append-only"):
+                async with system.workshop.transaction() as tx:
+                    await tx.execute(statement)
+        assert len(await system.audited()) == 5
