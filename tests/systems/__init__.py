@@ -1,0 +1,1 @@
+"""The documented systems as applications."""
