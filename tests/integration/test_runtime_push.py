@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, EmbeddedBroker, Message, Properties
+from hopback import App, EmbeddedBroker, HopbackError, Message, Properties, Service
 from hopback.patterns import DESIGNS
 from hopback.testing import AppTest, Tally
 from hopback.topology.plan import LocalWait
@@ -304,3 +305,13 @@ async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
             headers = waiting[0].ready[0].properties.headers
     assert headers["hopback-snoozes"] == 1
     assert headers.get("hopback-attempts", 0) == 0
+
+
+async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is consumed, in a sentence instead of an ImportError."""
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    app = App("bus")
+    app.queue("events")
+    app.push("events", "http://127.0.0.1:1/")
+    with pytest.raises(HopbackError, match=r"hopback\[push\]"):
+        Service(app, EmbeddedBroker())
