@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.broker.server.methods import HANDLERS
 from hopback.broker.server.outgoing import confirm_frame, short_text
+from hopback.broker.server.replies import REPLY_TO
 from hopback.broker.simulator.journal import EventKind
 from hopback.broker.simulator.refusal import Refusal, not_implemented, precondition_failed
 from hopback.errors import ProtocolError
-from hopback.message import Message
+from hopback.message import Message, Received
 from hopback.wire.contents import Published
 from hopback.wire.events import MethodReceived, SettlementReceived
 from hopback.wire.methods import METHODS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hopback.broker.server.transaction import Transaction
     from hopback.broker.simulator.session import Session
     from hopback.broker.simulator.stored import Taken
+    from hopback.message import Delivery, Properties
     from hopback.wire.events import Event
 
 __all__ = ["ServerChannel", "reply_text"]
@@ -85,15 +87,33 @@ class ServerChannel:
         exchange, routing_key, body = event.exchange, event.routing_key, event.body
         if self.confirming:
             self._published += 1
-        fate = self.state.publish(
-            Message(exchange, routing_key, body), mandatory=event.mandatory, properties=properties
-        )
-        client.took(len(body))
+        if properties.reply_to is not None:
+            properties = client.house.replies.addressed(self, properties)
+        message = Message(exchange, routing_key, body)
+        if not exchange and routing_key.startswith(REPLY_TO):
+            fate = self._reply(message, properties, mandatory=event.mandatory)
+        else:
+            fate = self.state.publish(message, mandatory=event.mandatory, properties=properties)
+            client.took(len(body))
         if fate is EventKind.RETURNED and self.is_open:
             method = client.envelopes.returned(self.number, exchange, routing_key)
             client.core.content(self.number, method, event.raw_properties, body)
         if self.confirming:
             self._confirm(stored=fate is not EventKind.REFUSED)
+
+    def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
+        """Hand a direct reply to whoever asked."""
+        asker = self.client.house.replies.asker(message.routing_key)
+        if asker is None:
+            return EventKind.RETURNED if mandatory else EventKind.DROPPED
+        asker.channel.take_reply(asker.tag, message, properties)
+        return EventKind.ENQUEUED
+
+    def take_reply(self, tag: str, message: Message, properties: Properties) -> None:
+        """A reply has come for our consumer."""
+        number = self.state.next_tag()
+        reply = Received("", "", message.routing_key, message.body, properties, tag=number)
+        self._write(reply, tag)
 
     def settle(self, event: SettlementReceived) -> None:
         """Ack, nack or reject."""
@@ -144,14 +164,18 @@ class ServerChannel:
         """A delivery for one of our consumers."""
         if self._held is not None:
             self._held.append(taken)
-        elif self.is_open and taken.consumer is not None:
+        elif taken.consumer is not None:
+            self._write(taken, taken.consumer.tag)
+
+    def _write(self, taken: Delivery, tag: str) -> None:
+        if self.is_open:
             try:
-                self._send(taken, taken.consumer.tag)
+                self._send(taken, tag)
             except (ProtocolError, ValueError):  # whoever published must not suffer from it
                 self.client.line.abort()
 
-    def _send(self, taken: Taken, tag: str) -> None:
-        client, body = self.client, taken.content.body
+    def _send(self, taken: Delivery, tag: str) -> None:
+        client, body = self.client, taken.body
         method = client.envelopes.deliver(self.number, self._tags.get(tag) or self._tag(tag), taken)
         raw = client.envelopes.properties(taken.properties)
         client.core.content(self.number, method, raw, body)

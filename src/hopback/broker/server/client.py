@@ -46,6 +46,7 @@ _CAPABILITIES: Headers = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
+    "direct_reply_to": True,
 }
 
 
@@ -161,6 +162,7 @@ class Client:
     def _end_channel(self, channel: ServerChannel) -> None:
         del self._channels[channel.number]
         channel.state.close()
+        self.house.replies.end(channel)
 
     def on_writable(self) -> None:
         """The client has read what waited for it."""
@@ -181,6 +183,8 @@ class Client:
 
     def _leave(self) -> None:
         """What was unsettled goes back."""
+        for channel in self._channels.values():
+            self.house.replies.end(channel)
         if self._session is not None:
             self._session.close()
         self._channels.clear()

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hopback.broker.server.pressure import Pressure
+from hopback.broker.server.replies import Replies
 from hopback.broker.server.users import Users
 from hopback.broker.simulator.node import Node
 
@@ -42,6 +43,7 @@ class House:
         """How often a client has said something."""
         self.spoken = 0
         """How often a client was told something."""
+        self.replies = Replies()
         self._pressure = Pressure(self)
         self._alarmed = False
 

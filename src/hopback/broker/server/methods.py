@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hopback.broker.server.replies import REPLY_TO
 from hopback.broker.server.transaction import Transaction
 from hopback.broker.simulator.refusal import (
     Refusal,
+    no_such,
     not_implemented,
     precondition_failed,
 )
@@ -131,6 +133,9 @@ def _unbind_exchange(channel: ServerChannel, asked: _Arguments) -> None:
 @_on("queue.declare")
 def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
     name, node = asked["queue"], channel.state.node
+    if name.startswith(REPLY_TO):
+        _declare_reply_queue(channel, name, asked)
+        return
     if asked["passive"]:
         name = _named(channel, name)
     else:
@@ -144,6 +149,16 @@ def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
         queue=found.name,
         message_count=len(found.ready),
         consumer_count=len(found.rota.consumers),
+    )
+
+
+def _declare_reply_queue(channel: ServerChannel, name: str, asked: _Arguments) -> None:
+    """Who replies may look whether somebody still waits."""
+    waiting = channel.client.house.replies.asker(name) is not None
+    if name != REPLY_TO and not waiting:
+        channel.refuse(no_such("queue", name))
+    channel.reply(
+        "queue.declare-ok", asked, queue=name, message_count=0, consumer_count=int(waiting)
     )
 
 
@@ -194,6 +209,11 @@ def _qos(channel: ServerChannel, asked: _Arguments) -> None:
 @_on("basic.consume")
 def _consume(channel: ServerChannel, asked: _Arguments) -> None:
     """The answer goes before the first delivery."""
+    if asked["queue"] == REPLY_TO:
+        replies = channel.client.house.replies
+        tag = replies.begin(channel, asked["consumer_tag"], no_ack=asked["no_ack"])
+        channel.reply("basic.consume-ok", asked, consumer_tag=tag)
+        return
     channel.hold()
     try:
         tag = channel.state.consume(
@@ -211,6 +231,7 @@ def _consume(channel: ServerChannel, asked: _Arguments) -> None:
 @_on("basic.cancel")
 def _cancel(channel: ServerChannel, asked: _Arguments) -> None:
     tag = asked["consumer_tag"]
+    channel.client.house.replies.end(channel, tag)
     channel.state.cancel(tag)
     channel.forget_tag(tag)
     channel.reply("basic.cancel-ok", asked, consumer_tag=tag)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.wire.properties import encode_properties
 
 if TYPE_CHECKING:
-    from hopback.broker.simulator.stored import Taken
-    from hopback.message import Properties
+    from hopback.message import Delivery, Properties
 
 __all__ = ["Envelopes", "confirm_frame", "short_text"]
 
@@ -59,7 +58,7 @@ class Envelopes:
             self._properties = properties
         return self._raw
 
-    def deliver(self, channel: int, consumer: bytes, taken: Taken) -> bytes:
+    def deliver(self, channel: int, consumer: bytes, taken: Delivery) -> bytes:
         """The method frame of `basic.deliver`; `consumer` is the tag as a short string."""
         route = self._route(taken.exchange, taken.routing_key)
         return b"".join(
@@ -72,7 +71,7 @@ class Envelopes:
             )
         )
 
-    def get_ok(self, channel: int, taken: Taken, remaining: int) -> bytes:
+    def get_ok(self, channel: int, taken: Delivery, remaining: int) -> bytes:
         """The method frame of `basic.get-ok`."""
         route = self._route(taken.exchange, taken.routing_key)
         return b"".join(

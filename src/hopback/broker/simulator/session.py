@@ -326,6 +326,11 @@ class ChannelState:
             self._remember(taken)
         return taken
 
+    def next_tag(self) -> int:
+        """The number of the next delivery on this channel."""
+        self._tag += 1
+        return self._tag
+
     def _take(self, queue: LiveQueue, entry: Entry, consumer: Consumer | None) -> Taken:
         self._tag += 1
         taken = Taken(self._tag, queue, entry, consumer, self.node.now())
