@@ -1,0 +1,149 @@
+"""The test application: a handler on each queue that does what its orders say and writes it down."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hopback import App, Context, Outcome, Park, Retry, Snooze
+from hopback.headers.names import REDRIVES
+from tests.faults.ledger.entry import Kind
+from tests.faults.ledger.order import Fate, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hopback import Topology
+    from hopback.message import Delivery
+    from tests.faults.ledger.entry import Pen
+
+__all__ = ["EXCHANGE", "Told", "key_of", "ledger_app", "two_queues"]
+
+EXCHANGE = "ledger"
+
+
+def two_queues(retry: tuple[str | int, ...] = ("1s", "2s")) -> Topology:
+    """Two services and an audit that sees everything: a retry of one must reach neither other."""
+    app = App("ledger")
+    app.queue("left", retry=retry, bind={EXCHANGE: "left.#"})
+    app.queue("right", retry=retry, bind={EXCHANGE: "right.#"})
+    app.queue("audit", retry=retry, bind={EXCHANGE: "#"})
+    return app.topology
+
+
+def key_of(delivery: Delivery) -> str | None:
+    """The lane of an order, or none."""
+    key = Order.read(delivery.body).key
+    return None if key == "-" else key
+
+
+def ledger_app(
+    topology: Topology,
+    pen: Pen,
+    *,
+    concurrency: int = 10,
+    prefetch: int | None = None,
+    batch: tuple[str, ...] = (),
+    at_run: Callable[[Kind, Order, str], None] = lambda _kind, _order, _queue: None,
+) -> App:
+    """The application on a topology; `batch` names the queues that are handled in batches.
+
+    `at_run` is called before and after each run is written down: the place to die at.
+    """
+    app = App("ledger", topology=topology)
+    for plan in topology.plans:
+        if plan.queue in batch:
+            _add_batch(app, plan.queue, pen, at_run)
+        else:
+            _add(app, plan.queue, pen, concurrency, prefetch, at_run)
+    return app
+
+
+def _add(
+    app: App,
+    queue: str,
+    pen: Pen,
+    concurrency: int,
+    prefetch: int | None,
+    at_run: Callable[[Kind, Order, str], None],
+) -> None:
+    @app.handler(queue, concurrency=concurrency, prefetch=prefetch, key=key_of)
+    async def handle(context: Context) -> Outcome | None:
+        order, attempt = _begin(context, pen)
+        at_run(Kind.BEGUN, order, queue)
+        if order.pause:
+            await asyncio.sleep(order.pause / 1000)
+        kind, outcome = _verdict(order, attempt, context)
+        pen.write(kind, order.id, queue, attempt)
+        at_run(kind, order, queue)
+        return outcome
+
+
+def _begin(context: Context, pen: Pen) -> tuple[Order, int]:
+    delivery = context.delivery
+    order, attempt = Order.read(delivery.body), context.attempt
+    again = "again" if delivery.redelivered else "-"
+    pen.write(Kind.BEGUN, order.id, context.queue, attempt, again)
+    if not order.is_unaltered(delivery):
+        pen.write(Kind.ALTERED, order.id, context.queue, attempt)
+    return order, attempt
+
+
+def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcome | None]:
+    """What the order says of this run; only its first queue fails, and a re-driven one works."""
+    redrives = context.headers.get(REDRIVES, 0)
+    again = isinstance(redrives, int) and redrives > 0
+    if context.queue != order.to[0] or order.fate is Fate.DONE:
+        return Kind.DONE, None
+    match order.fate:
+        case Fate.HOPELESS if not again:
+            return Kind.HOPELESS, Park("hopeless, as ordered")
+        case Fate.DOOMED if not again:
+            return Kind.FAILED, Retry("doomed, as ordered")
+        case Fate.SNOOZE if "hopback-snoozes" not in context.headers:
+            return Kind.SNOOZED, Snooze(1)
+        case fate if attempt <= fate.failures:
+            return Kind.FAILED, Retry("a failure, as ordered")
+    return Kind.DONE, None
+
+
+def _add_batch(app: App, queue: str, pen: Pen, at_run: Callable[[Kind, Order, str], None]) -> None:
+    """Rows are prepared one by one and written together; each has its own outcome."""
+
+    async def prepare(context: Context) -> tuple[Order, Kind, Outcome | None, int]:
+        order, attempt = _begin(context, pen)
+        at_run(Kind.BEGUN, order, queue)
+        return order, *_verdict(order, attempt, context), attempt
+
+    @app.batch(queue, size=20, wait="50ms", prepare=prepare)
+    async def insert(rows: list[Any]) -> list[Any]:
+        await asyncio.sleep(max(row[0].pause for row in rows) / 1000)
+        outcomes: list[Outcome | None] = []
+        for order, kind, outcome, attempt in rows:
+            pen.write(kind, order.id, queue, attempt)
+            at_run(kind, order, queue)
+            outcomes.append(outcome)
+        return outcomes
+
+
+_KINDS = {
+    "delivery.retried": Kind.RETRIED,
+    "delivery.snoozed": Kind.RETRIED,
+    "delivery.parked": Kind.PARKED,
+    "delivery.abandoned": Kind.ABANDONED,
+}
+
+
+class Told:
+    """A subscriber that writes down how failed deliveries were settled."""
+
+    def __init__(self, pen: Pen) -> None:
+        self._pen = pen
+
+    def wants(self, name: str) -> bool:
+        """Nothing about what went well: the quick way stays the one that is tested."""
+        return name in _KINDS
+
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
+        """An event of the runtime."""
+        self._pen.write(_KINDS[name], fields["message_id"], fields["queue"], fields["attempt"])

@@ -1,0 +1,224 @@
+"""The books: entries sorted into accounts, one for each message in each queue that is to get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hopback.topology.expand import retry_queues
+from tests.faults.ledger.entry import Kind
+from tests.faults.ledger.order import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from hopback import Topology
+    from hopback.topology.plan import Plan
+    from tests.faults.ledger.entry import Entry
+
+__all__ = ["BROKER", "LINE", "PROCESS", "Account", "Books", "Broken", "Run", "keep_books"]
+
+PROCESS, LINE, BROKER = "process", "line", "broker"
+"""The scopes of a fault: whose deliveries may come twice because of it."""
+
+_FOREVER = float("inf")
+_SAID = {Kind.DONE, Kind.FAILED, Kind.HOPELESS, Kind.SNOOZED}
+_SETTLED = {Kind.RETRIED, Kind.PARKED}
+
+
+@dataclass(slots=True)
+class Run:
+    """One call of a handler."""
+
+    who: str
+    begun: float
+    attempt: int
+    again: bool
+    ended: float = _FOREVER
+    said: Kind | None = None
+    settled: float = _FOREVER
+
+    @property
+    def open_until(self) -> float:
+        """From when on a fault cannot make the broker hand this delivery out once more."""
+        return self.ended if self.said is Kind.DONE else self.settled
+
+
+@dataclass(slots=True)
+class Account:
+    """What became of one message in one queue."""
+
+    message: str
+    queue: str
+    fate: Fate = Fate.DONE
+    key: str = "-"
+    sent: int = 0
+    first_sent: float = _FOREVER
+    confirmed: bool = False
+    expected: bool = False
+    runs: list[Run] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    redriven: int = 0
+    discarded: int = 0
+    altered: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a handler finished it."""
+        return any(run.said is Kind.DONE for run in self.runs)
+
+    @property
+    def failures(self) -> int:
+        """How many runs failed."""
+        return sum(run.said is Kind.FAILED for run in self.runs)
+
+
+@dataclass(slots=True)
+class Broken:
+    """A fault and how long it lasted."""
+
+    begin: float
+    end: float
+    scope: str
+    who: str
+    name: str
+
+    def touches(self, account: Account, slack: float) -> bool:
+        """Whether it may have made a copy of a message of this account."""
+        if self.scope == BROKER:
+            last = max((run.begun for run in account.runs), default=_FOREVER)
+            return account.first_sent <= self.end + slack and self.begin <= last + slack
+        return any(self._meets(run, slack) for run in account.runs)
+
+    def _meets(self, run: Run, slack: float) -> bool:
+        mine = self.who in ("*", run.who) or run.who.startswith(f"{self.who}.")
+        return mine and run.begun <= self.end + slack and self.begin <= run.open_until + slack
+
+
+@dataclass(slots=True)
+class Books:
+    """All accounts, and the faults they were kept under."""
+
+    plans: dict[str, Plan]
+    accounts: dict[tuple[str, str], Account] = field(default_factory=dict)
+    faults: list[Broken] = field(default_factory=list)
+    samples: list[Entry] = field(default_factory=list)
+    slack: float = 1.0
+    """How long an ack may take to be on the broker's disk."""
+
+    def account(self, message: str, queue: str) -> Account:
+        """The account of a message in a queue; opened if there is none."""
+        found = self.accounts.get((message, queue))
+        if found is None:
+            found = self.accounts[message, queue] = Account(message, queue)
+        return found
+
+    def family(self, queue: str) -> dict[str, str]:
+        """The queues in which a message of this queue may rest or wait, with what each is."""
+        plan = self.plans[queue]
+        waiting = {name: "retry" for name, _ in retry_queues(plan)}
+        return {queue: "main", plan.parking.queue: "parked", **waiting}
+
+    def explained(self, account: Account) -> bool:
+        """Whether a fault accounts for copies of this message; so does a producer that sent twice."""
+        return account.sent > 1 or any(f.touches(account, self.slack) for f in self.faults)
+
+    @property
+    def sent(self) -> int:
+        """How many messages producers published."""
+        return len({a.message for a in self.accounts.values() if a.sent})
+
+    @property
+    def confirmed(self) -> int:
+        """How many messages the broker confirmed to their producers."""
+        return len({a.message for a in self.accounts.values() if a.confirmed})
+
+    @property
+    def runs(self) -> int:
+        """How often handlers were called."""
+        return sum(len(account.runs) for account in self.accounts.values())
+
+
+def keep_books(entries: Iterable[Entry], topology: Topology, *, slack: float = 1.0) -> Books:
+    """The books of these entries, in the order of their time."""
+    books = Books({plan.queue: plan for plan in topology.plans}, slack=slack)
+    destinations: dict[str, list[str]] = {}
+    confirmed: set[str] = set()
+    for entry in sorted(entries, key=_when):
+        match entry.kind:
+            case Kind.SENT:
+                destinations.setdefault(entry.message, _open_accounts(books, entry))
+            case Kind.CONFIRMED:
+                confirmed.add(entry.message)
+            case Kind.FAULT:
+                books.faults.append(Broken(entry.at, entry.at, entry.queue, entry.who, entry.note))
+            case Kind.HEALED:
+                _heal(books, entry)
+            case Kind.SAMPLE:
+                books.samples.append(entry)
+            case Kind.FOUND:
+                _place(books, entry, destinations)
+            case _:
+                _book(books.account(entry.message, entry.queue), entry)
+    for message in confirmed:
+        for queue in destinations.get(message, ()):
+            books.account(message, queue).confirmed = True
+    return books
+
+
+def _when(entry: Entry) -> float:
+    return entry.at
+
+
+def _open_accounts(books: Books, entry: Entry) -> list[str]:
+    to, _, key = entry.note.partition(";")
+    queues = to.split(",")
+    for at, queue in enumerate(queues):
+        account = books.account(entry.message, queue)
+        account.expected = True
+        account.sent += 1
+        account.first_sent = min(account.first_sent, entry.at)
+        account.fate = Fate(entry.queue) if at == 0 else Fate.DONE
+        account.key = key
+    return queues
+
+
+def _heal(books: Books, entry: Entry) -> None:
+    for fault in reversed(books.faults):
+        if fault.name == entry.note and fault.who == entry.who:
+            fault.end = entry.at
+            return
+
+
+def _place(books: Books, entry: Entry, destinations: dict[str, list[str]]) -> None:
+    """A message that was found belongs to the account whose queues it lies in, if there is one."""
+    mine = (q for q in destinations.get(entry.message, ()) if entry.queue in books.family(q))
+    queue = next(mine, None)
+    account = books.account(entry.message, entry.queue if queue is None else queue)
+    account.found.append(entry.queue)
+
+
+def _book(account: Account, entry: Entry) -> None:
+    if entry.kind is Kind.BEGUN:
+        run = Run(entry.who, entry.at, entry.attempt, entry.note == "again")
+        account.runs.append(run)
+    elif entry.kind in _SAID:
+        for run in _latest(account, entry, lambda one: one.said is None):
+            run.said, run.ended = entry.kind, entry.at
+    elif entry.kind in _SETTLED:
+        for run in _latest(account, entry, lambda one: one.settled == _FOREVER):
+            run.settled = entry.at
+    elif entry.kind is Kind.REDRIVEN:
+        account.redriven += 1
+    elif entry.kind is Kind.DISCARDED:
+        account.discarded += 1
+    elif entry.kind is Kind.ALTERED:
+        account.altered += 1
+
+
+def _latest(account: Account, entry: Entry, wanted: Callable[[Run], bool]) -> Iterator[Run]:
+    """The last run of that process and attempt that still lacks what the entry says."""
+    for run in reversed(account.runs):
+        if run.who == entry.who and run.attempt == entry.attempt and wanted(run):
+            yield run
+            return

@@ -1,0 +1,98 @@
+"""Orders: messages that say themselves what is to become of them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hopback.message import Message, Properties
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from hopback.message import Delivery
+
+__all__ = ["Fate", "Order", "fates"]
+
+
+class Fate(StrEnum):
+    """What a handler does with an order."""
+
+    DONE = "done"
+    FAIL_ONCE = "fail-once"
+    FAIL_TWICE = "fail-twice"
+    DOOMED = "doomed"
+    """It fails until it is parked; after a re-drive it works."""
+    HOPELESS = "hopeless"
+    """It is parked at once; after a re-drive it works."""
+    SNOOZE = "snooze"
+
+    @property
+    def failures(self) -> int:
+        """How many runs fail before one works; those of the doomed have no end."""
+        return {"fail-once": 1, "fail-twice": 2}.get(self.value, 0)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it ends in the dead-letter queue if nobody re-drives it."""
+        return self in (Fate.DOOMED, Fate.HOPELESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One message. `to` are the queues that get it, `pause` how long its handler takes in ms."""
+
+    number: int
+    to: tuple[str, ...]
+    fate: Fate = Fate.DONE
+    key: str = "-"
+    pause: int = 0
+
+    @property
+    def id(self) -> str:
+        """Its message id."""
+        return str(self.number)
+
+    def message(self, exchange: str, routing_key: str, size: int = 0) -> Message:
+        """The order as a message of at least `size` bytes."""
+        text = f"{self.number} {','.join(self.to)} {self.fate} {self.key} {self.pause}"
+        body = f"{text} {'x' * max(0, size - len(text))}".encode()
+        properties = Properties(
+            content_type="text/plain",
+            headers={"ledger-mark": zlib.crc32(body), "ledger-text": f"order {self.number}"},
+            delivery_mode=2,
+            correlation_id=f"order-{self.number}",
+            message_id=self.id,
+            type="ledger.order",
+        )
+        return Message(exchange, routing_key, body, properties)
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """The order of a body."""
+        number, to, fate, key, pause, _ = body.decode().split(" ", 5)
+        return cls(int(number), tuple(to.split(",")), Fate(fate), key, int(pause))
+
+    def is_unaltered(self, delivery: Delivery) -> bool:
+        """Whether body, properties and headers are those that it was sent with."""
+        found = delivery.properties
+        return (
+            found.headers.get("ledger-mark") == zlib.crc32(delivery.body)
+            and found.headers.get("ledger-text") == f"order {self.number}"
+            and found.message_id == self.id
+            and found.correlation_id == f"order-{self.number}"
+            and found.type == "ledger.order"
+            and found.content_type == "text/plain"
+        )
+
+
+def fates(failing: float) -> tuple[Fate, ...]:
+    """A thousand fates of which that share fails in some way, spread evenly."""
+    bad = (Fate.FAIL_ONCE, Fate.FAIL_ONCE, Fate.FAIL_TWICE, Fate.DOOMED, Fate.HOPELESS, Fate.SNOOZE)
+    count = round(1000 * failing)
+    found = [Fate.DONE] * 1000
+    for at in range(count):
+        found[at * 1000 // count] = bad[at % len(bad)]
+    return tuple(found)

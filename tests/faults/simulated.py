@@ -1,0 +1,149 @@
+"""The parts of a simulated world: processes that can be killed, and faults that are written down."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hopback import Service, ServiceOptions, Surroundings
+from hopback.broker.simulator import EmbeddedBroker, Fault, Faults
+from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.supervise import Backoff
+from hopback.errors import ConnectionFailed
+from hopback.observe.events import Bus
+from tests.faults.ledger.application import Told, ledger_app
+from tests.faults.ledger.books import LINE, PROCESS
+from tests.faults.ledger.entry import Kind, ListPen
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from hopback import Broker, Topology
+    from hopback.broker.simulator.connection import EmbeddedConnection
+    from tests.faults.ledger.entry import Entry
+    from tests.faults.ledger.order import Order
+
+__all__ = ["Process", "RecordedFaults", "Socket"]
+
+
+class RecordedFaults(Faults):
+    """Fault switches that write down when they strike."""
+
+    def __init__(self, seed: int, pen: ListPen) -> None:
+        super().__init__(seed)
+        self._pen = pen
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether it happens this time."""
+        found = super().strikes(fault)
+        if found:
+            self._pen.who = "*"
+            self._pen.write(Kind.FAULT, queue=LINE, note=fault.value)
+        return found
+
+
+class Socket:
+    """One process's way to the broker: it ends with the process, and nothing connects again."""
+
+    def __init__(self, broker: EmbeddedBroker, disguise: Callable[[Any], Any]) -> None:
+        self._broker = broker
+        self._disguise = disguise
+        self.connections: list[EmbeddedConnection] = []
+        self.dead = False
+
+    @property
+    def address(self) -> str:
+        """Where the broker is."""
+        return self._broker.address
+
+    async def connect(self, name: str = "hopback") -> Any:
+        """A connection, unless the process is dead."""
+        if self._is_dead():
+            raise ConnectionFailed("the process is dead")
+        connection = await self._broker.connect(name)
+        self.connections.append(connection)
+        if self._is_dead():  # it may have died meanwhile
+            self._broker.cut(connection, buffered=False)
+        return self._disguise(connection)
+
+    def _is_dead(self) -> bool:
+        return self.dead
+
+    def cut(self) -> None:
+        """Cut every connection of the process."""
+        for connection in self.connections:
+            if connection in self._broker.connections:
+                self._broker.cut(connection, buffered=False)
+        self.connections.clear()
+
+
+class Process:
+    """A process that runs the application; killing it leaves nothing of its state."""
+
+    def __init__(
+        self,
+        name: str,
+        broker: EmbeddedBroker,
+        entries: list[Entry],
+        topology: Topology,
+        chance: random.Random,
+        *,
+        batch: tuple[str, ...] = (),
+        disguise: Callable[[Any], Any] = lambda connection: connection,
+    ) -> None:
+        self.name = name
+        self._loop = asyncio.get_running_loop()
+        self.pen = ListPen(entries, name, self._loop.time)
+        self.socket = Socket(broker, disguise)
+        self.dies_at: tuple[Kind, int] | None = None
+        """Kill itself at the n-th moment of that kind."""
+        app = ledger_app(topology, self.pen, concurrency=4, batch=batch, at_run=self._at_run)
+        world = Surroundings(
+            bus=Bus(Told(self.pen)),
+            clock=LoopClock(self._loop.time),
+            chance=chance.random,
+            host="simulated",
+            backoff=Backoff(first=0.2, most=5.0),
+        )
+        channel: Broker = self.socket
+        self.service = Service(
+            app, channel, options=ServiceOptions(watch=60, grace=20), world=world
+        )
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        with suppress(asyncio.CancelledError):
+            await self.service.run()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was neither killed nor stopped."""
+        return not self.socket.dead
+
+    def kill(self) -> None:
+        """End it as `kill -9` does: mid-step, without a word to anybody."""
+        if not self.socket.dead:
+            self.pen.write(Kind.FAULT, queue=PROCESS, note="kill -9")
+            self.pen.alive = False
+            self.socket.dead = True
+            self.socket.cut()
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        """End it in order."""
+        if self.socket.dead:
+            await asyncio.wait({self._task})
+            return
+        self.service.stop()
+        await self._task
+        self.socket.dead = True
+        self.pen.alive = False
+
+    def _at_run(self, kind: Kind, _order: Order, _queue: str) -> None:
+        if self.dies_at is not None and self.dies_at[0] is kind:
+            left = self.dies_at[1] - 1
+            self.dies_at = (kind, left) if left else None
+            if not left:
+                self.kill()

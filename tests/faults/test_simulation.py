@@ -1,0 +1,56 @@
+"""Seeded runs of the whole runtime in virtual time: every promise holds, and each run repeats itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.simulation import play, setting_of
+
+SEEDS = 200
+"""How many seeds the short form plays; `make test-faults` plays thousands."""
+_EACH = 10
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, _EACH))
+def test_no_seed_breaks_a_promise(first: int) -> None:
+    """Cuts, lost confirms, nacks, returns, slow lines, alarms, restarts and killed processes."""
+    for seed in range(first, first + _EACH):
+        try:
+            play(seed).verdict.require()
+        except BaseException as error:
+            error.add_note(f"play it again: python -m tests.faults.simulation {seed}")
+            raise
+
+
+def test_the_seeds_meet_every_kind_of_fault_and_design() -> None:
+    """What is never drawn would prove nothing."""
+    settings = [setting_of(seed) for seed in range(SEEDS)]
+    assert {str(one.version) for one in settings} == {"3.10", "4.0", "4.3"}
+    assert len({one.design for one in settings}) == 7
+    assert {one.processes for one in settings} == {1, 2, 3}
+    assert any(one.batch for one in settings)
+    struck = {name for seed in range(40) for name in play(seed).verdict.faults}
+    assert {"kill -9", "cut", "cut all", "broker restart", "forgotten consumer"} <= struck
+    assert {"nack", "return", "lose-confirm", "refuse-connection"} <= struck
+    assert {"cut-before-publish", "cut-after-publish"} <= struck
+    assert {"cut-before-settle", "cut-after-settle"} <= struck
+
+
+def test_a_seed_repeats_itself() -> None:
+    """The same history, entry by entry, in this process and in another one."""
+    seeds = range(12)
+    here = [play(seed).digest for seed in seeds]
+    assert [play(seed).digest for seed in seeds] == here
+    command = [sys.executable, "-m", "tests.faults.simulation", *map(str, seeds)]
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert [line.split()[1] for line in told.stdout.splitlines()] == here
+
+
+def test_different_seeds_differ() -> None:
+    """Or all would prove the same."""
+    assert len({play(seed).digest for seed in range(12)}) == 12
