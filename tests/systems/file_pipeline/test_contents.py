@@ -1,0 +1,74 @@
+"""What files are, told by their bytes; and names that are only names."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.systems.file_pipeline.contents import HEAD_BYTES, TYPES, Rejection, judge, sniff
+from hopback.systems.file_pipeline.folder import Folder, shown_name
+from tests.systems.file_pipeline.samples import gif, jpeg_with_exif, png
+
+_MOST = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (png(), "image/png"),
+        (jpeg_with_exif(), "image/jpeg"),
+        (gif(), "image/gif"),
+        (b"RIFF\x10\x00\x00\x00WEBPVP8 ", "image/webp"),
+        (b"%PDF-1.7\n%\xe2\xe3", "application/pdf"),
+        (b"plain\ttext\r\n", "text/plain"),
+        ("schöne Grüße".encode(), "text/plain"),
+        (b"", None),
+        (b"\x7fELF\x02\x01", None),
+        (b"PK\x03\x04zip", None),
+        (b"latin-1: \xe9", None),
+        (b"nul\x00", None),
+    ],
+)
+def test_the_first_bytes_tell(head: bytes, found: str | None) -> None:
+    """Known signatures, text as UTF-8 without control characters, and nothing else."""
+    assert sniff(head) == found
+
+
+def test_a_character_cut_in_half_at_the_end_of_the_head_is_still_text() -> None:
+    """Only where the head ends because it is full."""
+    text = ("x" * (HEAD_BYTES - 1) + "é").encode()
+    assert sniff(text[:HEAD_BYTES]) == "text/plain"
+    assert sniff("é".encode()[:1]) is None
+
+
+@given(st.text(max_size=60), st.sampled_from([*TYPES, "text/html", ""]), st.binary(max_size=200))
+def test_judging_never_raises_and_takes_only_what_it_knows(
+    name: str, declared: str, content: bytes
+) -> None:
+    """Whatever comes, the answer is the declared type or a rejection with code and reason."""
+    verdict = judge(name, declared, content, _MOST)
+    assert (isinstance(verdict, Rejection) and verdict.code and verdict.reason) or (
+        verdict == declared
+    )
+
+
+@given(st.text())
+def test_a_name_that_is_shown_is_one_line_without_folders(given_name: str) -> None:
+    """No separator, no control character, not too long; what is left of nothing is nothing."""
+    shown = shown_name(given_name)
+    assert len(shown) <= 200
+    assert not set(shown) & set("/\\\x00\n\r\u202e")
+    assert shown not in (".", "..")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "..", "../x", "a/b", "x" * 36, "\x00", str(uuid.uuid4()).upper()]
+)
+def test_only_ids_of_ours_become_paths(text: str) -> None:
+    """Anything else is an error, whoever says it."""
+    with pytest.raises(ValueError, match="expected the id of a file"):
+        Folder(Path("anywhere")).file(text)

@@ -1,0 +1,82 @@
+"""The files under `infra/`: equal to the design, and importable as often as one likes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from hopback.patterns import file_pipeline
+from hopback.systems.file_pipeline.infrastructure import HOME, infrastructure
+from hopback.topology import read_definitions
+
+if TYPE_CHECKING:
+    from tests.harness.shared import SharedNode
+
+_SCRIPT = HOME / "rabbitmq" / "import-definitions.sh"
+
+
+@pytest.mark.parametrize("name", sorted(infrastructure()))
+def test_the_files_are_what_the_design_gives(name: str) -> None:
+    """Nobody edits them: `python -m hopback.systems.file_pipeline.infrastructure` writes them."""
+    assert (HOME / name).read_text(encoding="utf-8") == infrastructure()[name]
+
+
+def test_the_definitions_are_the_documents_topology() -> None:
+    """Read back they hold exactly the exchanges, queues and bindings of the design."""
+    read = read_definitions((HOME / "rabbitmq" / "definitions.json").read_text(encoding="utf-8"))
+    design = file_pipeline()
+    assert read.exchanges == design.exchanges
+    assert read.queues == design.queues
+    assert sorted(map(str, read.bindings)) == sorted(map(str, design.bindings))
+
+
+def test_the_compose_file_has_the_two_services() -> None:
+    """`rabbitmq`, and `rabbitmq-init` which runs the script once the broker is up."""
+    text = infrastructure()["docker-compose.yml"]
+    assert "\n  rabbitmq:\n" in text
+    assert "\n  rabbitmq-init:\n" in text
+    assert "condition: service_healthy" in text
+    assert "import-definitions.sh" in text
+    assert os.access(_SCRIPT, os.X_OK)
+
+
+def _import(node: SharedNode, vhost: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    address = urlsplit(node.management_url)
+    environment = {
+        **os.environ,
+        "RABBITMQ_MANAGEMENT_URL": f"http://{address.hostname}:{address.port}",
+        "RABBITMQ_VHOST": quote(vhost, safe=""),
+        "RABBITMQ_TRIES": "1",
+        **variables,
+    }
+    return subprocess.run(
+        ["sh", str(_SCRIPT)], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.broker
+def test_the_script_imports_twice_into_a_broker(rabbitmq: SharedNode, vhost: str) -> None:
+    """Both times it says so, and the broker holds what the design has."""
+    for _ in range(2):
+        ran = _import(rabbitmq, vhost)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert "imported" in ran.stdout
+    stored = rabbitmq.management.call("GET", f"/queues/{quote(vhost, safe='')}")
+    expected = json.loads(infrastructure()["rabbitmq/definitions.json"])
+    assert {one["name"]: one["arguments"] for one in stored} == {
+        one["name"]: one["arguments"] for one in expected["queues"]
+    }
+
+
+@pytest.mark.broker
+def test_the_script_says_what_to_look_at_when_it_cannot(rabbitmq: SharedNode, vhost: str) -> None:
+    """A wrong password: it gives up with words, and shows no password."""
+    ran = _import(rabbitmq, vhost, RABBITMQ_PASSWORD='wrong"one\\')
+    assert ran.returncode == 1
+    assert "are user and password right?" in ran.stderr
+    assert "wrong" not in ran.stderr + ran.stdout

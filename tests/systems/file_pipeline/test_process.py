@@ -1,0 +1,79 @@
+"""What has become of a file: the same whatever order its events come in."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.systems.file_pipeline.messages import (
+    FileRejected,
+    FileUploaded,
+    FileValidated,
+    MetadataExtracted,
+    ProcessingFailed,
+    ThumbnailGenerated,
+)
+from hopback.systems.file_pipeline.process import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.systems.file_pipeline.process import Fact
+
+_UPLOADED = FileUploaded("f", 1, "a.png", "image/png", 5, "00")
+_PICTURE = FileValidated("f", 1, "a.png", "image/png", 5, "00")
+_TEXT = FileValidated("f", 1, "a.txt", "text/plain", 5, "00")
+_REJECTED = FileRejected("f", 1, "a.png", "TYPE_MISMATCH", "No.")
+_DRAWN = ThumbnailGenerated("f", 1, 10, 10, 99)
+_DESCRIBED = MetadataExtracted("f", 1, {"size": 5})
+_FAILED = ProcessingFailed("f", 1, "thumbnail", "broken")
+
+
+def _after(facts: Iterable[Fact], *, timed_out: bool = False) -> Process:
+    process = Process("f", 1, "c", 0.0, timed_out=timed_out)
+    for fact in facts:
+        process = process.after(fact)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "missing"),
+    [
+        ([], "uploaded", ["validation"]),
+        ([_UPLOADED], "uploaded", ["validation"]),
+        ([_UPLOADED, _PICTURE], "processing", ["thumbnail", "metadata"]),
+        ([_UPLOADED, _PICTURE, _DRAWN], "processing", ["metadata"]),
+        ([_UPLOADED, _PICTURE, _DESCRIBED], "processing", ["thumbnail"]),
+        ([_UPLOADED, _PICTURE, _DRAWN, _DESCRIBED], "completed", []),
+        ([_UPLOADED, _TEXT, _DESCRIBED], "completed", []),
+        ([_UPLOADED, _REJECTED], "rejected", ["validation"]),
+        ([_UPLOADED, _PICTURE, _DESCRIBED, _FAILED], "failed", ["thumbnail"]),
+        ([_UPLOADED, _PICTURE, _DESCRIBED, _FAILED, _DRAWN], "completed", []),
+    ],
+)
+def test_the_facts_give_the_status_in_whatever_order_they_come(
+    facts: list[Fact], status: str, missing: list[str]
+) -> None:
+    """Every order of the same events ends in the same process."""
+    ends = {
+        (_after(order).status, tuple(_after(order).waiting_for)) for order in permutations(facts)
+    }
+    assert ends == {(status, tuple(missing))}
+
+
+def test_a_late_file_has_timed_out_until_it_is_completed() -> None:
+    """Failure is worse than being late; completion mends both."""
+    late = _after([_UPLOADED, _PICTURE, _DESCRIBED], timed_out=True)
+    assert late.status == "timed-out"
+    assert late.after(_FAILED).status == "failed"
+    assert late.after(_FAILED).after(_DRAWN).status == "completed"
+
+
+@given(st.lists(st.sampled_from([_UPLOADED, _PICTURE, _DRAWN, _DESCRIBED, _FAILED, _REJECTED])))
+def test_events_that_come_twice_change_nothing(facts: list[Fact]) -> None:
+    """Any sequence with all of it repeated gives the same process."""
+    assert _after([*facts, *facts]) == _after(facts)
