@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.pages import ROOT, Block, blocks, matches, pages, play, steps
+from tests.docs.pages import ROOT, Block, blocks, matches, pages, play, run_in, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,24 @@ def _run(block: Block, namespace: dict[str, object], where: str) -> None:
     told: list[str] = []
     assert runner.run(test, out=told.append, clear_globs=False).failed == 0, "".join(told)
     namespace.update(test.globs)
+
+
+_DRAWING = re.compile(
+    r"^```sh\n(hopback [^\n]*)\n```\n+```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(
+    "page", [one for one in _PAGES if "```mermaid" in one.read_text()], ids=_name
+)
+def test_drawings_are_what_the_command_draws(page: Path, tmp_path: Path) -> None:
+    """A drawing stands under the command that draws it."""
+    text = page.read_text(encoding="utf-8")
+    list(play(text, tmp_path))
+    found = _DRAWING.findall(text)
+    assert len(found) == text.count("```mermaid")
+    for command, drawn in found:
+        assert run_in(tmp_path, command)[0] == drawn
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=_name)
