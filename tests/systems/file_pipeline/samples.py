@@ -23,7 +23,7 @@ def png(width: int = 64, height: int = 48) -> bytes:
 def gif() -> bytes:
     """A picture with a palette and two frames."""
     target = io.BytesIO()
-    first, second = (Image.new("P", (20, 10), shade) for shade in (1, 2))
+    first, second = (Image.new("RGB", (20, 10), shade).convert("P") for shade in ("red", "blue"))
     first.save(target, "GIF", save_all=True, append_images=[second])
     return target.getvalue()
 

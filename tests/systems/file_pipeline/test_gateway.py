@@ -1,0 +1,275 @@
+"""The gateway: files in, answers out, and nothing that hostile uploads could leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.testing import in_virtual_time
+from tests.systems.file_pipeline.front_door import front_door, part
+from tests.systems.file_pipeline.samples import bomb, broken_png, gif, png
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_END = b"--b--\r\n"
+_PNG = ("a.png", "image/png")
+
+
+@in_virtual_time
+async def test_a_file_can_be_followed_from_upload_to_completion(tmp_path: Path) -> None:
+    """Accepted at once, completed soon; with thumbnail, metadata, events and a notification."""
+    async with front_door(tmp_path) as door:
+        answer = await door.upload(gif(), "dance.gif", "image/gif")
+        assert answer.status_code == 202
+        where = answer.headers["location"]
+        assert (await door.client.get(where)).json()["status"] in {"accepted", "uploaded"}
+        await door.system.settle()
+        found = (await door.client.get(where)).json()
+        assert found["status"] == "completed"
+        assert found["metadata"]["image"]["frames"] == 2
+        assert found["thumbnail"]["width"] == 20
+        small = await door.client.get(f"{where}/thumbnail")
+        assert (small.headers["content-type"], small.content[:4]) == ("image/png", b"\x89PNG")
+        assert small.headers["x-content-type-options"] == "nosniff"
+        events = (await door.client.get(f"{where}/events")).json()["items"]
+        assert events[0]["type"] == "FileUploaded.v1"
+        assert events[-1]["type"] == "ProcessingCompleted.v1"
+        told = (await door.client.get("/notifications")).json()
+        assert [one["text"] for one in told["items"]] == ["dance.gif is ready."]
+        later = await door.client.get("/notifications", params={"after": told["next"]})
+        assert later.json()["items"] == []
+
+
+@in_virtual_time
+async def test_a_file_goes_through_again_when_asked_to(tmp_path: Path) -> None:
+    """The second run begins anew: what was broken on disk is mended, what was late is forgotten."""
+    async with front_door(tmp_path) as door:
+        first = await door.done(broken_png(), *_PNG)
+        assert (first["status"], first["failure"]["stage"]) == ("failed", "thumbnail")
+        door.system.workshop.folder.file(first["fileId"]).write_bytes(png())
+        where = f"/files/{first['fileId']}"
+        again = await door.client.post(f"{where}/reprocess")
+        assert (again.status_code, again.json()["run"]) == (202, 2)
+        assert (await door.client.get(where)).json()["status"] == "accepted"
+        await door.system.settle()
+        second = (await door.client.get(where)).json()
+        assert (second["status"], second["run"]) == ("completed", 2)
+        assert "failure" not in second
+        assert second["correlationId"] != first["correlationId"]
+
+
+@in_virtual_time
+async def test_files_are_listed_newest_first_and_by_status(tmp_path: Path) -> None:
+    """In short; a status chooses."""
+    async with front_door(tmp_path) as door:
+        await door.done(b"text", "first.txt", "text/plain")
+        await asyncio.sleep(1)
+        await door.done(png(), "second.pdf", "application/pdf")
+        listed = (await door.client.get("/files")).json()
+        assert [one["name"] for one in listed["items"]] == ["second.pdf", "first.txt"]
+        rejected = (await door.client.get("/files", params={"status": "rejected"})).json()
+        assert [one["name"] for one in rejected["items"]] == ["second.pdf"]
+
+
+@in_virtual_time
+async def test_the_correlation_id_of_the_caller_goes_all_the_way(tmp_path: Path) -> None:
+    """What is fit to be repeated is kept; anything else is replaced."""
+    async with front_door(tmp_path) as door:
+        form = {"file": ("a.txt", b"text", "text/plain")}
+        await door.client.post("/files", files=form, headers={"x-correlation-id": "shop-7"})
+        await door.client.post("/files", files=form, headers={"x-correlation-id": "a" * 200})
+        await door.system.settle()
+        found = {one.properties.correlation_id for one in door.system.events()}
+        assert "shop-7" in found
+        assert "a" * 200 not in found
+        assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/files/../../etc/passwd", "GET"),
+        ("/files/nothing", "GET"),
+        ("/files/3f2b8f8e-0d7c-4c3e-9a70-6c9d2d1c7a11", "GET"),
+        ("/files/3F2B8F8E-0D7C-4C3E-9A70-6C9D2D1C7A11/thumbnail", "GET"),
+        ("/files/..%2f..%2fetc%2fpasswd/thumbnail", "GET"),
+        ("/files/3f2b8f8e-0d7c-4c3e-9a70-6c9d2d1c7a11/reprocess", "POST"),
+    ],
+)
+@in_virtual_time
+async def test_what_is_not_there_is_404(tmp_path: Path, path: str, method: str) -> None:
+    """Whatever is asked for, an id that is none of ours leads nowhere."""
+    async with front_door(tmp_path) as door:
+        assert (await door.client.request(method, path)).status_code == 404
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "limit=-1", "limit=1e2"])
+@in_virtual_time
+async def test_a_bad_limit_is_told(tmp_path: Path, query: str) -> None:
+    """400, with what is expected."""
+    async with front_door(tmp_path) as door:
+        answer = await door.client.get(f"/files?{query}")
+        assert answer.status_code == 400
+        assert answer.json()["error"] == "limit: expected a whole number from 1 to 500"
+
+
+_GOOD = part("file", "a.png", "image/png", png())
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"", "multipart/form-data; boundary=b", 400),
+        (b"--b--\r\n", "multipart/form-data; boundary=b", 400),
+        (b"nothing of a form", "multipart/form-data; boundary=b", 400),
+        (_GOOD, "multipart/form-data; boundary=b", 400),
+        (_GOOD[:-20], "multipart/form-data; boundary=b", 400),
+        (_GOOD + _GOOD + _END, "multipart/form-data; boundary=b", 400),
+        (part("other", "a.png", "image/png", png()) + _END, "multipart/form-data; boundary=b", 400),
+        (part("file", "a.png", "image/png", b"") + _END, "multipart/form-data; boundary=b", 400),
+        (part("file", "", "image/png", png()) + _END, "multipart/form-data; boundary=b", 400),
+        (part("file", "..", "image/png", png()) + _END, "multipart/form-data; boundary=b", 400),
+        (part("file", "a.svg", "image/svg+xml", b"<svg/>") + _END, "multipart/form-data; boundary=b", 415),
+        (part("file", "a.png", "text/html", b"<b>") + _END, "multipart/form-data; boundary=b", 415),
+        (part("file", "a.exe", "image/png", png()) + _END, "multipart/form-data; boundary=b", 415),
+        (part("file", "noending", "image/png", png()) + _END, "multipart/form-data; boundary=b", 415),
+        (_GOOD + _END, "multipart/form-data", 415),
+        (_GOOD + _END, "image/png", 415),
+        (b'--b\r\n' + b"x" * 10_000, "multipart/form-data; boundary=b", 400),
+        (b'--b\r\n' + b"A: b\r\n" * 50 + b"\r\n", "multipart/form-data; boundary=b", 400),
+    ],
+    ids=[
+        "nothing", "no-parts", "no-form", "cut-off", "cut-in-the-file", "two-files", "other-field",
+        "empty-file", "no-name", "only-dots", "svg", "html", "exe", "no-ending", "no-boundary",
+        "no-multipart", "endless-header", "many-headers",
+    ],
+)  # fmt: skip
+@in_virtual_time
+async def test_hostile_forms_are_refused_and_leave_nothing(
+    tmp_path: Path, body: bytes, content_type: str, status: int
+) -> None:
+    """Each with its status; no file, no row, no message stays behind."""
+    async with front_door(tmp_path) as door:
+        assert await door.send(body, content_type) == status
+        assert door.on_disk() == []
+        await door.system.settle()
+        assert door.system.events() == []
+        assert (await door.client.get("/files")).json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("../../../etc/cron.d/evil.png", "evil.png"),
+        ("..\\\\..\\\\windows\\\\evil.png", "evil.png"),
+        ("/absolute/evil.png", "evil.png"),
+        ("evil\u202egnp.png", "evilgnp.png"),
+        ("x" * 400 + ".png", "x" * 196 + ".png"),
+    ],
+    ids=["dots", "backslashes", "absolute", "reversed", "long"],
+)
+@in_virtual_time
+async def test_names_never_become_paths(tmp_path: Path, given: str, shown: str) -> None:
+    """The name is only shown, and only its last part; on disk a file has an id of ours."""
+    async with front_door(tmp_path / "inner") as door:
+        body = part("file", given, "image/png", png()) + _END
+        assert await door.send(body) == 202
+        await door.system.settle()
+        (found,) = (await door.client.get("/files")).json()["items"]
+        assert found["name"] == shown
+        file_id = found["fileId"]
+        assert door.on_disk() == [f"files/{file_id}", f"thumbnails/{file_id}.png"]
+    assert os.listdir(tmp_path) == ["inner"]
+
+
+@in_virtual_time
+async def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """By its announced length at once; without one as soon as it goes over."""
+    async with front_door(tmp_path, max_bytes=1000) as door:
+        announced = await door.upload(b"\x89PNG" + b"x" * 100_000, *_PNG)
+        assert announced.status_code == 413
+        sent = 0
+
+        async def endless() -> AsyncIterator[bytes]:
+            nonlocal sent
+            yield part("file", *_PNG, b"")[:-2]
+            while True:
+                sent += 1000
+                yield b"x" * 1000
+
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        answer = await door.client.post("/files", content=endless(), headers=headers)
+        assert answer.status_code == 413
+        assert sent <= 3000
+        assert door.on_disk() == []
+
+
+@in_virtual_time
+async def test_fields_beside_the_file_are_bounded_too(tmp_path: Path) -> None:
+    """A form cannot be made endless by what nobody asked for."""
+    async with front_door(tmp_path, max_bytes=1000) as door:
+
+        async def endless() -> AsyncIterator[bytes]:
+            yield b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\n'
+            while True:
+                yield b"x" * 10_000
+
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        answer = await door.client.post("/files", content=endless(), headers=headers)
+        assert answer.status_code == 413
+
+
+@in_virtual_time
+async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
+    """408 after the time that an upload may take; what was received is removed."""
+    async with front_door(tmp_path, upload_s=30) as door:
+
+        async def drop_by_drop() -> AsyncIterator[bytes]:
+            yield part("file", *_PNG, b"")[:-2]
+            while True:
+                await asyncio.sleep(5)
+                yield b"x"
+
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        answer = await door.client.post("/files", content=drop_by_drop(), headers=headers)
+        assert answer.status_code == 408
+        assert door.on_disk() == []
+
+
+@in_virtual_time
+async def test_a_bomb_is_taken_and_never_decoded(tmp_path: Path) -> None:
+    """A few bytes that claim to be 900 million pixels: parked at once, and people are told why."""
+    async with front_door(tmp_path) as door:
+        found = await door.done(bomb(), "bomb.png", "image/png")
+        assert found["status"] == "failed"
+        assert "pixels" in found["failure"]["reason"]
+        assert door.system.dead() == {"q.thumbnail": 1, "q.extractor": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "kind", "code"),
+    [
+        (png(), "a.jpg", "image/jpeg", "TYPE_MISMATCH"),
+        (png(), "a.jpg", "image/png", "EXTENSION_MISMATCH"),
+        (b"MZ\x90\x00" + b"\x00" * 100, "a.png", "image/png", "UNKNOWN_CONTENT"),
+        (b"{not json", "a.json", "application/json", "INVALID_JSON"),
+        (b"[" * 100_000, "a.json", "application/json", "INVALID_JSON"),
+        (b"\x00\x01binary", "a.txt", "text/plain", "UNKNOWN_CONTENT"),
+        (b"RIFF\x00\x00\x00\x00WAVE", "a.webp", "image/webp", "UNKNOWN_CONTENT"),
+    ],
+    ids=["other-picture", "ending", "program", "json", "deep-json", "binary", "wave"],
+)
+@in_virtual_time
+async def test_content_that_is_not_what_it_claims_is_rejected(
+    tmp_path: Path, content: bytes, name: str, kind: str, code: str
+) -> None:
+    """With a code for programs and a sentence for people."""
+    async with front_door(tmp_path) as door:
+        found = await door.done(content, name, kind)
+        assert (found["status"], found["rejection"]["code"]) == ("rejected", code)
+        assert found["rejection"]["reason"].endswith(".")
