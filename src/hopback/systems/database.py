@@ -54,6 +54,14 @@ class Database:
         """The first row that a query finds, or None."""
         return next(iter(await self.rows(query)), None)
 
+    @asynccontextmanager
+    async def lifespan(self, _application: object = None) -> AsyncIterator[None]:
+        """The life of an application that works with it: at its end the connections are closed."""
+        try:
+            yield
+        finally:
+            await self.close()
+
     async def close(self) -> None:
         """Close its connections."""
         await self.engine.dispose()

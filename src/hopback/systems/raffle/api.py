@@ -40,11 +40,9 @@ def api(settings: Settings, broker: Broker) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with Publisher(
-            broker, name="raffle api", timeout=_PATIENCE, on_state=_log_state
-        ) as desk.publisher:
+        publisher = Publisher(broker, name="raffle api", timeout=_PATIENCE, on_state=_log_state)
+        async with database.lifespan(), publisher as desk.publisher:
             yield
-        await database.close()
 
     return web_application(
         [

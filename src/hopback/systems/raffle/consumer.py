@@ -6,7 +6,6 @@ retried alone. What is no user goes to the dead-letter queue at once.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hopback import App, Rule, Verdict
@@ -16,8 +15,6 @@ from hopback.systems.raffle.tables import METADATA
 from hopback.systems.raffle.users import InvalidUser, User, data_error, insert_users
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from hopback.systems.raffle.settings import Settings
 
 __all__ = ["consumer"]
@@ -26,12 +23,6 @@ __all__ = ["consumer"]
 def consumer(settings: Settings) -> App:
     """The application that inserts users from `raffle_queue`."""
     database = Database(settings.database, METADATA)
-
-    @asynccontextmanager
-    async def lifespan(_app: App) -> AsyncIterator[None]:
-        yield
-        await database.close()
-
     app = App(
         "raffle",
         topology=raffle(
@@ -39,7 +30,7 @@ def consumer(settings: Settings) -> App:
             retry_ttl_ms=settings.retry_ttl_ms,
             max_retries=settings.max_retries,
         ),
-        lifespan=lifespan,
+        lifespan=database.lifespan,
     )
 
     async def parse(user: User) -> User:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -24,8 +23,6 @@ from hopback.systems.raffle.users import InvalidUser, User, data_error, db_error
 from hopback.topology.plan import Count, Leave, LocalWait, Parking, Redrive, Return
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from hopback import Topology
     from hopback.systems.raffle.settings import Settings
 
@@ -69,13 +66,7 @@ class _Pause:
 def dead_letter_consumer(settings: Settings) -> App:
     """The application that inserts users from `raffle_dlq`."""
     database, pause = Database(settings.database, METADATA), _Pause()
-
-    @asynccontextmanager
-    async def lifespan(_app: App) -> AsyncIterator[None]:
-        yield
-        await database.close()
-
-    app = App("raffle dead letters", topology=_topology(settings), lifespan=lifespan)
+    app = App("raffle dead letters", topology=_topology(settings), lifespan=database.lifespan)
 
     async def parse(body: bytes, context: Context) -> User | Done | Snooze:
         try:

@@ -1,0 +1,86 @@
+"""The event bus in one process: how it is started, and a little traffic with deliberate failures."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import httpx
+from starlette.routing import Mount
+
+from hopback.systems.event_bus.api import api
+from hopback.systems.event_bus.pushing import pushing
+from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.settings import Settings, endpoints_at
+from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.web import opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.systems.stage import Stage
+
+__all__ = ["SYSTEM"]
+
+_EVERY = 3.0
+"""Seconds between two events."""
+
+
+@asynccontextmanager
+async def _start(stage: Stage) -> AsyncIterator[Playing]:
+    """The sample receiver plays the services, on the same web server under `/receiver`."""
+    read = Settings.read(stage.environment)
+    endpoints = endpoints_at(f"{stage.url}/receiver", tuple(read.endpoints))
+    settings = replace(read, endpoints=endpoints, hardened=stage.hardened)
+    sample = Mount("/receiver", receiver(stage.world.clock))
+    web = api(settings, stage.broker, stage.world.clock, (sample,))
+    async with playing(stage, pushing(settings)) as service, opened(web):
+        yield Playing((service,), web)
+
+
+async def _traffic(stage: Stage) -> None:
+    """Orders and stock; one service is shaky now and then, the other never takes a correction."""
+    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+        hopeless = {"status": 422, "type": "stock.corrected"}
+        await client.put("/receiver/wms-orders/behaviour", json=hopeless)
+        for number in itertools.count():
+            event: dict[str, object] = {"type": "order.created", "payload": {"order": number}}
+            if number % 5 == 2:
+                event = {**event, "type": "order.reminder", "processAfterDelayMs": 8000}
+            if number % 10 == 4:
+                event = {"type": "stock.corrected", "payload": {"shelf": number}}
+            if number % 6 == 0:
+                shaky = {"status": 503, "times": 2}
+                await client.put("/receiver/wms-cincout/behaviour", json=shaky)
+            await client.post("/buses/wms/events", json=event)
+            await asyncio.sleep(_EVERY)
+
+
+_JSON = "-H 'content-type: application/json'"
+
+SYSTEM = System(
+    "event-bus",
+    "events pushed over HTTP to every service registered",
+    (
+        Part("hopback.systems.event_bus.parts:web", "publishing over HTTP", is_web=True),
+        Part("hopback.systems.event_bus.parts:push", "pushes events to the services"),
+        Part("hopback.systems.event_bus.parts:sample", "a sample receiver", is_web=True),
+    ),
+    _start,
+    _traffic,
+    (
+        Try(
+            "an event reaches both services",
+            f'curl {{url}}/buses/wms/events {_JSON} -d \'{{"type": "order.created", "payload": 1}}\'',
+        ),
+        Try("what a service got and answered", "curl {url}/receiver/wms-orders/events"),
+        Try(
+            "let a service fail twice: its next event comes back after 5 s, to it alone",
+            f"curl -X PUT {{url}}/receiver/wms-orders/behaviour {_JSON}"
+            ' -d \'{"status": 503, "times": 2}\'',
+        ),
+    ),
+)

@@ -1,0 +1,23 @@
+"""The parts of the event bus as processes of their own; everything comes from the environment.
+
+`hopback run hopback.systems.event_bus.parts:push`; `uvicorn hopback.systems.event_bus.parts:web`;
+`uvicorn hopback.systems.event_bus.parts:sample --port 8001`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hopback.systems.event_bus.api import api
+from hopback.systems.event_bus.pushing import pushing
+from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.settings import Settings
+from hopback.systems.settings import broker_named
+
+__all__ = ["push", "sample", "web"]
+
+_SETTINGS = Settings.read(os.environ)
+
+push = pushing(_SETTINGS)
+web = api(_SETTINGS, broker_named(os.environ))
+sample = receiver()

@@ -1,0 +1,123 @@
+"""A sample receiver: plays any service, remembers what it got, and misbehaves when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hopback import SystemClock
+from hopback.systems.web import Refused, json_body, web_application
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+
+    from hopback import Clock
+
+__all__ = ["receiver"]
+
+_TOO_EARLY = 425
+_MOST_REMEMBERED = 1000
+
+
+@dataclass(slots=True)
+class _Behaviour:
+    """How a service answers: with a status, for so many times, to one type of event or to all."""
+
+    status: int = 200
+    times: int | None = None
+    type: str | None = None
+    delay_ms: int = 0
+
+    def answers(self, event: Mapping[str, Any]) -> bool:
+        """Whether it is this behaviour's turn; it is used up by that."""
+        if self.times == 0 or self.type not in (None, event.get("type")):
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class _Receiver:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._behaviours: dict[str, _Behaviour] = defaultdict(_Behaviour)
+        self._seen: dict[str, deque[dict[str, Any]]] = defaultdict(
+            lambda: deque(maxlen=_MOST_REMEMBERED)
+        )
+
+    async def receive(self, request: Request) -> JSONResponse:
+        """An event is pushed."""
+        service, event = request.path_params["service"], await json_body(request)
+        behaviour = self._behaviours[service]
+        status = 200
+        if _due_at(event) > self._clock.now():
+            status = _TOO_EARLY
+        elif behaviour.answers(event):
+            await asyncio.sleep(behaviour.delay_ms / 1000)
+            status = behaviour.status
+        self._seen[service].append(
+            {
+                "id": event.get("id"),
+                "type": event.get("type"),
+                "attempt": int(request.headers.get("x-attempt", "0")),
+                "answered": status,
+            }
+        )
+        return JSONResponse({"answered": status}, status)
+
+    async def show(self, request: Request) -> JSONResponse:
+        """What a service got, and what it answered."""
+        return JSONResponse({"events": list(self._seen[request.path_params["service"]])})
+
+    async def behave(self, request: Request) -> JSONResponse:
+        """Tell a service how to answer from now on; `{}` makes it well-behaved again."""
+        body = await json_body(request)
+        behaviour = _Behaviour(
+            status=_number(body, "status", 200, 200, 599) or 200,
+            times=_number(body, "times", None, 0, 1_000_000),
+            type=body.get("type"),
+            delay_ms=_number(body, "delayMs", 0, 0, 600_000) or 0,
+        )
+        self._behaviours[request.path_params["service"]] = behaviour
+        return JSONResponse(dict(body))
+
+
+def receiver(clock: Clock | None = None) -> Starlette:
+    """The web application of the sample receiver."""
+    plays = _Receiver(clock or SystemClock())
+    return web_application(
+        [
+            Route("/{service}/events", plays.receive, methods=["POST"]),
+            Route("/{service}/events", plays.show),
+            Route("/{service}/behaviour", plays.behave, methods=["PUT"]),
+        ]
+    )
+
+
+def _due_at(event: Mapping[str, Any]) -> float:
+    """When an event is to be processed, in seconds since 1970; 0 if at once."""
+    delay_ms, occurred = event.get("processAfterDelayMs"), event.get("occurredAt")
+    if not isinstance(delay_ms, int | float) or not isinstance(occurred, str):
+        return 0.0
+    try:
+        return datetime.fromisoformat(occurred).timestamp() + delay_ms / 1000
+    except ValueError:
+        return 0.0
+
+
+def _number(
+    body: Mapping[str, Any], name: str, default: int | None, least: int, most: int
+) -> int | None:
+    found = body.get(name, default)
+    if found is None or (type(found) is int and least <= found <= most):
+        return found
+    raise Refused(f"{name}: expected a number from {least} to {most}")

@@ -1,0 +1,86 @@
+"""FreeFlow in one process: how it is started, and a little traffic with deliberate failures."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from hopback.systems.freeflow.api import api
+from hopback.systems.freeflow.consumers import consumers
+from hopback.systems.freeflow.settings import Settings
+from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.web import opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from hopback.systems.stage import Stage
+
+__all__ = ["SYSTEM"]
+
+_EVERY = 2.0
+"""Seconds between two events."""
+
+
+@asynccontextmanager
+async def _start(stage: Stage) -> AsyncIterator[Playing]:
+    read = Settings.read(stage.environment)
+    settings = replace(read, database=stage.database, hardened=stage.hardened)
+    web = api(settings, stage.broker)
+    async with playing(stage, consumers(settings)) as service, opened(web):
+        yield Playing((service,), web)
+
+
+async def _traffic(stage: Stage) -> None:
+    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+        for routing_key, data in _story():
+            await client.post(f"/events/{routing_key}", json=data)
+            await asyncio.sleep(_EVERY)
+
+
+def _story() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A day at the office, again and again."""
+    for day in itertools.count():
+        user, paper, flow = f"user-{day}", f"paper-{day}", f"flow-{day}"
+        yield "auth.succeeded", {"user": user}  # too early: back after 30 s
+        yield "user.registered", {"id": user, "name": f"User {day}"}
+        yield "document.created", {"id": paper, "title": "Minutes", "text": "all agreed"}
+        yield "document.created", {"id": f"{paper}-untitled"}  # hopeless: no title
+        yield "workflow.started", {"id": flow, "owner": f"{user}@example.org", "steps": 2}
+        yield "workflow.advanced", {"id": flow}
+        yield "workflow.advanced", {"id": flow}  # the last step notifies the owner
+        yield "notification.requested", {"to": "busy@example.org", "text": "lunch"}  # 5 minutes
+        for _ in range(3):
+            yield "auth.failed", {"user": user}  # the third raises an alarm
+        yield "audit.checked", {"day": day}
+
+
+_JSON = "-H 'content-type: application/json'"
+
+SYSTEM = System(
+    "freeflow",
+    "events of seven domains, retried after 30 s, 5 min and 30 min, and an audit of everything",
+    (
+        Part("hopback.systems.freeflow.parts:web", "publishing over HTTP", is_web=True),
+        Part("hopback.systems.freeflow.parts:domains", "handles every domain"),
+    ),
+    _start,
+    _traffic,
+    (
+        Try(
+            "a document",
+            f"curl {{url}}/events/document.created {_JSON}"
+            ' -d \'{"id": "d1", "title": "Report", "text": "all is well"}\'',
+        ),
+        Try("the documents, and the audit of everything", "curl {url}/documents {url}/audit"),
+        Try(
+            "an archive that comes before its document: tried again after 30 s",
+            f'curl {{url}}/events/document.archived {_JSON} -d \'{{"id": "d2"}}\'',
+        ),
+    ),
+)

@@ -1,0 +1,163 @@
+"""What an event does, domain by domain.
+
+A handler changes its read model within the transaction that also marks the event as processed. What it
+raises rolls both back, and says what becomes of the event: hopeless, or try again, and when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy import insert, select, update
+
+from hopback.systems.freeflow.tables import alarms, documents, notifications, users, workflows
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sqlalchemy import Table
+
+    from hopback import Context
+    from hopback.store import Transaction
+
+__all__ = ["DOMAINS", "EXCHANGE", "Event", "Handle", "Hopeless", "NotYet"]
+
+EXCHANGE = "freeflow.events"
+_MOST_FAILURES = 3
+"""So many failed logins in a row raise an alarm."""
+_BUSY = "busy@"
+"""Mailboxes of this name take nothing, and ask for five minutes."""
+
+
+class Hopeless(ValueError):
+    """A non-recoverable event: it goes to the dead-letter queue at once."""
+
+
+class NotYet(Exception):
+    """Something is missing that may be there later; `after` asks for a wait of so many seconds."""
+
+    def __init__(self, what: str, after: float | None = None) -> None:
+        self.after = after
+        super().__init__(what)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event in its transaction: `what` is the second word of its routing key."""
+
+    what: str
+    data: Mapping[str, Any]
+    tx: Transaction
+    context: Context
+
+    def text(self, name: str) -> str:
+        """A field that has to be there; Hopeless without it."""
+        found = self.data.get(name)
+        if not isinstance(found, str) or not found.strip():
+            raise Hopeless(f"{name}: expected text")
+        return found
+
+    async def row(self, table: Table, row_id: str) -> Mapping[str, Any] | None:
+        """A row of a read model, by id; nobody else changes it meanwhile."""
+        found = await self.tx.execute(select(table).where(table.c.id == row_id).with_for_update())
+        row = found.mappings().first()
+        return None if row is None else dict(row)
+
+    async def change(self, table: Table, row_id: str, **values: object) -> None:
+        """Change a row of a read model."""
+        await self.tx.execute(update(table).where(table.c.id == row_id).values(**values))
+
+    async def emit(self, routing_key: str, data: Mapping[str, Any]) -> None:
+        """Publish what this event leads to; under an id that a second run repeats."""
+        message_id = f"{self.context.message_id}/{routing_key}"
+        await self.context.publish(EXCHANGE, routing_key, dict(data), message_id=message_id)
+
+
+async def _user(event: Event) -> None:
+    """`user.registered`."""
+    if await event.row(users, event.text("id")) is None:
+        row = {"id": event.text("id"), "name": event.text("name"), "logins": 0, "failures": 0}
+        await event.tx.execute(insert(users).values(row))
+
+
+async def _auth(event: Event) -> None:
+    """`auth.succeeded`, `auth.failed`: may overtake the registration, then it is tried again."""
+    user = await event.row(users, event.text("user"))
+    if user is None:
+        raise NotYet("the user is not registered yet")
+    if event.what == "succeeded":
+        await event.change(users, user["id"], logins=user["logins"] + 1, failures=0)
+        return
+    failures = user["failures"] + 1
+    await event.change(users, user["id"], failures=failures)
+    if failures == _MOST_FAILURES:
+        text = f"{failures} failed logins of {user['name']}"
+        await event.emit("alarm.raised", {"id": f"login-{user['id']}", "text": text})
+
+
+async def _alarm(event: Event) -> None:
+    """`alarm.raised`, `alarm.cleared`."""
+    alarm = await event.row(alarms, event.text("id"))
+    if event.what == "raised" and alarm is None:
+        row = {"id": event.text("id"), "text": event.text("text"), "cleared": False}
+        await event.tx.execute(insert(alarms).values(row))
+    elif event.what == "cleared":
+        if alarm is None:
+            raise NotYet("the alarm is not raised yet")
+        await event.change(alarms, alarm["id"], cleared=True)
+
+
+async def _document(event: Event) -> None:
+    """`document.created`, `document.archived`."""
+    document = await event.row(documents, event.text("id"))
+    if event.what == "created" and document is None:
+        words = len(str(event.data.get("text", "")).split())
+        row = {"id": event.text("id"), "title": event.text("title"), "words": words}
+        await event.tx.execute(insert(documents).values(row | {"archived": False}))
+    elif event.what == "archived":
+        if document is None:
+            raise NotYet("the document is not created yet")
+        await event.change(documents, document["id"], archived=True)
+
+
+async def _workflow(event: Event) -> None:
+    """`workflow.started`, `workflow.advanced`: the last step notifies the owner."""
+    workflow = await event.row(workflows, event.text("id"))
+    if event.what == "started" and workflow is None:
+        steps = event.data.get("steps")
+        if not isinstance(steps, int) or not 1 <= steps <= 100:
+            raise Hopeless("steps: expected 1 to 100")
+        row = {"id": event.text("id"), "owner": event.text("owner"), "steps": steps, "done": 0}
+        await event.tx.execute(insert(workflows).values(row))
+    elif event.what == "advanced":
+        if workflow is None:
+            raise NotYet("the workflow is not started yet")
+        await event.change(workflows, workflow["id"], done=workflow["done"] + 1)
+        if workflow["done"] + 1 == workflow["steps"]:
+            note = {"to": workflow["owner"], "text": f"workflow {workflow['id']} is done"}
+            await event.emit("notification.requested", note)
+
+
+async def _notification(event: Event) -> None:
+    """`notification.requested`: the mailbox decides how long it wants to be left alone."""
+    recipient = event.text("to")
+    if "@" not in recipient:
+        raise Hopeless(f"nobody can be reached as {recipient[:100]!r}")
+    if recipient.startswith(_BUSY):
+        raise NotYet("the mailbox is busy", after=300)
+    row = {"id": event.context.message_id, "recipient": recipient, "text": event.text("text")}
+    await event.tx.execute(insert(notifications).values(row))
+
+
+Handle: TypeAlias = "Callable[[Event], Awaitable[None]]"
+
+DOMAINS: Mapping[str, Handle] = {
+    "user": _user,
+    "auth": _auth,
+    "alarm": _alarm,
+    "document": _document,
+    "workflow": _workflow,
+    "notification": _notification,
+}
+"""A handler for each domain; the seventh, audit, is handled with everything else (`consumers.py`)."""

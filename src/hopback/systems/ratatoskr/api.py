@@ -1,0 +1,92 @@
+"""The HTTP side: publish events, look at orders, close the warehouse."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hopback import Publisher, compose
+from hopback.systems.database import Database
+from hopback.systems.ratatoskr.events import TYPES
+from hopback.systems.ratatoskr.orders import METADATA, find_order, open_warehouse
+from hopback.systems.web import Refused, json_body, web_application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+
+    from hopback import Broker
+    from hopback.systems.ratatoskr.settings import Settings
+
+__all__ = ["api"]
+
+_PATIENCE = 5.0
+
+
+def api(settings: Settings, broker: Broker) -> Starlette:
+    """The web application of Ratatoskr's sample service."""
+    database = Database(settings.database, METADATA)
+    desk = _Desk(settings, database)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        publisher = Publisher(broker, name="ratatoskr api", timeout=_PATIENCE)
+        async with database.lifespan(), publisher as desk.publisher:
+            yield
+
+    return web_application(
+        [
+            Route("/events", desk.publish, methods=["POST"]),
+            Route("/orders/{order}", desk.show),
+            Route("/warehouse", desk.warehouse, methods=["PUT"]),
+        ],
+        lifespan,
+    )
+
+
+class _Desk:
+    """Answers requests."""
+
+    publisher: Publisher
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+
+    async def publish(self, request: Request) -> JSONResponse:
+        """Publish an event; whether it makes sense is the consumer's to say.
+
+        Whoever sends an `Idempotency-Key` may send the event again: it has one effect.
+        """
+        body = await json_body(request)
+        if body.get("type") not in TYPES:
+            raise Refused(f"type: expected one of {', '.join(TYPES)}")
+        message = compose(
+            self._settings.exchange,
+            body["type"],
+            dict(body),
+            message_id=request.headers.get("idempotency-key"),
+            message_type=body["type"],
+        )
+        await self.publisher.publish(message)
+        return JSONResponse({"id": message.properties.message_id}, 202)
+
+    async def show(self, request: Request) -> JSONResponse:
+        """An order and its state."""
+        found = await find_order(self._database, request.path_params["order"])
+        if found is None:
+            raise Refused("no such order (yet)", 404)
+        return JSONResponse(found)
+
+    async def warehouse(self, request: Request) -> JSONResponse:
+        """Close the warehouse, and orders fail until it is open again."""
+        is_open = (await json_body(request)).get("open")
+        if not isinstance(is_open, bool):
+            raise Refused("open: expected true or false")
+        await open_warehouse(self._database, is_open=is_open)
+        return JSONResponse({"open": is_open})

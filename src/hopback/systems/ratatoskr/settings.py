@@ -1,0 +1,64 @@
+"""Ratatoskr's settings: the parameters of its document, with its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback import QueueType
+from hopback.systems.settings import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hopback import Topology
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that Ratatoskr is told by its environment."""
+
+    database: str = "sqlite:///ratatoskr.db"
+    hardened: bool = False
+    queue: str = "my-service.events"
+    exchange: str = "ratatoskr.events"
+    routing_keys: tuple[str, ...] = ("#",)
+    retry_delay_ms: int = 5_000
+    max_retries: int = 3
+    queue_type: QueueType = QueueType.QUORUM
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Settings:
+        """From environment variables; SettingsError names all that are wrong."""
+        found, plain = Environment(variables), cls()
+        kind = found.text("RATATOSKR_QUEUE_TYPE", plain.queue_type)
+        if kind not in (QueueType.QUORUM, QueueType.CLASSIC):
+            found.refuse("RATATOSKR_QUEUE_TYPE", "quorum or classic")
+        settings = cls(
+            found.text("DATABASE_URL", plain.database),
+            found.flag("HARDENED"),
+            found.text("RATATOSKR_QUEUE", plain.queue),
+            found.text("RATATOSKR_EXCHANGE", plain.exchange),
+            found.names("RATATOSKR_ROUTING_KEYS", ",".join(plain.routing_keys)),
+            found.number("RATATOSKR_RETRY_DELAY_MS", plain.retry_delay_ms, least=1),
+            found.number("RATATOSKR_MAX_RETRIES", plain.max_retries, most=1000),
+            QueueType.CLASSIC if kind == QueueType.CLASSIC else QueueType.QUORUM,
+        )
+        found.check()
+        return settings
+
+    def topology(self) -> Topology:
+        """The documented design with these parameters."""
+        from hopback.patterns import ratatoskr
+
+        return ratatoskr(
+            self.queue,
+            hardened=self.hardened,
+            exchange=self.exchange,
+            routing_keys=self.routing_keys,
+            retry_delay_ms=self.retry_delay_ms,
+            max_retries=self.max_retries,
+            queue_type=self.queue_type,
+        )

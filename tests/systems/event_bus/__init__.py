@@ -1,0 +1,1 @@
+"""The event bus as an application."""

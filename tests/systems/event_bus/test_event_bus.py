@@ -1,0 +1,244 @@
+"""The event bus at work: publishing, pushing, every row of the status table, parking, manual retry."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from hopback import EmbeddedBroker, Publisher
+from hopback.policy import RedriveOccasion, redrive_message
+from hopback.systems.event_bus.api import api
+from hopback.systems.event_bus.events import EventBus
+from hopback.systems.event_bus.pushing import pushing
+from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.settings import Settings, endpoints_at
+from hopback.systems.settings import SettingsError
+from hopback.systems.web import opened
+from hopback.testing import AppTest, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+_ORDERS, _CINCOUT = "wms-orders", "wms-cincout"
+_QUEUE, _DLQ = "wms.queue.wms-orders", "wms.dlq.wms-orders"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """The bus at work, a client of its API and the sample receiver."""
+
+    test: AppTest
+    client: httpx.AsyncClient
+    sample: httpx.AsyncClient
+
+    async def publish(self, event_type: str = "order.created", **fields: Any) -> str:
+        body = {"type": event_type, "payload": {"order": 1}, **fields}
+        answer = await self.client.post("/buses/wms/events", json=body)
+        assert answer.status_code == 202, answer.text
+        event_id: str = answer.json()["id"]
+        return event_id
+
+    async def behave(self, service: str, **behaviour: Any) -> None:
+        told = await self.sample.put(f"/{service}/behaviour", json=behaviour)
+        assert told.status_code == 200
+
+    async def answered(self, service: str) -> list[tuple[int, int]]:
+        """Attempt and answer of each event that a service got."""
+        seen = (await self.sample.get(f"/{service}/events")).json()["events"]
+        return [(one["attempt"], one["answered"]) for one in seen]
+
+
+class _LoopTime:
+    """Virtual time, for the receiver and the publisher."""
+
+    def now(self) -> float:
+        import asyncio
+
+        return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def _playing(hardened: bool = False) -> AsyncIterator[_Scene]:
+    settings = Settings(endpoints_at("http://receiver.test"), hardened)
+    clock = _LoopTime()
+    network = httpx.ASGITransport(receiver(clock))
+    with pytest.MonkeyPatch.context() as patch:
+        # The network between push and the services is not ours: it is a function call here.
+        patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
+        async with (
+            AppTest(pushing(settings)) as test,
+            opened(api(settings, test.broker, clock)) as web,
+            httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://bus") as client,
+            httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
+        ):
+            yield _Scene(test, client, sample)
+
+
+@_FORMS
+@in_virtual_time
+async def test_an_event_is_published_once_and_pushed_to_every_service(hardened: bool) -> None:
+    """Over HTTP and from Python: each service gets it, answers 200, and it is gone."""
+    async with _playing(hardened) as bus:
+        await bus.publish()
+        async with Publisher(bus.test.broker) as publisher:
+            await EventBus(publisher, "wms").publish("order.paid", {"order": 1})
+        tally = await bus.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (4, 0, 0)
+        assert await bus.answered(_ORDERS) == [(1, 200)] * 2
+        assert await bus.answered(_CINCOUT) == [(1, 200)] * 2
+
+
+@pytest.mark.parametrize("status", [429, 409, 500, 503, 404, 422, 302])
+@in_virtual_time
+async def test_a_failure_is_retried_after_5_s_by_the_service_that_failed_alone(status: int) -> None:
+    """Every row of the table but 2xx and 425: dead-letter retry, and nobody else sees it again."""
+    async with _playing() as bus:
+        await bus.behave(_ORDERS, status=status, times=2)
+        began = bus.test.events[-1].at
+        await bus.publish()
+        tally = await bus.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (2, 2, 0)
+        assert await bus.answered(_ORDERS) == [(1, status), (2, status), (3, 200)]
+        assert await bus.answered(_CINCOUT) == [(1, 200)]
+        assert round(bus.test.events[-1].at - began) == 10
+
+
+@_FORMS
+@in_virtual_time
+async def test_a_hopeless_event_runs_eleven_times_and_is_parked_with_its_story(
+    hardened: bool,
+) -> None:
+    """Once and ten retries; the dead letter says queue, status, retries; the log says the code."""
+    async with _playing(hardened) as bus:
+        await bus.behave(_ORDERS, status=500)
+        await bus.publish()
+        tally = await bus.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (1, 10, 1)
+        assert len(await bus.answered(_ORDERS)) == 11
+        (parked,) = bus.test.dead_letters(_QUEUE)
+        headers = parked.properties.headers
+        assert headers["x-original-queue"] == _QUEUE
+        assert headers["x-final-status-code"] == 500
+        assert headers["x-final-retry-count"] == 10
+        assert "x-final-error" not in headers
+        assert "x-death" in headers
+        (event,) = bus.test.happened("delivery.parked")
+        assert event.fields["exhausted"]
+        code = bus.test.app.codes["delivery.parked.exhausted"]
+        assert code == "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"
+
+
+@in_virtual_time
+async def test_a_service_that_does_not_answer_is_an_exception() -> None:
+    """The timeout is retried, and in the end the dead letter has the error instead of a status."""
+    async with _playing() as bus:
+        await bus.behave(_ORDERS, delayMs=60_000)
+        await bus.publish()
+        await bus.test.drain()
+        (parked,) = bus.test.dead_letters(_QUEUE)
+        assert "x-final-status-code" not in parked.properties.headers
+        assert parked.properties.headers["x-final-error"]
+
+
+@_FORMS
+@in_virtual_time
+async def test_an_event_that_is_not_due_waits_without_counting(hardened: bool) -> None:
+    """`processAfterDelayMs`: 425 until then, first attempt all the while, and others pass by."""
+    async with _playing(hardened) as bus:
+        await bus.publish("order.reminder", processAfterDelayMs=12_000)
+        await bus.publish("order.created")
+        await bus.test.drain()
+        answers = await bus.answered(_ORDERS)
+        assert {attempt for attempt, _ in answers} == {1}
+        assert answers[0] == (1, 425)
+        assert answers[-1] == (1, 200)
+        assert 200 in [status for _, status in answers[:-1]]  # the other event passed by
+
+
+@in_virtual_time
+async def test_manual_retry_continues_the_count() -> None:
+    """Moved back after ten retries, one more failure parks it at once; when mended it is done."""
+    async with _playing() as bus:
+        await bus.behave(_ORDERS, status=500)
+        await bus.publish()
+        await bus.test.drain()
+        await _retry_by_hand(bus.test)
+        tally = await bus.test.drain()
+        assert (tally.retried, tally.parked) == (0, 1)
+        await bus.behave(_ORDERS)
+        await _retry_by_hand(bus.test)
+        tally = await bus.test.drain()
+        assert (tally.done, tally.parked) == (1, 0)
+        assert bus.test.dead_letters(_QUEUE) == ()
+
+
+async def _retry_by_hand(test: AppTest) -> None:
+    """What `hopback dlq redrive` does with one message."""
+    plan = test.service.topology.plan(_QUEUE)
+    assert plan is not None
+    assert isinstance(test.broker, EmbeddedBroker)
+    connection = await test.broker.connect("by hand")
+    channel = await connection.open_channel()
+    delivery = await channel.get(_DLQ)
+    assert delivery is not None
+    await channel.publish(redrive_message(delivery, plan, RedriveOccasion(0.0, "job-1")))
+    channel.ack(delivery.tag)
+    await connection.close()
+
+
+@in_virtual_time
+async def test_the_services_registered_are_listed() -> None:
+    """With endpoint and queues, by the document's names."""
+    async with _playing() as bus:
+        (_, orders) = (await bus.client.get("/services")).json()["services"]
+        assert orders == {
+            "service": _ORDERS,
+            "endpoint": "http://receiver.test/wms-orders/events",
+            "queue": _QUEUE,
+            "retryQueue": "wms.retry-queue.wms-orders",
+            "deadLetterQueue": _DLQ,
+        }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/buses/other/events", {"type": "x"}, 404),
+        ("/buses/wms/events", {}, 400),
+        ("/buses/wms/events", {"type": "x", "processAfterDelayMs": -1}, 400),
+        ("/buses/wms/events", {"type": "x", "processAfterDelayMs": "soon"}, 400),
+    ],
+)
+@in_virtual_time
+async def test_an_event_that_cannot_be_published_is_refused(
+    path: str, body: dict[str, Any], status: int
+) -> None:
+    """4xx, and no service hears of it."""
+    async with _playing() as bus:
+        assert (await bus.client.post(path, json=body)).status_code == status
+        assert (await bus.test.drain()).done == 0
+
+
+def test_services_are_registered_by_the_environment() -> None:
+    """`name=url`; a name alone is played by the sample receiver."""
+    settings = Settings.read(
+        {"SERVICES": "abc-one=https://one.test/events, plain", "RECEIVER_URL": "http://r/"}
+    )
+    assert settings.endpoints == {
+        "abc-one": "https://one.test/events",
+        "plain": "http://r/plain/events",
+    }
+    assert set(Settings.read({}).endpoints) == {_CINCOUT, _ORDERS}
+    with pytest.raises(SettingsError, match="each service once"):
+        Settings.read({"SERVICES": "a,a"})
+
+
+def test_the_prefix_of_a_service_names_its_bus() -> None:
+    """`noprefix` belongs to the bus `default`."""
+    app = pushing(Settings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
+    assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}

@@ -1,0 +1,1 @@
+"""FreeFlow as an application."""

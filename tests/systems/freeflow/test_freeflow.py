@@ -1,0 +1,195 @@
+"""FreeFlow at work: seven domains, three waits, the dead-letter queue and the audit of everything."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from hopback.systems.freeflow.api import api
+from hopback.systems.freeflow.consumers import consumers
+from hopback.systems.freeflow.settings import Settings
+from hopback.systems.web import opened
+from hopback.testing import AppTest, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+_DOCUMENTS, _DLQ = "freeflow.documents.queue", "freeflow.events.dlq"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    test: AppTest
+    client: httpx.AsyncClient
+
+    async def publish(self, routing_key: str, **data: Any) -> None:
+        answer = await self.client.post(f"/events/{routing_key}", json=data)
+        assert answer.status_code == 202, answer.text
+
+    async def view(self, name: str) -> list[dict[str, Any]]:
+        answer = await self.client.get(f"/{name}")
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()
+        return found
+
+    async def arrivals(self) -> dict[str, int]:
+        """How often the audit got each event, by routing key."""
+        return {row["routing_key"]: row["arrivals"] for row in await self.view("audit")}
+
+
+@asynccontextmanager
+async def _playing(folder: Path, *, hardened: bool = False) -> AsyncIterator[_Scene]:
+    settings = Settings(f"sqlite:///{folder}/freeflow.db", hardened)
+    async with (
+        AppTest(consumers(settings)) as test,
+        opened(api(settings, test.broker)) as web,
+        httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://f") as client,
+    ):
+        yield _Scene(test, client)
+
+
+@_FORMS
+@in_virtual_time
+async def test_every_domain_does_its_work_and_the_audit_knows_of_everything(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """Seven domains; what they lead to is published and handled as well."""
+    async with _playing(tmp_path, hardened=hardened) as office:
+        await office.publish("user.registered", id="u1", name="Una")
+        await office.publish("document.created", id="d1", title="Minutes", text="all agreed")
+        await office.publish("workflow.started", id="w1", owner="una@example.org", steps=1)
+        await office.publish("audit.checked", by="Una")
+        await office.test.drain()
+        await office.publish("document.archived", id="d1")
+        await office.publish("workflow.advanced", id="w1")
+        await office.publish("auth.succeeded", user="u1")
+        await office.test.drain()
+        for _ in range(3):
+            await office.publish("auth.failed", user="u1")
+        tally = await office.test.drain()
+        assert (tally.retried, tally.parked) == (0, 0)
+
+        assert await office.view("users") == [
+            {"id": "u1", "name": "Una", "logins": 1, "failures": 3}
+        ]
+        assert await office.view("documents") == [
+            {"id": "d1", "title": "Minutes", "words": 2, "archived": True}
+        ]
+        (workflow,) = await office.view("workflows")
+        assert workflow["done"] == 1
+        (note,) = await office.view("notifications")
+        assert (note["recipient"], note["text"]) == ("una@example.org", "workflow w1 is done")
+        (alarm,) = await office.view("alarms")
+        assert alarm["text"] == "3 failed logins of Una"
+        assert {row["routing_key"] for row in await office.view("audit")} == {
+            "user.registered",
+            "document.created",
+            "document.archived",
+            "workflow.started",
+            "workflow.advanced",
+            "auth.succeeded",
+            "auth.failed",
+            "alarm.raised",
+            "notification.requested",
+            "audit.checked",
+        }
+
+
+@_FORMS
+@in_virtual_time
+async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """Four runs in all; the handler sees the original routing key, the DLQ says which queue failed.
+
+    In the documented form the audit receives every retry again, in the hardened one it does not.
+    """
+    async with _playing(tmp_path, hardened=hardened) as office:
+        await office.publish("document.archived", id="never")
+        tally = await office.test.drain()
+        assert (tally.retried, tally.parked) == (3, 1)
+        tiers = [one.fields["tier"] for one in office.test.happened("delivery.retried")]
+        assert tiers == ["30s", "5m", "30m"]
+        office.test.assert_parked(_DOCUMENTS, times=1, reason="not created yet")
+        (letter,) = office.test.broker.snapshot().queue(_DLQ).messages
+        headers = letter.properties.headers
+        assert headers["x-retry-count"] == 3
+        assert headers["x-original-routing-key"] == "document.archived"
+        assert await office.arrivals() == {"document.archived": 1 if hardened else 4}
+
+
+@_FORMS
+@in_virtual_time
+async def test_an_event_that_was_early_is_handled_when_its_time_has_come(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """A login before the registration: `auth` returns to the users' queue and finds its user."""
+    async with _playing(tmp_path, hardened=hardened) as office:
+        await office.publish("auth.succeeded", user="u1")
+        await office.test.advance(1)
+        await office.publish("user.registered", id="u1", name="Una")
+        tally = await office.test.drain()
+        assert (tally.retried, tally.parked) == (1, 0)
+        assert (await office.view("users"))[0]["logins"] == 1
+
+
+@in_virtual_time
+async def test_a_busy_mailbox_chooses_its_wait(tmp_path: Path) -> None:
+    """`after=300` takes the tier of five minutes at the first failure."""
+    async with _playing(tmp_path) as office:
+        await office.publish("notification.requested", to="busy@example.org", text="lunch")
+        await office.test.advance(10)
+        assert office.test.broker.snapshot().queue("freeflow.notification.retry.5m").messages
+        office.test.assert_retried("freeflow.notifications.queue", times=1, tier="5m")
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "data"),
+    [
+        ("document.created", {"id": "d1"}),
+        ("notification.requested", {"to": "nobody", "text": "x"}),
+        ("workflow.started", {"id": "w1", "owner": "a@b", "steps": 0}),
+        ("user.registered", {"name": 7}),
+    ],
+)
+@in_virtual_time
+async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
+    tmp_path: Path, routing_key: str, data: dict[str, Any]
+) -> None:
+    """No tier is used, nothing is changed, and only the audit has seen it."""
+    async with _playing(tmp_path) as office:
+        await office.publish(routing_key, **data)
+        tally = await office.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (1, 0, 1)
+        assert await office.arrivals() == {routing_key: 1}
+
+
+@in_virtual_time
+async def test_an_event_delivered_again_changes_nothing_twice(tmp_path: Path) -> None:
+    """The inbox of a queue knows what it has processed."""
+    async with _playing(tmp_path) as office:
+        await office.publish("user.registered", id="u1", name="Una")
+        await office.test.drain()
+        for _ in range(2):
+            await office.test.publish(
+                "freeflow.events", "auth.succeeded", {"user": "u1"}, message_id="login-1"
+            )
+        await office.test.drain()
+        assert (await office.view("users"))[0]["logins"] == 1
+
+
+@pytest.mark.parametrize("path", ["/events/cooking.done", "/events/user", "/events/user.a.b"])
+@in_virtual_time
+async def test_an_event_of_no_domain_is_refused(tmp_path: Path, path: str) -> None:
+    """404, naming the domains."""
+    async with _playing(tmp_path) as office:
+        answer = await office.client.post(path, json={})
+        assert answer.status_code == 404
+        assert "workflow" in answer.json()["error"]
+        assert (await office.client.get("/nothing")).status_code == 404

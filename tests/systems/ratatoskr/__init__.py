@@ -1,0 +1,1 @@
+"""Ratatoskr as an application."""

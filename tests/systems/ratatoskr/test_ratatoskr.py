@@ -1,0 +1,220 @@
+"""Ratatoskr at work: typed events, transient and permanent failures, one effect for each event."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from hopback import QueueType, ServiceOptions
+from hopback.errors import UnsafeOperation
+from hopback.systems.ratatoskr.api import api
+from hopback.systems.ratatoskr.consumer import consumer
+from hopback.systems.ratatoskr.demo import SYSTEM
+from hopback.systems.ratatoskr.settings import Settings
+from hopback.systems.settings import SettingsError
+from hopback.systems.web import opened
+from hopback.testing import AppTest, Fault, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+_QUEUE = "my-service.events"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    test: AppTest
+    client: httpx.AsyncClient
+
+    async def publish(self, kind: str, key: str | None = None, **fields: Any) -> None:
+        headers = {} if key is None else {"idempotency-key": key}
+        body = {"type": kind, **fields}
+        answer = await self.client.post("/events", json=body, headers=headers)
+        assert answer.status_code == 202, answer.text
+
+    async def place(self, order: str, sku: str = "acorn", quantity: int = 2) -> None:
+        await self.publish("order.placed", order=order, sku=sku, quantity=quantity)
+
+    async def state(self, order: str) -> str | None:
+        answer = await self.client.get(f"/orders/{order}")
+        return answer.json()["state"] if answer.status_code == 200 else None
+
+    async def warehouse(self, *, is_open: bool) -> None:
+        answer = await self.client.put("/warehouse", json={"open": is_open})
+        assert answer.status_code == 200
+
+
+@asynccontextmanager
+async def _playing(
+    folder: Path, *, hardened: bool = False, **changes: Any
+) -> AsyncIterator[_Scene]:
+    settings = Settings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
+    options = ServiceOptions(accept=SYSTEM.accepts)
+    async with (
+        AppTest(consumer(settings), options=options) as test,
+        opened(api(settings, test.broker)) as web,
+        httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://r") as client,
+    ):
+        yield _Scene(test, client)
+
+
+@_FORMS
+@in_virtual_time
+async def test_events_are_decoded_by_type_and_carried_out(tmp_path: Path, hardened: bool) -> None:
+    """An order is placed, paid and shipped; all three queues are quorum queues."""
+    async with _playing(tmp_path, hardened=hardened) as shop:
+        await shop.place("o1")
+        await shop.test.drain()
+        assert await shop.state("o1") == "placed"
+        await shop.publish("payment.received", order="o1", cents=10)
+        await shop.publish("order.shipped", order="o1")
+        tally = await shop.test.drain()
+        assert tally.parked == 0
+        assert await shop.state("o1") == "shipped"
+        kinds = {queue.type for queue in shop.test.service.topology.queues}
+        assert kinds == {QueueType.QUORUM}
+
+
+@_FORMS
+@in_virtual_time
+async def test_a_transient_failure_comes_back_after_the_retry_delay(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """The warehouse is closed for eight seconds: the third run, ten seconds on, places the order."""
+    async with _playing(tmp_path, hardened=hardened) as shop:
+        await shop.warehouse(is_open=False)
+        await shop.place("o1")
+        await shop.test.advance(8)
+        await shop.warehouse(is_open=True)
+        tally = await shop.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (1, 2, 0)
+        assert await shop.state("o1") == "placed"
+
+
+@_FORMS
+@in_virtual_time
+async def test_max_retries_park_and_the_dead_letter_counts_them(
+    tmp_path: Path, hardened: bool
+) -> None:
+    """Closed for ever: four runs, then the DLQ with `x-retry-count` 3."""
+    async with _playing(tmp_path, hardened=hardened) as shop:
+        await shop.warehouse(is_open=False)
+        await shop.place("o1")
+        tally = await shop.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (0, 3, 1)
+        (parked,) = shop.test.dead_letters(_QUEUE)
+        assert parked.properties.headers["x-retry-count"] == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"order": "o1", "sku": "coconut", "quantity": 1},
+        {"order": "o1", "sku": "acorn", "quantity": 0},
+        {"order": "o1", "sku": "acorn", "quantity": "two"},
+        {"order": "o1"},
+    ],
+    ids=["unknown sku", "no quantity", "wrong type", "missing fields"],
+)
+@in_virtual_time
+async def test_a_permanent_failure_is_parked_at_once(tmp_path: Path, fields: Any) -> None:
+    """Validation cannot be mended by waiting: one run, then the DLQ."""
+    async with _playing(tmp_path) as shop:
+        await shop.publish("order.placed", **fields)
+        tally = await shop.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
+        assert await shop.state("o1") is None
+
+
+@in_virtual_time
+async def test_a_payment_of_the_wrong_amount_changes_nothing(tmp_path: Path) -> None:
+    """Parked, and the transaction is rolled back: the order is not paid, the event not marked."""
+    async with _playing(tmp_path) as shop:
+        await shop.place("o1")
+        await shop.test.drain()
+        await shop.publish("payment.received", order="o1", cents=1)
+        assert (await shop.test.drain()).parked == 1
+        assert await shop.state("o1") == "placed"
+
+
+@in_virtual_time
+async def test_events_may_overtake_each_other(tmp_path: Path) -> None:
+    """A payment before its order waits and is tried again."""
+    async with _playing(tmp_path) as shop:
+        await shop.publish("payment.received", order="o1", cents=10)
+        await shop.place("o1")
+        tally = await shop.test.drain()
+        assert (tally.done, tally.retried) == (2, 1)
+        assert await shop.state("o1") == "paid"
+
+
+@_FORMS
+@in_virtual_time
+async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened: bool) -> None:
+    """The line breaks before the ack, and the client sends it again: the inbox knows both."""
+    async with _playing(tmp_path, hardened=hardened) as shop:
+        shop.test.faults.inject(Fault.CUT_BEFORE_SETTLE)
+        placed = {"order": "o1", "sku": "acorn", "quantity": 2}
+        await shop.publish("order.placed", key="event-1", **placed)
+        assert (await shop.test.drain()).done == 2  # the first ack was lost with the line
+        await shop.publish("order.placed", key="event-1", **placed)
+        tally = await shop.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (1, 0, 0)
+        assert await shop.state("o1") == "placed"
+
+
+@in_virtual_time
+async def test_the_documented_form_refuses_to_lose_in_silence(tmp_path: Path) -> None:
+    """On 4.0 it starts only if its known hazards are accepted by name; hardened needs none."""
+    faithful = Settings(f"sqlite:///{tmp_path}/r.db")
+    with pytest.raises(UnsafeOperation, match="delivery-limit-feeds-retry"):
+        async with AppTest(consumer(faithful)):
+            pytest.fail("it must not start")
+    async with AppTest(consumer(Settings(f"sqlite:///{tmp_path}/r.db", hardened=True))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/events", {"type": "order.eaten"}, 400),
+        ("PUT", "/warehouse", {"open": "yes"}, 400),
+        ("GET", "/orders/none", None, 404),
+    ],
+)
+@in_virtual_time
+async def test_bad_requests_are_refused(
+    tmp_path: Path, method: str, path: str, body: Any, status: int
+) -> None:
+    """4xx, with what was expected."""
+    async with _playing(tmp_path) as shop:
+        answer = await shop.client.request(method, path, json=body)
+        assert answer.status_code == status
+        assert answer.json()["error"]
+
+
+def test_the_parameters_of_the_document_are_read_from_the_environment() -> None:
+    """Names, delay, retries and type; the defaults are the document's."""
+    assert Settings.read({}) == Settings()
+    settings = Settings.read(
+        {
+            "RATATOSKR_QUEUE": "orders",
+            "RATATOSKR_EXCHANGE": "shop",
+            "RATATOSKR_ROUTING_KEYS": "order.*,payment.*",
+            "RATATOSKR_RETRY_DELAY_MS": "1000",
+            "RATATOSKR_MAX_RETRIES": "5",
+            "RATATOSKR_QUEUE_TYPE": "classic",
+        }
+    )
+    topology = settings.topology()
+    assert [queue.name for queue in topology.queues] == ["orders", "orders.retry", "orders.dlq"]
+    assert {queue.type for queue in topology.queues} == {QueueType.CLASSIC}
+    assert topology.plans[0].attempts == 6
+    with pytest.raises(SettingsError, match="quorum or classic"):
+        Settings.read({"RATATOSKR_QUEUE_TYPE": "stream"})
