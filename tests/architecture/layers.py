@@ -84,6 +84,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
         {"httpx", "jinja2", "jwt", "msgspec", "prometheus_client", "starlette", "uvicorn"}
     ),
     "hopback.broker.management": frozenset({"httpx"}),
+    "hopback.deadletters.files": frozenset({"zstandard"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.push": frozenset({"httpx"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),

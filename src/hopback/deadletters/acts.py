@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.deadletters.archive import write_line
+from hopback.deadletters.letters import letter_of, origin_queue
 from hopback.deadletters.targets import Aim, aim_at, target_flaw
 from hopback.errors import ChannelClosed, ConnectionLost, UnsafeOperation
+from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Message
-from hopback.policy.redrive import redrive_message, redrive_refusal
+from hopback.policy.redrive import loop_guard, redrive_message
 
 if TYPE_CHECKING:
     from asyncio import Future
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.letters import Letter
     from hopback.deadletters.targets import Target
     from hopback.errors import BrokerError
     from hopback.message import Delivery
@@ -41,7 +42,7 @@ class LeftOut:
 class Act(Protocol):
     """What is done with each message. A message is acked only after its fate has ended well."""
 
-    async def prepare(self, delivery: Delivery, letter: Letter) -> object | LeftOut:
+    async def prepare(self, delivery: Delivery) -> object | LeftOut:
         """What is to be sent, or why nothing is."""
 
     async def room(self) -> None:
@@ -53,10 +54,11 @@ class Act(Protocol):
     async def flush(self) -> None:
         """Nothing more is sent for now: let every fate come to its end."""
 
-    async def mend(self) -> BrokerError | None:
+    async def mend(self, *, anew: bool = False) -> BrokerError | None:
         """After a failure: be ready to send again, and tell what ended the line, if something did.
 
-        Raises BrokerError if there is no line to be had.
+        `anew` asks for another channel even if the last one lives. Raises BrokerError if there is no
+        line to be had.
         """
 
     async def close(self) -> None:
@@ -80,38 +82,40 @@ class Redriving:
         self._source = source
         self._target = target
         self._occasion = occasion
+        self._job = occasion.job
         self._max_redrives = max_redrives
         self._table = table
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._flaws: dict[Redrive, str | None] = {}
 
-    async def prepare(self, delivery: Delivery, letter: Letter) -> Message | LeftOut:
+    async def prepare(self, delivery: Delivery) -> Message | LeftOut:
         """The message as it goes back; no way is used before it was found to lead to a queue."""
-        if letter.redrive_job == self._occasion.job:
+        if delivery.properties.headers.get(REDRIVE_JOB) == self._job:
             return LeftOut("this job has sent it already, and it came back", guard=True)
-        aim = aim_at(self._target, delivery, letter, self._source)
+        aim = aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
         if not isinstance(aim, Aim):
             return LeftOut(aim)
-        refusal = redrive_refusal(delivery, aim.plan, max_redrives=self._max_redrives)
+        refusal = loop_guard(delivery, self._max_redrives)
         if refusal is not None:
             return LeftOut(refusal, guard=True)
-        flaw = await self._flaw(aim.redrive)
+        way = aim.redrive
+        flaw = self._flaws[way] if way in self._flaws else await self._flaw(way)
         if flaw is not None:
-            return LeftOut(flaw, stops=len(self._source.plans) <= 1 or not self._is_per_message)
+            return LeftOut(flaw, stops=not self._is_per_message)
         try:
-            return redrive_message(delivery, aim.plan, self._occasion, target=aim.redrive)
+            return redrive_message(delivery, aim.plan, self._occasion, target=way)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
 
     @property
     def _is_per_message(self) -> bool:
         """Whether different messages may go different ways."""
-        return not (self._target.exchange or self._target.routing_key)
+        named = self._target.exchange or self._target.routing_key
+        return not named and len(self._source.plans) > 1
 
     async def _flaw(self, way: Redrive) -> str | None:
-        if way not in self._flaws:
-            self._flaws[way] = await target_flaw(await self._line(), way, self._table)
+        self._flaws[way] = await target_flaw(await self._line(), way, self._table)
         return self._flaws[way]
 
     async def room(self) -> None:
@@ -130,13 +134,16 @@ class Redriving:
     async def flush(self) -> None:
         """Confirms come by themselves."""
 
-    async def mend(self) -> BrokerError | None:
+    async def mend(self, *, anew: bool = False) -> BrokerError | None:
         """A usable channel, a new one if the last has ended; what ended it."""
         fault = await _ended(self._channel)
-        if self._channel is None or fault is not None:
-            if self._connection is None or not isinstance(fault, ChannelClosed | None):
-                await self._reconnect()
-            self._channel = await (await self._line()).open_channel()
+        if fault is None and self._channel is not None and not anew:
+            return None
+        if self._channel is not None and fault is None:
+            await self._channel.close()
+        if fault is not None and not isinstance(fault, ChannelClosed):
+            await self._hang_up()
+        self._channel = await (await self._line()).open_channel()
         return fault
 
     async def _line(self) -> Connection:
@@ -144,16 +151,14 @@ class Redriving:
             self._connection = await self._broker.connect("hopback re-drive")
         return self._connection
 
-    async def _reconnect(self) -> None:
+    async def _hang_up(self) -> None:
         if self._connection is not None:
-            await self._connection.close()
-        self._connection = None
-        await self._line()
+            connection, self._connection = self._connection, None
+            await connection.close()
 
     async def close(self) -> None:
         """End the connection."""
-        if self._connection is not None:
-            await self._connection.close()
+        await self._hang_up()
 
 
 async def _ended(channel: Channel | None) -> BrokerError | None:
@@ -161,9 +166,9 @@ async def _ended(channel: Channel | None) -> BrokerError | None:
     if channel is None:
         return None
     ending = asyncio.ensure_future(channel.wait_closed())
-    await asyncio.sleep(0)
-    if ending.done():
-        return ending.result() or ChannelClosed(200, "closed by us")
+    done, _ = await asyncio.wait({ending}, timeout=0.01)
+    if done:
+        return ending.result() or ConnectionLost("the channel was closed by us")
     ending.cancel()
     return None
 
@@ -172,19 +177,25 @@ class Sink(Protocol):
     """Where discarded messages are written before they go."""
 
     async def write(self, lines: bytes) -> None:
-        """Return when the lines are safely written."""
+        """Return when the lines are safely written; OSError if they cannot be."""
+
+    async def close(self) -> None:
+        """Finish the file."""
 
 
 class Discarding:
     """Lets messages go for good, each only after it was written to the sink, if there is one."""
 
-    def __init__(self, sink: Sink | None) -> None:
+    def __init__(self, sink: Sink | None, source: DeadLetterQueue) -> None:
         self._sink = sink
+        self._source = source
         self._lines: list[tuple[bytes, Future[None]]] = []
 
-    async def prepare(self, delivery: Delivery, letter: Letter) -> bytes | LeftOut:
-        """The line to be written."""
-        return write_line(delivery, letter)
+    async def prepare(self, delivery: Delivery) -> bytes | LeftOut:
+        """The line to be written; empty where nothing is written."""
+        if self._sink is None:
+            return b""
+        return write_line(delivery, letter_of(delivery, 0, self._source))
 
     async def room(self) -> None:
         """There always is."""
@@ -211,9 +222,11 @@ class Discarding:
         for _, fate in waiting:
             fate.set_result(None)
 
-    async def mend(self) -> BrokerError | None:
+    async def mend(self, *, anew: bool = False) -> BrokerError | None:
         """There is no line to mend."""
         return None
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Finish the file."""
+        if self._sink is not None:
+            await self._sink.close()

@@ -123,16 +123,15 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How to find the rest of a selection after a crash.
+    """How to find the rest of a selection after a crash; written down before messages are sent.
 
-    Before messages are sent their marks are written down in `window`; `taken` is how many came from
-    the queue up to its end and `kept` how many of those stay there. What stands at the head then is:
-    the kept ones, those of the window that were not done, the untouched rest.
+    At the head of the queue then stand, in order: what is left of `kept` messages that were skipped
+    and the messages whose marks are in `window`, unless they are done; then `rest` untouched ones.
     """
 
-    taken: int = 0
     kept: int = 0
     window: tuple[str, ...] = ()
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from hopback.deadletters.jobs import JobConflict
@@ -48,14 +49,23 @@ class Journal(Protocol):
     async def save(self, job: Job, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
 
+    async def amend(self, job: Job) -> None:
+        """Write down something about a job that nobody runs; JobConflict if somebody does."""
+
     async def renew(self, ident: str, owner: str) -> Wish:
         """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
+
+    async def wished(self, ident: str) -> Wish:
+        """What is wanted of a job now."""
 
     async def wish(self, ident: str, wish: Wish) -> None:
         """Want something of a job, wherever it runs."""
 
     async def job(self, ident: str) -> Job | None:
         """One job as it is now, or None."""
+
+    async def keyed(self, broker: str, key: str) -> Job | None:
+        """The job that was begun with this key, or None."""
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
@@ -87,11 +97,13 @@ class MemoryJournal:
 
     async def begin(self, job: Job, owner: str) -> Job:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
+        if job.spec.key is not None and job.id not in self._jobs:
+            known = await self.keyed(job.spec.broker, job.spec.key)
+            if known is not None:
+                return known
         for other in self._jobs.values():
             if other.id == job.id:
                 continue
-            if job.spec.key is not None and other.spec.key == job.spec.key:
-                return other
             if other.is_active and (other.spec.broker, other.queue) == (job.spec.broker, job.queue):
                 raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other)
         self._jobs[job.id] = job
@@ -104,6 +116,13 @@ class MemoryJournal:
         self._check(job.id, owner)
         self._jobs[job.id] = job
 
+    async def amend(self, job: Job) -> None:
+        """Write down something about a job that nobody runs; JobConflict if somebody does."""
+        known = self._jobs[job.id]
+        if known.is_active:
+            raise JobConflict(f"job {job.id} is {known.state}", known)
+        self._jobs[job.id] = job
+
     async def renew(self, ident: str, owner: str) -> Wish:
         """Still here; what is wanted of the job."""
         self._check(ident, owner)
@@ -113,6 +132,10 @@ class MemoryJournal:
         if self._owners.get(ident) != owner:
             raise LeaseLost(f"job {ident} is run by another process now")
 
+    async def wished(self, ident: str) -> Wish:
+        """What is wanted of a job now."""
+        return self._wishes[ident]
+
     async def wish(self, ident: str, wish: Wish) -> None:
         """Want something of a job."""
         self._wishes[ident] = wish
@@ -120,6 +143,12 @@ class MemoryJournal:
     async def job(self, ident: str) -> Job | None:
         """One job as it is now, or None."""
         return self._jobs.get(ident)
+
+    async def keyed(self, broker: str, key: str) -> Job | None:
+        """The job that was begun with this key, or None."""
+        asked = (broker, key)
+        jobs = self._jobs.values()
+        return next((job for job in jobs if (job.spec.broker, job.spec.key) == asked), None)
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
@@ -132,7 +161,7 @@ class MemoryJournal:
             and (not queue or job.queue == queue)
             and (not active or job.is_active)
         )
-        return tuple(job for job, _ in zip(found, range(limit), strict=False))
+        return tuple(islice(found, limit))
 
     async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
@@ -149,7 +178,7 @@ class MemoryJournal:
     async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
         """Entries of the audit, the newest first."""
         found = (entry for entry in reversed(self._audit) if _wanted(entry, query))
-        return tuple(entry for entry, _ in zip(found, range(query.limit), strict=False))
+        return tuple(islice(found, query.limit))
 
 
 def _wanted(entry: AuditEntry, query: AuditQuery) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hopback.headers import Death, Failure
     from hopback.message import Delivery
 
-__all__ = ["Letter", "content_digest", "letter_of", "origin_queue"]
+__all__ = ["Letter", "content_digest", "delivery_count", "letter_of", "origin_queue"]
 
 _HASHED_BYTES = 512 * 1024
 _TEXT_BYTES = 255
@@ -114,7 +114,7 @@ def letter_of(delivery: Delivery, place: int, source: DeadLetterQueue | None = N
         first_failed=_moment(failure.first, died),
         last_failed=_moment(failure.last, died),
         size=len(delivery.body),
-        delivery_count=_delivery_count(headers),
+        delivery_count=delivery_count(delivery),
         exchange=delivery.exchange,
         routing_key=delivery.routing_key,
         redelivered=delivery.redelivered,
@@ -244,5 +244,7 @@ def _moment(recorded: float, died: Death | None) -> float | None:
     return float(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
 
 
-def _delivery_count(headers: Headers) -> int:
+def delivery_count(delivery: Delivery) -> int:
+    """How often a quorum queue has handed it out before, by its own count."""
+    headers = delivery.properties.headers
     return max(counter_in(headers, "x-delivery-count"), counter_in(headers, "x-acquired-count"))

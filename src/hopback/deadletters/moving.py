@@ -1,45 +1,53 @@
-"""The engine of a job: take, decide, act, and ack only what has ended well.
+"""The engine of a job: take, decide, write down, act, and ack only what has ended well.
 
-One message after the other is taken, in order; up to the window are in flight. A failure stops the
-flow: what is in flight comes to its end, then what failed is tried again, one at a time with growing
-pauses, and when that does not help the job stops. Nothing is ever given back one by one: whoever
-started the job closes the channel, once, and everything unsettled returns to its place in the queue.
+Messages are taken in order and in batches; before a batch is sent, its marks are written down. Up to
+the window are in flight. A failure stops the flow: what is in flight comes to its end, then what failed
+is tried again, one at a time with growing pauses, and when that does not help the job stops. Nothing is
+ever given back one by one: whoever started the job closes the channel, once, and everything unsettled
+returns to its place in the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.acts import LeftOut
+from hopback.deadletters.cost import spent_too_much
 from hopback.deadletters.jobs import FailedMessage, JobState
-from hopback.deadletters.letters import letter_of
+from hopback.deadletters.journal import LeaseLost
+from hopback.deadletters.letters import delivery_count, letter_of
 from hopback.deadletters.pacing import Pacer
-from hopback.errors import (
-    BrokerError,
-    ChannelClosed,
-    HopbackError,
-    PreconditionFailed,
-    PublishFailed,
-)
+from hopback.deadletters.trouble import Verdict, verdict_on
+from hopback.errors import BrokerError, HopbackError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hopback.clock import Clock
     from hopback.deadletters.acts import Act
+    from hopback.deadletters.cost import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.jobs import Job
     from hopback.deadletters.journal import Journal
-    from hopback.deadletters.letters import Letter
     from hopback.deadletters.pacing import Control, Pace
+    from hopback.deadletters.selecting import Selecting
     from hopback.deadletters.taking import Source
     from hopback.deadletters.watching import Watch
     from hopback.message import Delivery
 
 __all__ = ["Engine", "Work"]
 
+_log = logging.getLogger("hopback.deadletters")
+
 _PROGRESS_S = 1.0
+_BATCH = 500
+_BREATH = 32
+_ANEW_AFTER = 3
+"""A channel that keeps refusing may be the cause itself (RabbitMQ ≤ 3.12.0): then another is opened."""
 
 
 class _Stopped(Exception):
@@ -55,7 +63,6 @@ class _Item:
     """A message on its way."""
 
     delivery: Delivery
-    letter: Letter
     prepared: object
 
 
@@ -65,13 +72,20 @@ class Work:
 
     queue: DeadLetterQueue
     source: Source
+    selecting: Selecting
     act: Act
     wanted: Filter
+    cost: Cost
     journal: Journal
+    owner: str
     clock: Clock
     pace: Pace
     control: Control
     watch: Watch | None = None
+    watch_s: float = 0.0
+    on_change: Callable[[Job], object] = lambda _job: None
+    let_go: Callable[[], Awaitable[object]] | None = None
+    """Closes the line that holds the messages: what is unsettled goes back, in order."""
 
 
 class Engine:
@@ -80,70 +94,89 @@ class Engine:
     def __init__(self, job: Job, work: Work) -> None:
         self.job = job
         self._work = work
+        self._act = work.act
+        self._selecting = work.selecting
         self._counts = job.counts
+        self._arrived_before = job.counts.arrived_meanwhile
         self._pacer = Pacer(work.control)
+        self._stages = work.pace.stage_ends()
         self._in_flight: set[int] = set()
-        self._ids: set[str] = set()
         self._troubled: list[_Item] = []
+        self._notes: list[FailedMessage] = []
         self._lost: BrokerError | None = None
         self._landed = asyncio.Event()
+        self._exhausted = False
         self._sent = 0
+        self._acked = 0
         self._stage_began = 0
         self._place = 0
-        self._told = 0.0
+        self._told = work.clock.now()
 
     async def run(self) -> Job:
         """Work until the selection is through, or something ends it; never raises a broker's fault."""
         try:
             state, reason = await self._ended()
-        except BaseException:
-            # A cancelled task or a fault of ours: the channel is closed by whoever started it.
-            await self._record(JobState.INTERRUPTED, "the process ended it")
+            if self._work.let_go is not None:
+                await self._work.let_go()
+            await self._record(state, reason)
+        except LeaseLost as lost:
+            self.job = replace(self.job, state=JobState.INTERRUPTED, reason=str(lost))
+        except asyncio.CancelledError:
+            await self._record(JobState.INTERRUPTED, "the process that ran it ended")
             raise
-        await self._record(state, reason)
         return self.job
 
     async def _ended(self) -> tuple[JobState, str]:
         try:
             await self._all()
         except _Cancelled:
-            await self._drain()
-            await self._finish_quietly()
+            await self._wind_up()
             return JobState.CANCELLED, "cancelled"
         except _Stopped as stopped:
-            await self._drain()
-            await self._finish_quietly()
+            await self._wind_up()
             return JobState.FAILED, str(stopped)
         except BrokerError as lost:
             await self._drain()
             return JobState.INTERRUPTED, str(lost)
-        return JobState.COMPLETED, ""
+        except LeaseLost:
+            raise
+        except Exception as fault:
+            _log.exception("job %s met a fault of ours", self.job.id)
+            return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}"
+        self._count(done=self._selecting.missing)
+        return JobState.COMPLETED, self._summary()
 
-    async def _finish_quietly(self) -> None:
+    def _summary(self) -> str:
+        if not self._counts.failed:
+            return ""
+        return f"{self._counts.failed} could not be moved and are still in {self.job.queue!r}"
+
+    async def _wind_up(self) -> None:
         """See every ack read; a line that ends now gives back what it held, as it would anyway."""
+        await self._drain()
         try:
             await self._work.source.finish()
+            await self._look()
         except BrokerError as lost:
             self._lost = lost
 
     async def _all(self) -> None:
-        while True:
+        while not (self._exhausted and not self._troubled):
             await self._may_go_on()
-            delivery = await self._next()
-            if delivery is not None:
-                await self._one(delivery)
-                continue
-            await self._drain()
-            if not self._troubled:
-                break
+            batch = await self._batch()
+            if batch:
+                await self._save()
+            for item in batch:
+                await self._ready()
+                self._start(item)
+                if self._sent % _BREATH == 0:
+                    await asyncio.sleep(0)  # what was queued is written, and others may run
+            await self._act.flush()
+            if self._exhausted:
+                await self._drain()
         self._check()
         await self._work.source.finish()
         await self._look()
-
-    async def _next(self) -> Delivery | None:
-        """The next message; before waiting for it, what waits to be written is written."""
-        self._check()
-        return await self._work.source.next()
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -151,73 +184,113 @@ class Engine:
 
     async def _may_go_on(self) -> None:
         """Mend what failed, then see whether somebody wants us to wait or to end."""
+        self._check()
         if self._troubled:
             await self._mend()
         control = self._work.control
-        if control.is_cancelled:
-            raise _Cancelled
-        if control.is_paused:
+        if control.is_paused and not control.is_cancelled:
             await self._drain()
             await self._record(JobState.PAUSED, "paused")
             await control.wait()
-            if control.is_cancelled:
-                raise _Cancelled
-            await self._record(JobState.RUNNING, "")
+            if not control.is_cancelled:
+                await self._record(JobState.RUNNING, "")
+        if control.is_cancelled:
+            raise _Cancelled
         await self._tell()
 
-    # --- one message
+    # --- taking
 
-    async def _one(self, delivery: Delivery) -> None:
+    async def _batch(self) -> list[_Item]:
+        """What is at hand, made ready to be sent; waits for the first one only."""
+        made: list[_Item] = []
+        taken = 0
+        delivery = None if self._exhausted else await self._next()
+        while delivery is not None:
+            item = await self._prepared(delivery)
+            if item is not None:
+                made.append(item)
+            taken += 1
+            delivery = self._selecting.at_hand() if taken < _BATCH else None
+        return made
+
+    async def _next(self) -> Delivery | None:
+        """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
+        delivery = self._selecting.at_hand() or await self._selecting.next()
+        self._exhausted = delivery is None
+        return delivery
+
+    async def _prepared(self, delivery: Delivery) -> _Item | None:
+        """The message as it is to be sent, or None if it stays."""
         self._place += 1
-        letter = letter_of(delivery, self._place, self._work.queue)
-        if not self._work.wanted.matches(letter, delivery, self._work.clock.now()):
-            self._keep(delivery, skipped=1)
-            return
-        prepared = await self._work.act.prepare(delivery, letter)
+        if not self._selecting.belongs(delivery) or not self._matches(delivery):
+            self._keep(delivery)
+            # What is not among the digests was never selected.
+            self._count(skipped=int(self.job.spec.selection.digests is None))
+            return None
+        prepared = await self._act.prepare(delivery)
         if isinstance(prepared, LeftOut):
-            await self._left_out(delivery, letter, prepared)
-            return
-        await self._ready_for(delivery)
-        self._start(_Item(delivery, letter, prepared))
+            self._left_out(delivery, prepared)
+            return None
+        return _Item(delivery, prepared)
 
-    async def _left_out(self, delivery: Delivery, letter: Letter, why: LeftOut) -> None:
+    def _matches(self, delivery: Delivery) -> bool:
+        wanted = self._work.wanted
+        if not wanted.terms:
+            return True
+        letter = letter_of(delivery, self._place, self._work.queue)
+        return wanted.matches(letter, delivery, self.job.created)
+
+    def _left_out(self, delivery: Delivery, why: LeftOut) -> None:
         if why.stops:
             raise _Stopped(why.reason)
-        self._keep(delivery, skipped=int(why.guard), failed=int(not why.guard))
-        await self._note(letter, why.reason)
+        self._keep(delivery)
+        self._count(skipped=int(why.guard), failed=int(not why.guard))
+        self._note(delivery, why.reason)
 
-    def _keep(self, delivery: Delivery, *, skipped: int = 0, failed: int = 0) -> None:
-        self._work.source.keep(delivery.tag)
-        self._count(skipped=skipped, failed=failed)
+    def _keep(self, delivery: Delivery) -> None:
+        self._selecting.keep(delivery.tag)
+        cost = self._work.cost
+        if cost.limit is not None and spent_too_much(delivery_count(delivery), cost):
+            raise _Stopped(
+                f"a message that stays has come back {delivery_count(delivery)} times, and"
+                f" {self.job.queue!r} removes it after {cost.limit}: lift the limit first"
+            )
 
-    async def _ready_for(self, delivery: Delivery) -> None:
-        """Return when the window has room, no message of this id is in flight, and it is our turn."""
-        if self._sent in self._work.pace.stage_ends() and self._sent != self._stage_began:
+    # --- sending
+
+    async def _ready(self) -> None:
+        """Return when the window has room and it is our turn."""
+        if self._troubled or self._lost is not None or self._work.control.is_calling:
+            await self._may_go_on()
+        if self._sent in self._stages and self._sent != self._stage_began:
             await self._stage_over()
-        await self._pacer.turn()
-        ident = delivery.properties.message_id or ""
-        while len(self._in_flight) >= self._work.pace.in_flight or (ident and ident in self._ids):
+        if self._work.control.rate:
+            await self._pacer.turn()
+            await self._tell()
+            if self._work.control.is_calling:
+                await self._may_go_on()
+        while len(self._in_flight) >= self._work.pace.in_flight:
             await self._landing()
-        await self._work.act.room()
+        try:
+            await self._act.room()
+        except BrokerError:
+            # The line ended; sending fails now, and mending finds out why.
+            return
 
     def _start(self, item: _Item) -> None:
         """Send it; from here on it is in flight."""
-        tag, ident = item.delivery.tag, item.delivery.properties.message_id or ""
+        self._sent += 1
         try:
-            fate = self._work.act.send(item.prepared)
+            fate = self._act.send(item.prepared)
         except HopbackError:
             self._troubled.append(item)
             return
-        self._sent += 1
-        self._in_flight.add(tag)
-        if ident:
-            self._ids.add(ident)
+        self._in_flight.add(item.delivery.tag)
         fate.add_done_callback(lambda done: self._landing_of(item, done))
 
     def _landing_of(self, item: _Item, fate: asyncio.Future[None]) -> None:
         """Its fate is known: ack it, or keep it for another try."""
         self._in_flight.discard(item.delivery.tag)
-        self._ids.discard(item.delivery.properties.message_id or "")
         self._landed.set()
         if fate.cancelled() or fate.exception() is not None:
             self._troubled.append(item)
@@ -226,17 +299,18 @@ class Engine:
 
     def _ack(self, item: _Item) -> None:
         try:
-            self._work.source.ack(item.delivery.tag)
+            self._selecting.ack(item.delivery.tag)
         except BrokerError as lost:
             self._lost = self._lost or lost
         else:
+            self._acked += 1
             self._count(done=1)
 
     async def _landing(self) -> None:
         """Until something in flight has come to its end."""
         self._landed.clear()
-        await self._work.act.flush()
-        if self._in_flight:
+        await self._act.flush()
+        if self._in_flight and not self._landed.is_set():
             await self._landed.wait()
 
     async def _drain(self) -> None:
@@ -250,48 +324,53 @@ class Engine:
         """Try again what failed, one at a time, in order."""
         await self._drain()
         self._check()
-        await self._work.act.mend()
         self._troubled.sort(key=lambda item: item.delivery.tag)
+        await self._act.mend()
         while self._troubled:
             await self._again(self._troubled[0])
             del self._troubled[0]
 
     async def _again(self, item: _Item) -> None:
         """Send one message that failed; a fault of its own counts for it alone."""
+        tries = self._work.pace.tries
         last: HopbackError | None = None
-        for attempt in range(1, self._work.pace.tries + 1):
+        for attempt in range(1, tries + 1):
             if self._work.control.is_cancelled:
                 raise _Cancelled
-            fault: HopbackError | None = None
-            try:
-                fate = self._work.act.send(item.prepared)
-                await self._work.act.flush()
-                await fate
-            except PublishFailed as failed:
-                last, fault = failed, await self._work.act.mend()
-            except HopbackError as refused:
-                last = fault = refused
-            else:
+            last = await self._sent_alone(item)
+            if last is None:
                 self._ack(item)
                 self._check()
                 return
-            if _is_its_own(fault):
-                await self._give_up(item, str(fault))
-                return
-            if isinstance(fault, ChannelClosed):
-                raise _Stopped(str(fault))
-            await asyncio.sleep(self._work.pace.pause(attempt))
+            ended = await self._act.mend(anew=attempt >= _ANEW_AFTER)
+            match verdict_on(last, ended):
+                case Verdict.ITS_OWN:
+                    self._keep(item.delivery)
+                    self._count(failed=1)
+                    self._note(item.delivery, str(ended or last))
+                    return
+                case Verdict.STOP:
+                    raise _Stopped(str(ended or last))
+            if attempt < tries:
+                await self._work.control.sleep(self._work.pace.pause(attempt))
             self._check()
-        raise _Stopped(f"given up after {self._work.pace.tries} tries: {last}")
+        raise _Stopped(f"given up after {tries} tries: {last}")
 
-    async def _give_up(self, item: _Item, reason: str) -> None:
-        self._keep(item.delivery, failed=1)
-        await self._note(item.letter, reason)
+    async def _sent_alone(self, item: _Item) -> HopbackError | None:
+        """What went wrong with it, or None if nothing did."""
+        try:
+            await self._act.room()
+            fate = self._act.send(item.prepared)
+            await self._act.flush()
+            await fate
+        except HopbackError as failed:
+            return failed
+        return None
 
-    async def _note(self, letter: Letter, reason: str) -> None:
+    def _note(self, delivery: Delivery, reason: str) -> None:
+        letter = letter_of(delivery, self._place, self._work.queue)
         now = self._work.clock.now()
-        failed = FailedMessage(letter.id, letter.digest, letter.message_id, reason, now)
-        await self._work.journal.add_failures(self.job.id, (failed,))
+        self._notes.append(FailedMessage(letter.id, letter.digest, letter.message_id, reason, now))
 
     # --- the ramp
 
@@ -299,21 +378,27 @@ class Engine:
         """Wait and see whether what was sent comes back."""
         sent, self._stage_began = self._sent - self._stage_began, self._sent
         await self._drain()
-        if self._troubled:
-            await self._mend()
+        await self._may_go_on()
         before = self._counts.arrived_meanwhile
-        await asyncio.sleep(self._work.pace.watch_s)
+        await self._watch_for(self._work.watch_s)
         seen = await self._look()
         arrived = self._counts.arrived_meanwhile - before
         if self._counts.came_back:
             raise _Stopped(
                 f"{self._counts.came_back} of {self._sent} messages came back; the cause is not mended"
             )
-        if not seen and arrived >= sent:
+        if not seen and arrived * 2 >= sent:
             raise _Stopped(
                 f"{arrived} messages arrived while {sent} were sent: probably the same; the cause is"
                 " not mended"
             )
+
+    async def _watch_for(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while loop.time() < until:
+            await self._work.control.sleep(min(until - loop.time(), _PROGRESS_S))
+            await self._may_go_on()
 
     async def _look(self) -> bool:
         """Count what arrived meanwhile; whether it could be looked at."""
@@ -321,7 +406,8 @@ class Engine:
             return False
         found = await self._work.watch.look(self._work.source.taken)
         came_back = self._counts.came_back if found.came_back is None else found.came_back
-        self._counts = replace(self._counts, arrived_meanwhile=found.count, came_back=came_back)
+        arrived = self._arrived_before + found.count
+        self._counts = replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)
         return found.came_back is not None
 
     # --- telling
@@ -334,20 +420,28 @@ class Engine:
 
     async def _tell(self) -> None:
         """Write the progress down now and then."""
-        now = self._work.clock.now()
-        if now - self._told >= _PROGRESS_S:
-            self._told = now
-            self.job = self.job.counted(self._counts, self.job.checkpoint, now)
-            await self._work.journal.save(self.job, "")
+        if self._work.clock.now() - self._told >= _PROGRESS_S:
+            await self._save()
+
+    async def _save(self) -> None:
+        self._told = self._work.clock.now()
+        self.job = self.job.counted(self._counts, self._selecting.checkpoint(), self._told)
+        self.job = replace(self.job, rate=self._work.control.rate)
+        await self._written()
 
     async def _record(self, state: JobState, reason: str) -> None:
-        now = self._work.clock.now()
-        self.job = self.job.counted(self._counts, self.job.checkpoint, now).to(state, now, reason)
-        await self._work.journal.save(self.job, "")
+        if state is not self.job.state:
+            now = self._work.clock.now()
+            returned = max(self._work.source.given - self._acked, 0)
+            ended = state not in (JobState.RUNNING, JobState.PAUSED)
+            counts = replace(self._counts, returned=returned) if ended else self._counts
+            self.job = self.job.counted(counts, self._selecting.checkpoint(), now)
+            self.job = self.job.to(state, now, reason)
+            await self._written()
 
-
-def _is_its_own(fault: HopbackError | None) -> bool:
-    """Whether the message itself is what the broker, or the wire, would not have."""
-    if fault is None or isinstance(fault, PublishFailed):
-        return False
-    return isinstance(fault, PreconditionFailed) or not isinstance(fault, BrokerError)
+    async def _written(self) -> None:
+        notes, self._notes = self._notes, []
+        if notes:
+            await self._work.journal.add_failures(self.job.id, notes)
+        await self._work.journal.save(self.job, self._work.owner)
+        self._work.on_change(self.job)

@@ -7,20 +7,38 @@ or in SQL, where they survive a restart.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
+from uuid import uuid4
 
-from hopback.deadletters.audit import NEWEST
+from hopback.clock import SystemClock
+from hopback.deadletters.audit import NEWEST, AuditEntry
+from hopback.deadletters.browsing import Browsing, view_of
+from hopback.deadletters.cost import Price
+from hopback.deadletters.desk import Desk
+from hopback.deadletters.editing import edited_copy
+from hopback.deadletters.filters import parse_filter
+from hopback.deadletters.importing import import_lines
+from hopback.deadletters.jobs import JobConflict, JobState
+from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.pacing import UNHURRIED
+from hopback.deadletters.places import Places
+from hopback.deadletters.refusals import BadRequest, NoSuch, NotAllowed
 from hopback.deadletters.requests import NOBODY
 from hopback.deadletters.sessions import SMALL_WINDOW, GroupBy
-from hopback.deadletters.targets import BY_DESIGN
+from hopback.deadletters.settings import Settings
+from hopback.deadletters.showing import Showing, summary_of
+from hopback.deadletters.targets import BY_DESIGN, Aim, aim_at, target_flaw
+from hopback.deadletters.workshop import Workshop, new_job_id
+from hopback.errors import UnsafeOperation
+from hopback.policy.redrive import RedriveOccasion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 
     from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.deadletters.audit import AuditEntry, AuditQuery
+    from hopback.deadletters.audit import AuditQuery
     from hopback.deadletters.browsing import MessageView, SessionView, Survey
     from hopback.deadletters.discovery import DeadLetterQueue, Override
     from hopback.deadletters.importing import Imported
@@ -31,8 +49,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.places import LiveView
     from hopback.deadletters.plans import JobPlan
     from hopback.deadletters.requests import Edit, Request, Who
-    from hopback.deadletters.sessions import Group, Page, Window
-    from hopback.deadletters.settings import Settings
+    from hopback.deadletters.sessions import BrowseSession, Group, Page, Window
     from hopback.deadletters.targets import Target
     from hopback.topology.model import Topology
 
@@ -63,7 +80,16 @@ class Operations:
         settings: Settings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.broker = broker
+        self.clock = clock or SystemClock()
+        self.settings = settings or Settings()
+        self.journal: Journal = journal or MemoryJournal()
+        self._places = Places(broker, management, vhost, topologies, overrides, self.clock)
+        self._browsing = Browsing(broker, self.settings, self.clock)
+        self._workshop = Workshop(broker, self.journal, self.settings, self.clock)
+        self._desk = Desk(self._places, self._browsing, self.settings, self.clock)
+        self._showing = Showing(self._places, self._browsing, self.clock)
+        self._name = f"{broker.address} {vhost}"
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,32 +99,49 @@ class Operations:
 
     async def close(self) -> None:
         """Release every session and interrupt every job of this process. Safe to repeat."""
-        raise NotImplementedError
+        await self._workshop.close()
+        await self._browsing.close()
 
     # --- queues
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue by name, with its depth; never looks into one."""
-        raise NotImplementedError
+        scene = await self._places.scene()
+        names = [found.name for found in scene.dead_letter_queues]
+        depths = await self._places.depths(names)
+        active = {job.queue: job for job in await self.jobs(active=True)}
+        return tuple(
+            summary_of(found, depths.get(found.name), active.get(found.name), self.clock.now())
+            for found in scene.dead_letter_queues
+        )
 
     async def queue(self, name: str) -> QueueDetail:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
-        raise NotImplementedError
+        scene = await self._places.scene()
+        found = scene.one(name)
+        active = next(iter(await self.jobs(queue=name, active=True)), None)
+        summary = summary_of(found, await self._places.depth(name), active, self.clock.now())
+        return await self._showing.detail(scene, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """What discovery knows of one queue, with its plans; NoSuch if it is none."""
-        raise NotImplementedError
+        return (await self._places.scene()).one(name)
 
     async def lift_limit(self, queue: str, *, by: Who = NOBODY, reason: str = "") -> str:
         """Lift the queue's delivery limit by a policy of its own; the name of that policy.
 
         UnsafeOperation where it cannot be lifted: no management, an operator policy, an argument.
         """
-        raise NotImplementedError
+        scene = await self._places.scene()
+        scene.one(queue)
+        policy = await self._places.lift(scene, queue)
+        await self.note("limit.lift", by=by, queue=queue, reason=reason, details={"policy": policy})
+        return policy
 
     async def restore_limit(self, queue: str, *, by: Who = NOBODY, reason: str = "") -> None:
         """Take that policy away again; none there is no error."""
-        raise NotImplementedError
+        await self._places.restore(queue)
+        await self.note("limit.restore", by=by, queue=queue, reason=reason)
 
     # --- looking
 
@@ -116,41 +159,60 @@ class Operations:
         UnsafeOperation if looking could lose something, unless `forced`; with `lift` the limit is
         lifted first. The session ends by itself when its time is over.
         """
-        raise NotImplementedError
+        scene = await self._places.scene()
+        found = scene.one(queue)
+        if lift and self._places.cost(scene, queue).price is Price.REFUSED:
+            await self.lift_limit(queue, by=by, reason="to look at it")
+            scene = await self._places.scene()
+        cost = self._places.cost(scene, queue)
+        session = await self._browsing.open(found, window, cost, by=by, forced=forced)
+        details = {"session": session.id, "held": session.held, "forced": forced}
+        await self.note("session.open", by=by, queue=queue, details=details)
+        return view_of(session)
 
     def sessions(self) -> tuple[SessionView, ...]:
         """Every session that holds something now."""
-        raise NotImplementedError
+        return tuple(map(view_of, self._browsing.opened()))
 
     def session(self, ident: str) -> SessionView:
         """One session; SessionOver (a NoSuch) if it has ended."""
-        raise NotImplementedError
+        return view_of(self._browsing.one(ident))
 
     def renew(self, ident: str, seconds: float | None = None) -> SessionView:
         """Hold on for as long again from now, or for so many seconds."""
-        raise NotImplementedError
+        return view_of(self._browsing.renewed(ident, seconds))
 
     async def release(self, ident: str) -> None:
         """Give everything back, in order; a session that has ended already is no error."""
-        raise NotImplementedError
+        await self._browsing.release(ident)
 
     def messages(self, session: str, where: str = "", *, cursor: int = 0, size: int = 20) -> Page:
         """Letters of a session that match, after the place `cursor`."""
-        raise NotImplementedError
+        return self._browsing.one(session).page(parse_filter(where), cursor=cursor, size=size)
 
     async def message(self, session: str, ident: str, *, by: Who = NOBODY) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
-        raise NotImplementedError
+        held = self._browsing.one(session)
+        view = await self._showing.message(held, ident)
+        await self._shown(held, ident, by)
+        return view
 
     async def body(self, session: str, ident: str, *, by: Who = NOBODY) -> bytes:
         """The bytes of one message; audited as shown."""
-        raise NotImplementedError
+        held = self._browsing.one(session)
+        content = held.delivery(ident).body
+        await self._shown(held, ident, by)
+        return content
+
+    async def _shown(self, session: BrowseSession, ident: str, by: Who) -> None:
+        details = {"session": session.id, "message": ident}
+        await self.note("message.show", by=by, queue=session.source.name, details=details)
 
     def groups(
         self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
     ) -> tuple[Group, ...]:
         """The letters of a session by what they have in common, the largest group first."""
-        raise NotImplementedError
+        return self._browsing.one(session).groups(by, parse_filter(where))
 
     async def survey(
         self,
@@ -163,13 +225,15 @@ class Operations:
         who: Who = NOBODY,
     ) -> Survey:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
-        raise NotImplementedError
+        found = await self._showing.survey(queue, by, parse_filter(where), limit, forced=forced)
+        await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
+        return found
 
     # --- jobs
 
     async def plan(self, request: Request) -> JobPlan:
         """What a job would do, without doing it."""
-        raise NotImplementedError
+        return await self._desk.plan(request, self._name)
 
     async def start(self, request: Request) -> Job:
         """Begin a job and return it; it goes on by itself.
@@ -177,55 +241,126 @@ class Operations:
         CountMismatch if the selection has another size than expected; JobConflict if the queue has
         an active job. The same `key` again returns the job that is there.
         """
-        raise NotImplementedError
+        known = await self._begun_before(request)
+        if known is not None:
+            return known
+        order = await self._desk.order(request, self._name, new_job_id())
+        job = await self._workshop.begin(order.ident, order.spec, order.bench, order.hand_over)
+        if job.id == order.ident:
+            await self._told("job.start", job, request.by, request.reason)
+        return job
+
+    async def _begun_before(self, request: Request) -> Job | None:
+        """The job of the same key; JobConflict for a key of something else, or an active job."""
+        if request.key is not None:
+            known = await self.journal.keyed(self._name, request.key)
+            if known is not None and known.queue != request.queue:
+                raise JobConflict(f"the key {request.key!r} belongs to job {known.id}", known)
+            if known is not None:
+                return await self.job(known.id)
+        for active in await self.jobs(queue=request.queue, active=True):
+            raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
+        return None
+
+    async def _told(self, action: str, job: Job, by: Who, reason: str = "") -> None:
+        details = {
+            "kind": job.kind,
+            "selected": job.counts.selected,
+            "target": str(job.spec.target),
+        }
+        await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
     async def job(self, ident: str) -> Job:
         """One job as it is now."""
-        raise NotImplementedError
+        found = await self._workshop.current(ident)
+        if found is None:
+            raise NoSuch("job", ident)
+        return found
 
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
         """Jobs, the newest first."""
-        raise NotImplementedError
+        return await self.journal.jobs(broker=self._name, queue=queue, active=active, limit=limit)
 
     async def failures(
         self, ident: str, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
         """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
-        raise NotImplementedError
+        await self.job(ident)
+        return await self.journal.failures(ident, cursor, limit)
 
     def events(self, ident: str) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
-        raise NotImplementedError
+        return self._workshop.news(ident)
 
     async def wait(self, ident: str) -> Job:
         """Return when the job is neither running nor paused."""
-        raise NotImplementedError
+        async for _job in self._workshop.news(ident):
+            pass
+        await self._workshop.join(ident)
+        return await self.job(ident)
 
     async def pause(self, ident: str, *, by: Who = NOBODY) -> Job:
         """Let it finish what is in flight, then wait; in whatever process it runs."""
-        raise NotImplementedError
+        job = await self.job(ident)
+        if job.state is not JobState.PAUSED:
+            job.to(JobState.PAUSED, self.clock.now())
+            await self._workshop.wish(ident, lambda wish: replace(wish, paused=True))
+            await self._told("job.pause", job, by)
+        return await self.job(ident)
 
     async def resume(self, ident: str, *, by: Who = NOBODY) -> Job:
         """Let a paused job go on, or begin an interrupted or failed one again, in this process."""
-        raise NotImplementedError
+        job = await self.job(ident)
+        if job.state is JobState.PAUSED:
+            await self._workshop.wish(ident, lambda wish: replace(wish, paused=False))
+        else:
+            job.to(JobState.RUNNING, self.clock.now())
+            job = await self._workshop.begin_again(job, await self._desk.bench(job.spec))
+        await self._told("job.resume", job, by)
+        return job
 
     async def cancel(self, ident: str, *, by: Who = NOBODY) -> Job:
         """Let it finish what is in flight, then give the rest back."""
-        raise NotImplementedError
+        job = await self.job(ident)
+        ended = job.to(JobState.CANCELLED, self.clock.now(), "cancelled")
+        if job.is_active:
+            await self._workshop.wish(ident, lambda wish: replace(wish, cancelled=True))
+        else:
+            await self.journal.amend(ended)
+        await self._told("job.cancel", job, by)
+        return await self.job(ident)
 
     async def set_rate(self, ident: str, rate: float | None, *, by: Who = NOBODY) -> Job:
         """Another rate, messages per second, from now on; None for no limit."""
-        raise NotImplementedError
+        if rate is not None and not 0 < rate <= 1_000_000:
+            raise BadRequest("rate", f"messages per second above 0, got {rate:g}")
+        job = await self.job(ident)
+        if not job.is_active:
+            raise JobConflict(f"job {ident} is {job.state}: only a running job has a rate", job)
+        await self._workshop.wish(ident, lambda wish: replace(wish, rate=rate))
+        await self._told("job.rate", job, by, f"{rate}")
+        return replace(await self.job(ident), rate=rate)
 
     async def retry_failures(self, ident: str, *, by: Who = NOBODY, reason: str = "") -> Job:
         """A new job for exactly what this one could not move; BadRequest if there is nothing."""
-        raise NotImplementedError
+        job = await self.job(ident)
+        spec = await self._desk.spec_for_failures(job, self.journal, by, reason)
+        again = await self._workshop.begin(new_job_id(), spec, await self._desk.bench(spec))
+        await self._told("job.retry-failures", again, by, spec.why)
+        return again
 
     async def came_back(self, ident: str, *, forced: bool = False, by: Who = NOBODY) -> int:
         """Look through the queue for messages that this job had sent and that died again."""
-        raise NotImplementedError
+        job = await self.job(ident)
+        found = await self._showing.came_back(job, forced=forced)
+        if not job.is_active:
+            await self.journal.amend(replace(job, counts=replace(job.counts, came_back=found)))
+        await self.note(
+            "job.came-back", by=by, queue=job.queue, job=ident, details={"found": found}
+        )
+        return found
 
     # --- archives
 
@@ -240,7 +375,24 @@ class Operations:
         by: Who = NOBODY,
     ) -> AsyncIterator[bytes]:
         """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
-        raise NotImplementedError
+        details: dict[str, object] = {"session": session, "filter": where}
+        if session:
+            lines = self._showing.lines_of_session(session, parse_filter(where))
+        else:
+            lines = self._showing.lines_of_queue(queue, parse_filter(where), limit, forced=forced)
+        return self._exported(lines, queue, by, details)
+
+    async def _exported(
+        self, lines: AsyncIterator[bytes], queue: str, by: Who, details: dict[str, object]
+    ) -> AsyncIterator[bytes]:
+        count = 0
+        try:
+            async for line in lines:
+                count += 1
+                yield line
+        finally:
+            details["lines"] = count
+            await self.note("messages.export", by=by, queue=queue, details=details)
 
     async def import_lines(
         self,
@@ -252,7 +404,18 @@ class Operations:
         reason: str = "",
     ) -> Imported:
         """Publish exported messages, each confirmed, into the queue they were in, or into `queue`."""
-        raise NotImplementedError
+        imported = await import_lines(self.broker, lines, queue=queue, pace=pace)
+        result = "failed" if imported.problem else "ok"
+        details = {"published": imported.published, "problem": imported.problem}
+        await self.note(
+            "messages.import",
+            by=by,
+            queue=queue or "",
+            reason=reason,
+            result=result,
+            details=details,
+        )
+        return imported
 
     async def edit_and_redrive(
         self,
@@ -268,13 +431,38 @@ class Operations:
 
         NotAllowed unless the settings allow it.
         """
-        raise NotImplementedError
+        if not self.settings.editing:
+            raise NotAllowed("editing messages is switched off here")
+        held = self._browsing.one(session)
+        sent = await self._send_copy(held, ident, edit, target, by)
+        details = {"message": ident, "copy": sent, "session": session}
+        await self.note(
+            "message.edit", by=by, queue=held.source.name, reason=reason, details=details
+        )
+        return sent
+
+    async def _send_copy(
+        self, held: BrowseSession, ident: str, edit: Edit, target: Target, by: Who
+    ) -> str:
+        letter, delivery = held.letter(ident), held.delivery(ident)
+        aim = aim_at(target, delivery, letter.origin, held.source)
+        if not isinstance(aim, Aim):
+            raise BadRequest("target", aim)
+        copy = str(uuid4())
+        occasion = RedriveOccasion(self.clock.now(), f"edit-{copy}", by.id, by.name)
+        message = edited_copy(delivery, letter, edit, aim, occasion, copy)
+        async with self._places.line() as connection:
+            flaw = await target_flaw(connection, aim.redrive)
+            if flaw is not None:
+                raise UnsafeOperation(f"the copy was not sent: {flaw}")
+            await (await connection.open_channel()).publish(message)
+        return copy
 
     # --- audit
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
         """What was done, the newest first."""
-        raise NotImplementedError
+        return await self.journal.read(query)
 
     async def note(
         self,
@@ -288,4 +476,14 @@ class Operations:
         details: Mapping[str, object] | None = None,
     ) -> None:
         """Write an act of the caller's own down: a denied call, a login."""
-        raise NotImplementedError
+        entry = AuditEntry(
+            at=self.clock.now(),
+            by=by.name or by.id,
+            action=action,
+            queue=queue,
+            job=job,
+            reason=reason,
+            result=result,
+            details=details or {},
+        )
+        await self.journal.write(entry)

@@ -10,26 +10,30 @@ __all__ = ["RAMP", "UNHURRIED", "Control", "Pace", "Pacer"]
 RAMP = (1, 5, 25)
 """The careful beginning: one message, then five, then twenty-five, then the rest."""
 
+_LONGEST_PAUSE_S = 30.0
+_MADE_UP_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How fast, and how carefully.
 
     `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
-    job waits `watch_s` seconds and stops if messages come back. `tries` is how often a refused
-    message is sent again before the job stops; the waits between them grow from `pause_s`.
+    job waits `watch_s` seconds and stops if messages come back; None waits as long as the design lets
+    a message try, at most two minutes. `tries` is how often a refused message is sent again before the
+    job stops; the waits between them grow from `pause_s`.
     """
 
     rate: float | None = None
-    in_flight: int = 200
+    in_flight: int = 500
     ramp: tuple[int, ...] = ()
-    watch_s: float = 5.0
+    watch_s: float | None = None
     tries: int = 5
     pause_s: float = 0.25
 
     def pause(self, attempt: int) -> float:
         """Seconds to wait before the next attempt."""
-        return min(self.pause_s * 2.0 ** min(attempt - 1, 16), 30.0)
+        return min(self.pause_s * 2.0 ** min(attempt - 1, 16), _LONGEST_PAUSE_S)
 
     def stage_ends(self) -> frozenset[int]:
         """After how many messages the job stops to look."""
@@ -49,31 +53,36 @@ class Control:
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = rate
+        self.is_paused = False
         self.is_cancelled = False
-        self._going = asyncio.Event()
-        self._going.set()
+        self._changed = asyncio.Event()
 
     @property
-    def is_paused(self) -> bool:
-        """Whether it is told to wait."""
-        return not self._going.is_set()
+    def is_calling(self) -> bool:
+        """Whether somebody wants it to wait or to end."""
+        return self.is_paused or self.is_cancelled
 
-    def pause(self) -> None:
-        """Finish what is in flight, then wait."""
-        self._going.clear()
-
-    def resume(self) -> None:
-        """Go on."""
-        self._going.set()
-
-    def cancel(self) -> None:
-        """Finish what is in flight, then give the rest back."""
-        self.is_cancelled = True
-        self._going.set()
+    def set(self, *, paused: bool, cancelled: bool, rate: float | None) -> None:
+        """What is wanted from now on."""
+        if (paused, cancelled, rate) != (self.is_paused, self.is_cancelled, self.rate):
+            self.is_paused, self.is_cancelled, self.rate = paused, cancelled, rate
+            self._changed.set()
 
     async def wait(self) -> None:
-        """Return when it may go on."""
-        await self._going.wait()
+        """Return when it may go on, or has to end."""
+        while self.is_paused and not self.is_cancelled:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def sleep(self, seconds: float) -> bool:
+        """Wait so long; whether nothing was changed meanwhile."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return True
+        return False
 
 
 class Pacer:
@@ -81,15 +90,14 @@ class Pacer:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._next = 0.0
+        self._last = float("-inf")
 
     async def turn(self) -> None:
-        """Return when it is the next message's turn."""
-        rate = self._control.rate
-        if not rate:
-            return
-        now = asyncio.get_running_loop().time()
-        begin = max(self._next, now)
-        self._next = begin + 1 / rate
-        if begin > now:
-            await asyncio.sleep(begin - now)
+        """Return when it is the next message's turn, or when somebody calls."""
+        loop = asyncio.get_running_loop()
+        while (rate := self._control.rate) and not self._control.is_calling:
+            due = self._last + 1 / rate
+            if due <= loop.time() or await self._control.sleep(due - loop.time()):
+                # Late by a little is made up for; late by much is not.
+                self._last = max(due, loop.time() - _MADE_UP_S)
+                return

@@ -1,14 +1,46 @@
-"""What stands on the broker: dead-letter queues with depth, type, limit and cost of looking."""
+"""What stands on the broker: dead-letter queues with their depth, type, limit and cost of looking.
+
+With a management client the live topology is read; without one the declared topologies have to do,
+and counts come over AMQP alone. Nothing here takes a message.
+"""
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from hopback.broker.management.readings import QueueReading
-    from hopback.topology.model import Policy, Topology
+from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, lifting
+from hopback.deadletters.cost import cost_of_looking
+from hopback.deadletters.discovery import dead_letter_queues
+from hopback.deadletters.overview import Depth
+from hopback.deadletters.refusals import NoSuch
+from hopback.errors import (
+    AccessRefused,
+    ManagementNotFound,
+    ManagementRefused,
+    NotFound,
+    UnsafeOperation,
+)
+from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
+from hopback.topology.model import Policy, Queue, QueueType, Topology
+from hopback.topology.routing import PREDECLARED, RoutingTable
+from hopback.version import BrokerVersion
 
-__all__ = ["LiveView"]
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.broker.port import Broker, Connection
+    from hopback.clock import Clock
+    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.discovery import DeadLetterQueue, Override
+    from hopback.topology.model import Exchange
+
+__all__ = ["LiveView", "Places", "Scene"]
+
+_LINE = "hopback dead letters"
+_MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 
 class LiveView(Protocol):
@@ -34,3 +66,239 @@ class LiveView(Protocol):
 
     async def delete_policy(self, vhost: str, name: str) -> None:
         """Delete the policy; a missing one is no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything known about queues and routes at one moment."""
+
+    topology: Topology
+    dead_letter_queues: tuple[DeadLetterQueue, ...]
+    version: BrokerVersion
+    operator_policies: tuple[Policy, ...] = ()
+    live: Topology | None = None
+
+    def one(self, name: str) -> DeadLetterQueue:
+        """The dead-letter queue of that name; NoSuch if there is none."""
+        found = next((each for each in self.dead_letter_queues if each.name == name), None)
+        if found is None:
+            exists = self.topology.queue(name) is not None
+            hint = "it is a queue, but nothing says that it holds dead letters" if exists else ""
+            raise NoSuch("dead-letter queue", name, hint)
+        return found
+
+    def effective(self, name: str) -> Queue | None:
+        """The queue as arguments, policy and operator policy make it; None if it is not known."""
+        queue = self.topology.queue(name)
+        if queue is None:
+            return None
+        merged = effective_arguments(queue, self.topology.policies, self.version)
+        with_policy = replace(queue, arguments=merged)
+        return replace(
+            queue,
+            arguments=effective_arguments(with_policy, self.operator_policies, self.version),
+        )
+
+    def table(self) -> RoutingTable | None:
+        """The routes, where they were read from the broker; declared ones may not be all."""
+        if self.live is None:
+            return None
+        scene = effective_topology(self.live, self.version)
+        names = (queue.name for queue in scene.queues)
+        return RoutingTable((*PREDECLARED, *scene.exchanges), names, scene.bindings)
+
+
+class Places:
+    """Finds dead-letter queues and tells of them."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        management: LiveView | None,
+        vhost: str,
+        topologies: Iterable[Topology],
+        overrides: Iterable[Override],
+        clock: Clock,
+    ) -> None:
+        self.broker = broker
+        self._management = management
+        self._vhost = vhost
+        self._declared = tuple(topologies)
+        self._overrides = tuple(overrides)
+        self._clock = clock
+        self._version: BrokerVersion | None = None
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[Connection]:
+        """A connection for a few questions."""
+        connection = await self.broker.connect(_LINE)
+        self._version = connection.version
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def scene(self) -> Scene:
+        """What stands where, now."""
+        version = await self._known_version()
+        live, operators = None, tuple[Policy, ...]()
+        topology = _joined(self._declared)
+        if self._management is not None:
+            live = await self._management.live_topology(self._vhost)
+            topology = replace(_joined((live, *self._declared)), policies=live.policies)
+            operators = await self._operators(self._management)
+        found = dead_letter_queues(topology, version=version, overrides=self._overrides)
+        return Scene(topology, found, version, operators, live)
+
+    async def _operators(self, management: LiveView) -> tuple[Policy, ...]:
+        """Operator policies; who may not list them learns from each queue what holds for it."""
+        try:
+            return await management.operator_policies(self._vhost)
+        except ManagementRefused:
+            readings = await management.queues(self._vhost)
+            return tuple(
+                Policy(each.operator_policy, exactly(each.queue.name), each.effective_policy)
+                for each in readings
+                if each.operator_policy and each.effective_policy
+            )
+
+    async def _known_version(self) -> BrokerVersion:
+        if self._version is None:
+            async with self.line() as connection:
+                return connection.version
+        return self._version
+
+    def design_of(self, queue: str) -> str:
+        """The name of the declared topology whose dead letters rest in this queue; empty if none."""
+        for topology in self._declared:
+            if any(plan.parking.queue == queue for plan in topology.plans):
+                return topology.name
+        return ""
+
+    # --- how deep
+
+    async def depths(self, names: Iterable[str]) -> dict[str, tuple[Depth, QueueReading | None]]:
+        """The depth of each, by the management API where there is one; what is missing is left out."""
+        wanted = tuple(names)
+        if self._management is None:
+            return await self._depths_by_amqp(wanted)
+        readings = {each.queue.name: each for each in await self._management.queues(self._vhost)}
+        return {
+            name: (_told(readings[name]), readings[name]) for name in wanted if name in readings
+        }
+
+    async def _depths_by_amqp(
+        self, names: tuple[str, ...]
+    ) -> dict[str, tuple[Depth, QueueReading | None]]:
+        found: dict[str, tuple[Depth, QueueReading | None]] = {}
+        async with self.line() as connection:
+            for name in names:
+                counted = await self._counted(connection, name)
+                if counted is not None:
+                    found[name] = counted, None
+        return found
+
+    async def depth(self, name: str) -> tuple[Depth, QueueReading | None]:
+        """The exact depth of one queue; what only management tells beside it. NoSuch if it is gone."""
+        async with self.line() as connection:
+            counted = await self._counted(connection, name)
+        if counted is None:
+            raise NoSuch("queue", name, "it is known, but it is not on the broker")
+        if self._management is None:
+            return counted, None
+        try:
+            reading = await self._management.queue(self._vhost, name)
+        except ManagementNotFound:
+            return counted, None
+        return _completed(counted, reading), reading
+
+    async def _counted(self, connection: Connection, name: str) -> Depth | None:
+        channel = await connection.open_channel()
+        now = self._clock.now()
+        try:
+            state = await channel.declare_queue(Queue(name), passive=True)
+        except NotFound:
+            return None
+        except AccessRefused:
+            return Depth(None, None, None, "refused", now)
+        await channel.close()
+        return Depth(state.messages, None, state.consumers, "amqp", now)
+
+    # --- what looking costs, and making it cheap
+
+    def cost(self, scene: Scene, name: str) -> Cost:
+        """What one browse session costs each message."""
+        return cost_of_looking(scene.effective(name), scene.version)
+
+    def is_lifted(self, scene: Scene, name: str) -> bool:
+        """Whether a policy of ours lifts the queue's limit."""
+        return any(limit.queue == name for limit in lifted_limits(scene.topology.policies))
+
+    def lifting_policy(self, scene: Scene, name: str) -> Policy | str:
+        """The policy that would lift the limit, or why none can."""
+        queue = scene.topology.queue(name)
+        if self._management is None:
+            return "there is no management address to set a policy with"
+        if queue is None or queue.type is not QueueType.QUORUM:
+            return "only a quorum queue on the broker has a delivery limit"
+        if scene.version < _MINUS_ONE_SINCE:
+            return f"RabbitMQ {scene.version} has no policy that means no limit"
+        policy = lifting(DLQ_LIMIT_PREFIX, queue, scene.topology.policies)
+        others = (one for one in scene.topology.policies if one.name != policy.name)
+        after = replace(scene, topology=replace(scene.topology, policies=(policy, *others)))
+        lifted = after.effective(name)
+        if lifted is not None and delivery_limit(lifted, scene.version) is not None:
+            return (
+                "the limit is an argument of the queue or an operator policy, which no policy lifts"
+            )
+        return policy
+
+    async def lift(self, scene: Scene, name: str) -> str:
+        """Set that policy; its name. UnsafeOperation if there is none that helps."""
+        policy = self.lifting_policy(scene, name)
+        if isinstance(policy, str) or self._management is None:
+            raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
+        await self._management.put_policy(self._vhost, policy)
+        return policy.name
+
+    async def restore(self, name: str) -> None:
+        """Take that policy away; none there is no error."""
+        if self._management is not None:
+            await self._management.delete_policy(self._vhost, DLQ_LIMIT_PREFIX + name)
+
+
+def _told(reading: QueueReading) -> Depth:
+    counts = reading.counts
+    return Depth(
+        counts.ready,
+        counts.unacked,
+        counts.consumers,
+        counts.source,
+        counts.read_at,
+        counts.lag_s,
+        counts.held_back,
+    )
+
+
+def _completed(exact: Depth, reading: QueueReading) -> Depth:
+    """The exact counts, with what only the management API tells."""
+    if exact.ready is None:
+        return _told(reading)
+    return replace(exact, unacked=reading.counts.unacked, held_back=reading.counts.held_back)
+
+
+def _joined(topologies: tuple[Topology, ...]) -> Topology:
+    """Several topologies as one; of two queues or exchanges of one name the first counts."""
+    exchanges: dict[str, Exchange] = {}
+    queues: dict[str, Queue] = {}
+    for topology in reversed(topologies):
+        exchanges |= {exchange.name: exchange for exchange in topology.exchanges}
+        queues |= {queue.name: queue for queue in topology.queues}
+    return Topology(
+        name=" ".join(topology.name for topology in topologies) or "nothing",
+        exchanges=tuple(exchanges.values()),
+        queues=tuple(queues.values()),
+        bindings=tuple(binding for topology in topologies for binding in topology.bindings),
+        plans=tuple(plan for topology in topologies for plan in topology.plans),
+        policies=tuple(policy for topology in topologies for policy in topology.policies),
+    )

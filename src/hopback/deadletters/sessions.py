@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.cost import spent_too_much
 from hopback.deadletters.filters import EVERYTHING, BadFilter
 from hopback.deadletters.letters import letter_of
-from hopback.errors import UnsafeOperation
+from hopback.deadletters.refusals import NoSuch, SessionOver
+from hopback.deadletters.requests import NOBODY
+from hopback.errors import BrokerError, UnsafeOperation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.letters import Letter
+    from hopback.deadletters.requests import Who
     from hopback.message import Delivery
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "BrowseSession",
     "Group",
     "GroupBy",
+    "Grouping",
     "Holding",
     "Page",
     "Window",
@@ -90,12 +95,15 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a job takes over from a session: the line, and the deliveries that it may settle on it."""
+    """What a job takes over from a session: the line, and the deliveries that it may settle on it.
+
+    `held` is how many the session had in all.
+    """
 
     connection: Connection
     channel: Channel
     deliveries: tuple[Delivery, ...]
-    letters: tuple[Letter, ...]
+    held: int
 
 
 class BrowseSession:
@@ -110,11 +118,16 @@ class BrowseSession:
         window: Window,
         clock: Clock,
         cost: Cost,
+        *,
+        by: Who = NOBODY,
+        forced: bool = False,
     ) -> None:
         self.id = ident
         self.source = source
         self.window = window
         self.cost = cost
+        self.by = by
+        self.forced = forced
         self.opened_at = clock.now()
         self.expires_at = self.opened_at + window.seconds
         self.held_bytes = 0
@@ -129,6 +142,7 @@ class BrowseSession:
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     # --- holding
 
@@ -145,6 +159,14 @@ class BrowseSession:
                 self.complete = True
                 break
         self._set_timer()
+        self._watching = asyncio.create_task(self._watch(), name=f"watch {self.id}")
+
+    async def _watch(self) -> None:
+        """When the broker ends the line, it has everything back already."""
+        error = await self._channel.wait_closed()
+        if not self._over:
+            self._end(f"the broker took everything back: {error}")
+            await self._connection.close()
 
     def _at_once(self) -> int:
         """How many to ask for at once: fewer when the messages are large and the room is short."""
@@ -160,7 +182,7 @@ class BrowseSession:
             if self.window.bodies:
                 self._deliveries[letter.id] = delivery
                 self.held_bytes += letter.size
-            if spent_too_much(letter.delivery_count, self.cost):
+            if not self.forced and spent_too_much(letter.delivery_count, self.cost):
                 raise UnsafeOperation(
                     f"looking at {self.source.name!r} stopped: a message was delivered"
                     f" {letter.delivery_count} times already and the queue removes it after"
@@ -173,6 +195,11 @@ class BrowseSession:
     def is_open(self) -> bool:
         """Whether it still holds its messages."""
         return not self._over
+
+    @property
+    def held(self) -> int:
+        """How many messages it holds."""
+        return len(self._letters)
 
     @property
     def letters(self) -> tuple[Letter, ...]:
@@ -204,11 +231,19 @@ class BrowseSession:
         return groups_of(self.matching(wanted), by)
 
     def delivery(self, ident: str) -> Delivery:
-        """The whole message of that id; KeyError if the session has none, or kept no contents."""
+        """The whole message of that id; NoSuch if the session has none, or kept no contents."""
         self._check()
         if ident not in self._deliveries:
-            raise KeyError(f"expected the id of a message in session {self.id}, got {ident!r}")
+            raise NoSuch("message", ident, "" if self.window.bodies else "contents were not kept")
         return self._deliveries[ident]
+
+    def letter(self, ident: str) -> Letter:
+        """The letter of that id; NoSuch if the session has none."""
+        self._check()
+        found = next((letter for letter in self._letters if letter.id == ident), None)
+        if found is None:
+            raise NoSuch("message", ident)
+        return found
 
     # --- ending
 
@@ -239,8 +274,9 @@ class BrowseSession:
             )
         chosen = tuple(letters)
         held = tuple(self.delivery(letter.id) for letter in chosen)
+        count = len(self._letters)
         self._end("handed over to a job")
-        return Holding(self._connection, self._channel, held, chosen)
+        return Holding(self._connection, self._channel, held, count)
 
     def _end(self, why: str) -> None:
         self._over = True
@@ -249,10 +285,15 @@ class BrowseSession:
         self._deliveries.clear()
         if self._timer is not None:
             self._timer.cancel()
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
 
     async def _close(self) -> None:
-        await self._channel.close()
-        await self._connection.close()
+        """Close in order; a line that is gone has given everything back already."""
+        with suppress(BrokerError):
+            await self._channel.close()
+        with suppress(BrokerError):
+            await self._connection.close()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -265,30 +306,48 @@ class BrowseSession:
             self._end("expired")
             self._closing = asyncio.create_task(self._close(), name=f"expire {self.id}")
 
-    def lost(self, why: str) -> None:
-        """The line ended: the broker has everything back already."""
-        if not self._over:
-            self._end(why)
-
     def _check(self) -> None:
         if self._over:
-            raise UnsafeOperation(
-                f"session {self.id} holds nothing any more ({self.why_closed}); open another"
-            )
+            raise SessionOver(self.id, self.why_closed)
 
 
 def groups_of(letters: Iterable[Letter], by: GroupBy) -> tuple[Group, ...]:
     """Group letters in one pass, keeping one sample of each group."""
-    known: dict[str, list[Letter]] = {}
-    counts: dict[str, int] = defaultdict(int)
-    times: dict[str, tuple[float | None, float | None]] = {}
+    grouping = Grouping(by)
     for letter in letters:
-        key = str(getattr(letter, by.value))
-        known.setdefault(key, [letter])
-        counts[key] += 1
-        times[key] = _spanned(times.get(key, (None, None)), letter.last_failed)
-    made = (Group(key, counts[key], *times[key], known[key][0]) for key in known)
-    return tuple(sorted(made, key=lambda group: (-group.count, group.key)))
+        grouping.add(letter)
+    return grouping.groups()
+
+
+class Grouping:
+    """Groups letters as they come; keeps one sample of each group, and at most so many groups.
+
+    What comes when there are as many is counted as one group with an empty sample key, `…`.
+    """
+
+    def __init__(self, by: GroupBy, most: int = 10_000) -> None:
+        self._by = by.value
+        self._most = most
+        self._samples: dict[str, Letter] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+        self._times: dict[str, tuple[float | None, float | None]] = {}
+
+    def add(self, letter: Letter) -> None:
+        """Count one letter."""
+        key = str(getattr(letter, self._by))
+        if key not in self._samples and len(self._samples) >= self._most:
+            key = "…"
+        self._samples.setdefault(key, letter)
+        self._counts[key] += 1
+        self._times[key] = _spanned(self._times.get(key, (None, None)), letter.last_failed)
+
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, the largest first."""
+        made = (
+            Group(key, self._counts[key], *self._times[key], sample)
+            for key, sample in self._samples.items()
+        )
+        return tuple(sorted(made, key=lambda group: (-group.count, group.key)))
 
 
 def _spanned(

@@ -1,9 +1,9 @@
 """Taking a known number of messages from the head of a queue, never one more.
 
-Few are fetched one by one, many by a consumer. A consumer is ended before it could hand over more
-than was asked for: it never holds back more than its prefetch, so acks wait where they would let it
-go on beyond the count, and the last messages are fetched. What is never acked (skipped, failed) fills
-its prefetch; then another consumer is started beside what is held.
+Few are fetched one by one, many by a consumer. A consumer never holds more than its prefetch, so it
+is ended before it could hand over more than was asked for: acks wait where they would let it go on
+beyond the count, and the last messages are fetched. What is never acked (skipped, failed) fills its
+prefetch; then another consumer is started beside what is held. Large messages make small prefetches.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ __all__ = ["Head", "Held", "Source"]
 
 _FETCHED_AT_ONCE = 32
 _LOOK_AGAIN_S = 0.25
+_ROOM_BYTES = 64 * 1024 * 1024
+_FEW = 64
+"""Below this many a consumer is not worth its round trips."""
 
 
 class Source(Protocol):
@@ -34,8 +37,18 @@ class Source(Protocol):
     def taken(self) -> int:
         """How many came from the queue since the job began."""
 
+    @property
+    def given(self) -> int:
+        """How many were ever in our hands."""
+
+    def at_hand(self) -> Delivery | None:
+        """The next message if it is here already; None says nothing about the queue."""
+
     async def next(self) -> Delivery | None:
         """The next message, or None when there is none left."""
+
+    def more(self, count: int) -> None:
+        """So many more are wanted than was said."""
 
     def ack(self, tag: int) -> None:
         """This message is done with for good."""
@@ -50,15 +63,25 @@ class Source(Protocol):
 class Held:
     """Messages that are in our hands already, from a browse session."""
 
-    def __init__(self, channel: Channel, queue: str, deliveries: Iterable[Delivery]) -> None:
+    def __init__(
+        self, channel: Channel, queue: str, deliveries: Iterable[Delivery], held: int
+    ) -> None:
         self._channel = channel
         self._queue = queue
         self._waiting = deque(deliveries)
+        self.given = held
         self.taken = 0
+
+    def at_hand(self) -> Delivery | None:
+        """The next message, or None when there is none left."""
+        return self._waiting.popleft() if self._waiting else None
 
     async def next(self) -> Delivery | None:
         """The next message, or None when there is none left."""
-        return self._waiting.popleft() if self._waiting else None
+        return self.at_hand()
+
+    def more(self, count: int) -> None:
+        """There is no more than what is held."""
 
     def ack(self, tag: int) -> None:
         """This message is done with for good."""
@@ -73,12 +96,13 @@ class Held:
 
 
 class Head:
-    """The first `count` messages of a queue."""
+    """The first `count` messages of a queue, at most `prefetch` of them, or 64 MiB, at a time."""
 
     def __init__(self, channel: Channel, queue: str, count: int, prefetch: int) -> None:
         self._channel = channel
         self._queue = queue
         self._count = count
+        self._most = prefetch
         self._prefetch = prefetch
         self._arrived: deque[Delivery] = deque()
         self._news = asyncio.Event()
@@ -88,7 +112,21 @@ class Head:
         self._kept = 0
         self._late_acks: list[int] = []
         self._lost: BrokerError | None = None
+        self._bytes = 0
         self.taken = 0
+
+    @property
+    def given(self) -> int:
+        """How many were ever in our hands."""
+        return self.taken
+
+    def more(self, count: int) -> None:
+        """So many more are wanted than was said."""
+        self._count += count
+
+    def at_hand(self) -> Delivery | None:
+        """The next message if it is here already."""
+        return self._arrived.popleft() if self._arrived else None
 
     async def next(self) -> Delivery | None:
         """The next message, or None when the count is reached or the queue has no more."""
@@ -124,44 +162,61 @@ class Head:
     async def _more(self) -> bool:
         """Wait for messages; False if the queue has no more."""
         if self._consumer is not None:
-            if self._late_acks or self._kept * 2 >= self._prefetch:
+            if self._late_acks or self._kept * 2 >= self._prefetch or self._is_too_large():
                 await self._end_consumer()
                 return True
             return await self._wait()
-        if self.taken + self._prefetch <= self._count:
-            await self._start_consumer()
+        fitting = self._fitting()
+        if self.taken and fitting > _FEW and self.taken + fitting <= self._count:
+            await self._start_consumer(fitting)
             return True
-        return await self._fetch()
+        return await self._fetch(fitting)
 
-    async def _fetch(self) -> bool:
-        count = min(self._count - self.taken, _FETCHED_AT_ONCE)
+    def _average(self) -> int:
+        return max(self._bytes // max(self.taken, 1), 1)
+
+    def _fitting(self) -> int:
+        """How many messages of this size there is room for."""
+        return max(min(self._most, _ROOM_BYTES // self._average()), 1)
+
+    def _is_too_large(self) -> bool:
+        """Whether what comes is much larger than what the prefetch was chosen for."""
+        return self._fitting() * 2 < self._prefetch
+
+    async def _fetch(self, fitting: int) -> bool:
+        """Take some one by one; the very first alone, to see how large they are."""
+        most = min(_FETCHED_AT_ONCE, fitting) if self.taken else 1
+        count = min(self._count - self.taken, most)
         answers = await asyncio.gather(*(self._channel.get(self._queue) for _ in range(count)))
-        found = [delivery for delivery in answers if delivery is not None]
-        self.taken += len(found)
-        self._arrived.extend(found)
-        return bool(found)
+        for delivery in answers:
+            if delivery is not None:
+                self._on_delivery(delivery)
+        return bool(self._arrived)
 
-    async def _start_consumer(self) -> None:
+    async def _start_consumer(self, prefetch: int) -> None:
         self._before, self._acked, self._kept = self.taken, 0, 0
-        await self._channel.qos(self._prefetch)
+        self._prefetch = prefetch
+        await self._channel.qos(prefetch)
         self._consumer = await self._channel.consume(
             self._queue, self._on_delivery, on_cancel=self._on_cancel
         )
 
     async def _end_consumer(self) -> None:
         if self._consumer is not None:
-            await self._channel.cancel(self._consumer)
-            self._consumer = None
-        for tag in self._late_acks:
-            self._channel.ack(tag)
+            tag, self._consumer = self._consumer, None
+            await self._channel.cancel(tag)
+        for late in self._late_acks:
+            self._channel.ack(late)
         self._late_acks.clear()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.taken += 1
+        self._bytes += len(delivery.body)
         self._arrived.append(delivery)
         self._news.set()
 
     def _on_cancel(self, _tag: str) -> None:
+        self._consumer = None
         self._lost = BrokerError(f"the broker ended the consumer of {self._queue!r}")
         self._news.set()
 
@@ -175,7 +230,8 @@ class Head:
             ready = await _round_trip(self._channel, self._queue)
             if not ready and not self._arrived and not self._late_acks:
                 await self._end_consumer()
-                return bool(self._arrived)
+                # A count may be ahead of a delivery; what a fetch finds is the truth.
+                return bool(self._arrived) or await self._fetch(1)
         return True
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.discovery import stand_in_plan
 from hopback.errors import AccessRefused, NotFound
+from hopback.message import Received
 from hopback.policy.attempts import origin_of
 from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Redrive
@@ -19,12 +20,13 @@ from hopback.topology.plan import Redrive
 if TYPE_CHECKING:
     from hopback.broker.port import Connection
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.letters import Letter
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
     from hopback.topology.routing import RoutingTable
 
-__all__ = ["BY_DESIGN", "Aim", "Target", "TargetKind", "aim_at", "target_flaw"]
+__all__ = ["BY_DESIGN", "Aim", "Target", "TargetKind", "aim_at", "known_ways", "target_flaw"]
+
+_NO_MESSAGE = Received("", "", "")
 
 
 class TargetKind(StrEnum):
@@ -76,11 +78,9 @@ class Aim:
     redrive: Redrive
 
 
-def aim_at(
-    target: Target, delivery: Delivery, letter: Letter, source: DeadLetterQueue
-) -> Aim | str:
-    """Where this message goes, or why that cannot be said."""
-    queue = letter.origin
+def aim_at(target: Target, delivery: Delivery, origin: str, source: DeadLetterQueue) -> Aim | str:
+    """Where this message, which failed in the queue `origin`, goes, or why that cannot be said."""
+    queue = origin
     if target.kind is TargetKind.QUEUE:
         queue = queue or target.routing_key
     plan = _plan(queue, source)
@@ -92,6 +92,19 @@ def aim_at(
     if isinstance(way, str):
         return way
     return Aim(plan, way if target.reset is None else replace(way, reset=target.reset))
+
+
+def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
+    """The ways that can be told before any message is seen."""
+    match target.kind:
+        case TargetKind.QUEUE:
+            return (Redrive("", target.routing_key),)
+        case TargetKind.EXCHANGE:
+            return (Redrive(target.exchange, target.routing_key),)
+        case TargetKind.ORIGIN_EXCHANGE:
+            return ()
+    ways = (_way(target, _NO_MESSAGE, plan, source) for plan in source.plans)
+    return tuple(dict.fromkeys(way for way in ways if not isinstance(way, str)))
 
 
 async def target_flaw(

@@ -8,6 +8,7 @@ from hopback.errors import UnsafeOperation
 from hopback.headers import (
     Mark,
     clipped,
+    counter_in,
     deaths,
     last_death_queue,
     marked_queue,
@@ -15,6 +16,7 @@ from hopback.headers import (
     redrive_properties,
     timestamp,
 )
+from hopback.headers.names import REDRIVES
 from hopback.message import Message
 from hopback.policy.attempts import failures_so_far, origin_of
 from hopback.topology.plan import Fact
@@ -26,7 +28,14 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Properties
     from hopback.topology.plan import Plan, Redrive
 
-__all__ = ["MAX_REDRIVES", "RedriveOccasion", "plan_of", "redrive_message", "redrive_refusal"]
+__all__ = [
+    "MAX_REDRIVES",
+    "RedriveOccasion",
+    "loop_guard",
+    "plan_of",
+    "redrive_message",
+    "redrive_refusal",
+]
 
 MAX_REDRIVES = 3
 """How often a message may be re-driven when nothing else is said."""
@@ -68,11 +77,19 @@ def redrive_refusal(
     delivery: Delivery, plan: Plan, *, max_redrives: int | None = MAX_REDRIVES
 ) -> str | None:
     """Why this dead letter must not go back, or None if it may. `max_redrives` None: no limit."""
-    redrives = read_history(delivery.properties.headers, plan.queue).redrives
-    if max_redrives is not None and redrives >= max_redrives:
-        return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
+    refusal = loop_guard(delivery, max_redrives)
+    if refusal is not None:
+        return refusal
     if _properties(delivery, plan, plan.redrive, RedriveOccasion(0.0, "")) is None:
         return "its headers leave no room for the counts that a re-drive needs"
+    return None
+
+
+def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> str | None:
+    """Why a message that was re-driven so often must not go back again, or None if it may."""
+    redrives = counter_in(delivery.properties.headers, REDRIVES)
+    if max_redrives is not None and redrives >= max_redrives:
+        return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
     return None
 
 

@@ -1,0 +1,245 @@
+"""Where a request becomes a plan or an order: selection, routes, cost and count are settled first."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.browsing import check_cost
+from hopback.deadletters.ceremonies import ceremony_of
+from hopback.deadletters.cost import Price
+from hopback.deadletters.filters import parse_filter
+from hopback.deadletters.freezing import (
+    check_request,
+    chosen_letters,
+    export_file,
+    frozen_head,
+    frozen_letters,
+    spec_of,
+)
+from hopback.deadletters.jobs import Frozen, JobKind, JobSpec
+from hopback.deadletters.planning import Rehearsal, order_kept, watch_seconds
+from hopback.deadletters.plans import JobPlan
+from hopback.deadletters.refusals import BadRequest, CountMismatch
+from hopback.deadletters.requests import FromSession
+from hopback.deadletters.targets import known_ways, target_flaw
+from hopback.deadletters.walking import walk
+from hopback.deadletters.workshop import Bench
+from hopback.errors import UnsafeOperation
+
+if TYPE_CHECKING:
+    from hopback.clock import Clock
+    from hopback.deadletters.browsing import Browsing
+    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.letters import Letter
+    from hopback.deadletters.places import Places, Scene
+    from hopback.deadletters.requests import Request, Who
+    from hopback.deadletters.sessions import BrowseSession
+    from hopback.deadletters.settings import Settings
+    from hopback.deadletters.workshop import HandOver
+
+__all__ = ["Desk", "Order"]
+
+_FAILURES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A job that may begin."""
+
+    ident: str
+    spec: JobSpec
+    bench: Bench
+    hand_over: HandOver | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """What a request selects now; the letters if a session holds them."""
+
+    frozen: Frozen
+    session: BrowseSession | None = None
+    letters: tuple[Letter, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many messages that is."""
+        return self.frozen.count if self.session is None else len(self.letters)
+
+
+class Desk:
+    """Settles requests."""
+
+    def __init__(
+        self, places: Places, browsing: Browsing, settings: Settings, clock: Clock
+    ) -> None:
+        self._places = places
+        self._browsing = browsing
+        self._settings = settings
+        self._clock = clock
+
+    # --- orders
+
+    async def order(self, request: Request, broker: str, ident: str) -> Order:
+        """A job for this request; refused in time where it could not end well."""
+        check_request(request)
+        export_to = export_file(request, self._settings, ident)
+        scene = await self._places.scene()
+        bench = await self._bench(scene, request.queue, forced=request.forced)
+        picked = self._picked(request, bench.ready)
+        _check_held_back(bench, picked.frozen)
+        await self._check_count(request, picked)
+        spec = spec_of(request, picked.frozen, broker, stamped=bench.ceremony.stamped)
+        spec = replace(spec, export_to=export_to)
+        await self._check_ways(spec, bench)
+        session, letters = picked.session, picked.letters
+        hand_over = None if session is None else lambda: session.hand_over(letters)
+        return Order(ident, spec, bench, hand_over)
+
+    async def bench(self, spec: JobSpec) -> Bench:
+        """What a job that goes on needs to know, found out anew."""
+        bench = await self._bench(await self._places.scene(), spec.queue, forced=False)
+        await self._check_ways(spec, bench)
+        return bench
+
+    async def _bench(self, scene: Scene, queue: str, *, forced: bool) -> Bench:
+        source = scene.one(queue)
+        depth, _ = await self._places.depth(queue)
+        return Bench(
+            source,
+            self._places.cost(scene, queue),
+            depth.ready or 0,
+            ceremony_of(self._places.design_of(queue)),
+            scene.table(),
+            forced,
+        )
+
+    def _picked(self, request: Request, ready: int) -> _Picked:
+        selection = request.selection
+        if not isinstance(selection, FromSession):
+            frozen = frozen_head(ready, selection)
+            return _Picked(frozen)
+        session = self._browsing.one(selection.session)
+        if session.source.name != request.queue:
+            raise BadRequest("queue", f"that of the session, {session.source.name!r}")
+        letters = chosen_letters(session, selection)
+        return _Picked(frozen_letters(session, letters, selection.filter), session, letters)
+
+    async def _check_count(self, request: Request, picked: _Picked) -> None:
+        found = picked.count
+        if picked.session is None and request.expected_count is not None and picked.frozen.filter:
+            found = await self._matching(request.queue, picked.frozen)
+        if request.expected_count is not None and request.expected_count != found:
+            raise CountMismatch(request.expected_count, found)
+
+    async def _matching(self, queue: str, frozen: Frozen) -> int:
+        """How many of the first messages the filter wants; costs one look."""
+        spec = _counting_spec(queue, frozen)
+        source = (await self._places.scene()).one(queue)
+        rehearsal = Rehearsal(spec, source, parse_filter(frozen.filter), self._clock.now())
+        async with aclosing(walk(self._places.broker, queue, frozen.count)) as messages:
+            async for delivery in messages:
+                rehearsal.see(delivery)
+        return rehearsal.matching
+
+    async def _check_ways(self, spec: JobSpec, bench: Bench) -> None:
+        """Every way that is known beforehand leads to a queue; if one of several does, that will do."""
+        if spec.kind is not JobKind.REDRIVE:
+            return
+        ways = known_ways(spec.target, bench.source)
+        async with self._places.line() as connection:
+            flaws = [await target_flaw(connection, way, bench.table) for way in ways]
+        if flaws and all(flaws):
+            raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
+
+    async def spec_for_failures(self, job: Job, journal: Journal, by: Who, reason: str) -> JobSpec:
+        """The same again, for exactly what the job could not move."""
+        failures = await journal.failures(job.id, 0, _FAILURES)
+        if job.is_active or not failures:
+            state = f"it is {job.state} with {len(failures)} failures"
+            raise BadRequest("job", f"one that has ended with failures; {state}")
+        depth, _ = await self._places.depth(job.queue)
+        digests = tuple(failed.digest for failed in failures)
+        return replace(
+            job.spec,
+            selection=Frozen(depth.ready or 0, "", digests),
+            by=by,
+            why=reason or f"what job {job.id} could not move",
+            key=None,
+        )
+
+    # --- plans
+
+    async def plan(self, request: Request, broker: str) -> JobPlan:
+        """What a job for this request would do; looks at no more messages than the settings allow."""
+        check_request(request)
+        scene = await self._places.scene()
+        bench = await self._bench(scene, request.queue, forced=request.forced)
+        picked = self._picked(request, bench.ready)
+        spec = spec_of(request, picked.frozen, broker, stamped=bench.ceremony.stamped)
+        wanted = parse_filter(picked.frozen.filter)
+        rehearsal = Rehearsal(spec, bench.source, wanted, self._clock.now())
+        warnings = [*await self._rehearse(rehearsal, picked, bench), *_warnings(spec, bench)]
+        async with self._places.line() as connection:
+            ways = await rehearsal.ways(connection, bench.table)
+        flaws = [way.flaw for way in ways if way.flaw]
+        watched = spec.pace.watch_s
+        return JobPlan(
+            kind=spec.kind,
+            queue=spec.queue,
+            target=str(spec.target) if spec.kind is JobKind.REDRIVE else "",
+            selected=picked.count,
+            seen=rehearsal.seen,
+            matching=rehearsal.matching,
+            reasons=rehearsal.reasons,
+            errors=rehearsal.errors,
+            ways=ways,
+            left_out=rehearsal.left_out,
+            cost=bench.cost,
+            order=order_kept(spec, len(ways)),
+            warnings=tuple(warnings),
+            flaws=tuple(dict.fromkeys(flaws)) if len(flaws) == len(ways) else (),
+            as_of=self._clock.now(),
+            watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
+            export_to=export_file(request, self._settings, "JOB"),
+        )
+
+    async def _rehearse(self, rehearsal: Rehearsal, picked: _Picked, bench: Bench) -> list[str]:
+        """See the messages; what could not be seen is said."""
+        if picked.session is not None:
+            for letter in picked.letters:
+                rehearsal.see(picked.session.delivery(letter.id))
+            return []
+        if bench.cost.price is Price.REFUSED and not bench.forced:
+            return [f"no message was looked at: {bench.cost.text}"]
+        count = min(picked.frozen.count, self._settings.scan)
+        async with aclosing(walk(self._places.broker, bench.source.name, count)) as messages:
+            async for delivery in messages:
+                rehearsal.see(delivery)
+        if count < picked.frozen.count:
+            return [f"only the first {count} of {picked.frozen.count} messages were looked at"]
+        return []
+
+
+def _check_held_back(bench: Bench, frozen: Frozen) -> None:
+    """What a filter leaves out is held and given back: that must not cost it its last delivery."""
+    if frozen.filter and frozen.digests is None:
+        check_cost(bench.cost, forced=bench.forced)
+
+
+def _warnings(spec: JobSpec, bench: Bench) -> list[str]:
+    found = [spec.target.warning] if spec.kind is JobKind.REDRIVE else []
+    if bench.cost.price is Price.REFUSED:
+        found.append(
+            "each time the job stops early, what it held has come back once more:"
+            f" {bench.cost.text}"
+        )
+    if spec.kind is JobKind.DISCARD and not spec.export_to:
+        found.append("what is discarded is written down nowhere, unless an export is named")
+    return [text for text in found if text]
+
+
+def _counting_spec(queue: str, frozen: Frozen) -> JobSpec:
+    return JobSpec(JobKind.DISCARD, queue, "", frozen)

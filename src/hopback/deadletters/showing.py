@@ -1,0 +1,199 @@
+"""What is shown of queues and messages, without changing either."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.archive import write_line
+from hopback.deadletters.browsing import MessageView, Survey, check_cost
+from hopback.deadletters.letters import letter_of
+from hopback.deadletters.overview import Depth, QueueDetail, QueueSummary, TargetChoice
+from hopback.deadletters.plans import WayCheck
+from hopback.deadletters.sessions import Grouping
+from hopback.deadletters.stories import timeline, what_happened
+from hopback.deadletters.targets import (
+    BY_DESIGN,
+    Aim,
+    Target,
+    TargetKind,
+    aim_at,
+    known_ways,
+    target_flaw,
+)
+from hopback.deadletters.walking import walk
+from hopback.headers import failure_in
+from hopback.headers.names import FAILURE, REDRIVE_JOB
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.clock import Clock
+    from hopback.deadletters.browsing import Browsing
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.filters import Filter
+    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.places import Places, Scene
+    from hopback.deadletters.sessions import BrowseSession, GroupBy
+
+__all__ = ["Showing", "summary_of"]
+
+_TEXTS = {
+    TargetKind.DESIGN: "as the design says",
+    TargetKind.FAILED_QUEUE: "straight into the queue that failed",
+    TargetKind.RETRY_EXCHANGE: "into the retry queue, to wait once more",
+    TargetKind.ORIGIN_EXCHANGE: "to the exchange it first came by",
+}
+
+
+def summary_of(
+    found: DeadLetterQueue,
+    counted: tuple[Depth, QueueReading | None] | None,
+    active: Job | None,
+    now: float,
+) -> QueueSummary:
+    """A row of the list; not counted means that the queue is not on the broker."""
+    depth, reading = counted or (Depth(None, None, None, "nobody", now), None)
+    return QueueSummary(
+        queue=found.name,
+        main_queue=found.main_queue,
+        origins=found.origins,
+        retry_exchange=found.retry_exchange,
+        label=found.label,
+        known_by=found.known_by,
+        depth=depth,
+        exists=counted is not None,
+        active_job=active,
+        state=None if reading is None else reading.state,
+        idle_since=None if reading is None else reading.idle_since,
+    )
+
+
+class Showing:
+    """Looks, and tells what it saw."""
+
+    def __init__(self, places: Places, browsing: Browsing, clock: Clock) -> None:
+        self._places = places
+        self._browsing = browsing
+        self._clock = clock
+
+    async def detail(
+        self, scene: Scene, found: DeadLetterQueue, summary: QueueSummary
+    ) -> QueueDetail:
+        """Everything about a queue that can be known without looking into it."""
+        cost = self._places.cost(scene, found.name)
+        queue = scene.effective(found.name)
+        return QueueDetail(
+            summary=summary,
+            type=None if queue is None else queue.type,
+            limit=cost.limit,
+            cost=cost,
+            targets=await self._targets(scene, found),
+            version=scene.version,
+            limit_lifted=self._places.is_lifted(scene, found.name),
+            can_lift=not isinstance(self._places.lifting_policy(scene, found.name), str),
+        )
+
+    async def _targets(self, scene: Scene, found: DeadLetterQueue) -> tuple[TargetChoice, ...]:
+        table = scene.table()
+        made: list[TargetChoice] = []
+        async with self._places.line() as connection:
+            for kind, text in _TEXTS.items():
+                target = Target(kind)
+                ways = known_ways(target, found)
+                if not ways and kind is not TargetKind.ORIGIN_EXCHANGE:
+                    continue
+                flaws = [await target_flaw(connection, way, table) for way in ways]
+                one = ways[0] if len(ways) == 1 else None
+                made.append(
+                    TargetChoice(
+                        target=target,
+                        text=text,
+                        exchange=None if one is None else one.exchange,
+                        routing_key=None if one is None else one.routing_key,
+                        warning=target.warning,
+                        flaw=flaws[0] if flaws and all(flaws) else None,
+                        is_default=kind is TargetKind.DESIGN,
+                    )
+                )
+        return tuple(made)
+
+    async def message(self, session: BrowseSession, ident: str) -> MessageView:
+        """One message, and where it would go."""
+        letter, delivery = session.letter(ident), session.delivery(ident)
+        aim = aim_at(BY_DESIGN, delivery, letter.origin, session.source)
+        way, no_way = None, ""
+        if isinstance(aim, Aim):
+            scene = await self._places.scene()
+            async with self._places.line() as connection:
+                flaw = await target_flaw(connection, aim.redrive, scene.table())
+            way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
+        else:
+            no_way = aim
+        return MessageView(
+            letter=letter,
+            delivery=delivery,
+            sentence=what_happened(letter),
+            timeline=timeline(delivery, letter),
+            failure=failure_in(delivery.properties.headers.get(FAILURE)),
+            way=way,
+            no_way=no_way,
+        )
+
+    # --- through a whole queue
+
+    async def survey(
+        self, queue: str, by: GroupBy, wanted: Filter, limit: int | None, *, forced: bool
+    ) -> Survey:
+        """Group what is in a queue now, keeping one sample of each group."""
+        source, count, ready = await self._may_walk(queue, limit, forced=forced)
+        grouping, seen, matching = Grouping(by), 0, 0
+        now = self._clock.now()
+        async with aclosing(walk(self._places.broker, queue, count)) as messages:
+            async for delivery in messages:
+                seen += 1
+                letter = letter_of(delivery, seen, source)
+                if wanted.matches(letter, delivery, now):
+                    matching += 1
+                    grouping.add(letter)
+        return Survey(queue, grouping.groups(), seen, matching, seen >= ready)
+
+    async def came_back(self, job: Job, *, forced: bool) -> int:
+        """How many messages that this job had sent are dead again in its queue."""
+        _, count, _ = await self._may_walk(job.queue, None, forced=forced)
+        found = 0
+        async with aclosing(walk(self._places.broker, job.queue, count)) as messages:
+            async for delivery in messages:
+                found += delivery.properties.headers.get(REDRIVE_JOB) == job.id
+        return found
+
+    async def lines_of_queue(
+        self, queue: str, wanted: Filter, limit: int | None, *, forced: bool
+    ) -> AsyncIterator[bytes]:
+        """The messages that match, as lines; given back when the last was read."""
+        source, count, _ = await self._may_walk(queue, limit, forced=forced)
+        place, now = 0, self._clock.now()
+        async with aclosing(walk(self._places.broker, queue, count)) as messages:
+            async for delivery in messages:
+                place += 1
+                letter = letter_of(delivery, place, source)
+                if wanted.matches(letter, delivery, now):
+                    yield write_line(delivery, letter)
+
+    async def lines_of_session(self, ident: str, wanted: Filter) -> AsyncIterator[bytes]:
+        """The messages of a session that match, as lines."""
+        session = self._browsing.one(ident)
+        for letter in tuple(session.matching(wanted)):
+            yield write_line(session.delivery(letter.id), letter)
+
+    async def _may_walk(
+        self, queue: str, limit: int | None, *, forced: bool
+    ) -> tuple[DeadLetterQueue, int, int]:
+        """The queue, how many to take of how many; UnsafeOperation if looking could lose something."""
+        scene = await self._places.scene()
+        source = scene.one(queue)
+        check_cost(self._places.cost(scene, queue), forced=forced)
+        depth, _ = await self._places.depth(queue)
+        ready = depth.ready or 0
+        return source, ready if limit is None else min(limit, ready), ready

@@ -1,0 +1,336 @@
+"""The jobs that run in this process: begun, watched over, ended; and those of other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.acts import Discarding, Redriving
+from hopback.deadletters.ceremonies import completion_event
+from hopback.deadletters.cost import Price
+from hopback.deadletters.files import FileSink, run_file
+from hopback.deadletters.filters import EVERYTHING, parse_filter
+from hopback.deadletters.jobs import Checkpoint, Counts, Job, JobConflict, JobKind, JobState
+from hopback.deadletters.journal import LeaseLost, Wish
+from hopback.deadletters.moving import Engine, Work
+from hopback.deadletters.pacing import Control
+from hopback.deadletters.planning import watch_seconds
+from hopback.deadletters.refusals import SessionOver
+from hopback.deadletters.selecting import Selecting
+from hopback.deadletters.taking import Head, Held
+from hopback.deadletters.watching import Watch
+from hopback.errors import BrokerError
+from hopback.policy.redrive import RedriveOccasion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from typing import TypeAlias
+
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.clock import Clock
+    from hopback.deadletters.acts import Act
+    from hopback.deadletters.ceremonies import Ceremony
+    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.jobs import JobSpec
+    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.sessions import Holding
+    from hopback.deadletters.settings import Settings
+    from hopback.deadletters.taking import Source
+    from hopback.topology.routing import RoutingTable
+
+    HandOver: TypeAlias = Callable[[], Holding]
+
+__all__ = ["Bench", "Workshop", "new_job_id"]
+
+_log = logging.getLogger("hopback.deadletters")
+_BEAT_S = 1.0
+_LOOK_AGAIN_S = 0.5
+
+
+def new_job_id() -> str:
+    """A name for a job, short enough to be typed."""
+    return f"j-{token_hex(6)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a job needs to know of its queue; `ready` is how deep it was when that was asked."""
+
+    source: DeadLetterQueue
+    cost: Cost
+    ready: int
+    ceremony: Ceremony
+    table: RoutingTable | None = None
+    forced: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job at work here."""
+
+    job: Job
+    owner: str
+    control: Control
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def tell(self, job: Job) -> None:
+        """There is news."""
+        self.job = job
+        self.changed.set()
+
+
+class Workshop:
+    """Runs jobs, and knows of those that run elsewhere by the journal."""
+
+    def __init__(self, broker: Broker, journal: Journal, settings: Settings, clock: Clock) -> None:
+        self._broker = broker
+        self._journal = journal
+        self._settings = settings
+        self._clock = clock
+        self._runs: dict[str, _Run] = {}
+
+    # --- beginning
+
+    async def begin(
+        self, ident: str, spec: JobSpec, bench: Bench, hand_over: HandOver | None = None
+    ) -> Job:
+        """Write a new job down and start it; the job of the same key if there is one already."""
+        now = self._clock.now()
+        digests = spec.selection.digests
+        selected = spec.selection.count if digests is None else len(digests)
+        job = Job(
+            ident,
+            spec,
+            counts=Counts(selected),
+            rate=spec.pace.rate,
+            created=now,
+            updated=now,
+            checkpoint=Checkpoint(rest=spec.selection.count),
+        )
+        return await self._start(job, bench, hand_over)
+
+    async def begin_again(self, job: Job, bench: Bench) -> Job:
+        """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
+        if job.spec.selection.digests is None:
+            await self._check_nothing_since(job)
+        mark, counts = job.checkpoint, job.counts
+        certain = counts.selected - mark.kept - len(mark.window) - mark.rest
+        done = max(certain, 0) if job.spec.selection.digests is None else 0
+        again = replace(
+            job.to(JobState.RUNNING, self._clock.now()),
+            run=job.run + 1,
+            counts=replace(counts, done=done, skipped=0, failed=0, returned=0),
+        )
+        return await self._start(again, bench, None)
+
+    async def _check_nothing_since(self, job: Job) -> None:
+        """The first messages are not the same any more once another job has taken some."""
+        others = await self._journal.jobs(broker=job.spec.broker, queue=job.queue)
+        for other in others:
+            if other.id != job.id and other.updated > job.updated and other.counts.done:
+                raise JobConflict(
+                    f"job {other.id} has worked on {job.queue!r} since; start a new one", other
+                )
+
+    async def _start(self, job: Job, bench: Bench, hand_over: HandOver | None) -> Job:
+        owner = token_hex(8)
+        begun = await self._journal.begin(job, owner)
+        if begun.id != job.id:
+            return begun
+        holding = None
+        if hand_over is not None:
+            # A session that ended just now gave everything back: then it is taken from the queue.
+            with suppress(SessionOver):
+                holding = hand_over()
+        run = _Run(job, owner, Control(job.rate))
+        self._runs[job.id] = run
+        run.task = asyncio.create_task(self._run(run, bench, holding), name=f"job {job.id}")
+        return job
+
+    # --- running
+
+    async def _run(self, run: _Run, bench: Bench, holding: Holding | None) -> None:
+        try:
+            await self._work_through(run, bench, holding)
+        except BrokerError as failed:
+            job = run.job.to(JobState.INTERRUPTED, self._clock.now(), str(failed))
+            await self._journal.save(job, run.owner)
+            run.tell(job)
+        finally:
+            run.changed.set()
+            if self._runs.get(run.job.id) is run:
+                del self._runs[run.job.id]
+
+    async def _work_through(self, run: _Run, bench: Bench, holding: Holding | None) -> None:
+        job = run.job
+        connection = (
+            await self._broker.connect(f"hopback job {job.id}")
+            if holding is None
+            else holding.connection
+        )
+        act = self._act(job, bench)
+        beat = asyncio.create_task(self._beat(run), name=f"heartbeat {job.id}")
+        try:
+            channel = await connection.open_channel() if holding is None else holding.channel
+            work = self._work(run, bench, act, connection, self._source(job, channel, holding))
+            await Engine(job, work).run()
+        finally:
+            beat.cancel()
+            await self._put_away(act, connection)
+        await self._announce(run.job, bench)
+
+    def _work(
+        self, run: _Run, bench: Bench, act: Act, connection: Connection, source: Source
+    ) -> Work:
+        job = run.job
+        spec = job.spec
+        remembered = 2 * _prefetch(spec)
+        text = spec.selection.filter if spec.selection.digests is None else ""
+        may_look = bench.forced or bench.cost.price is not Price.REFUSED
+        watched = spec.pace.watch_s
+        return Work(
+            queue=bench.source,
+            source=source,
+            selecting=Selecting(source, spec.selection, job.checkpoint, remembered),
+            act=act,
+            wanted=parse_filter(text) if text else EVERYTHING,
+            cost=bench.cost if not bench.forced else replace(bench.cost, limit=None),
+            journal=self._journal,
+            owner=run.owner,
+            clock=self._clock,
+            pace=spec.pace,
+            control=run.control,
+            watch=Watch(self._broker, spec.queue, job.id, ready=bench.ready, may_look=may_look),
+            watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
+            on_change=run.tell,
+            let_go=connection.close,
+        )
+
+    def _source(self, job: Job, channel: Channel, holding: Holding | None) -> Source:
+        spec = job.spec
+        if holding is not None:
+            return Held(channel, spec.queue, holding.deliveries, holding.held)
+        mark = job.checkpoint
+        count = mark.kept + mark.rest if spec.selection.digests is None else spec.selection.count
+        return Head(channel, spec.queue, count, _prefetch(spec))
+
+    def _act(self, job: Job, bench: Bench) -> Act:
+        spec = job.spec
+        if spec.kind is JobKind.DISCARD:
+            sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
+            return Discarding(sink, bench.source)
+        occasion = RedriveOccasion(
+            now=job.created,
+            job=job.id,
+            user_id=spec.by.id,
+            user_name=spec.by.name,
+            operation=spec.operation or job.id,
+            stamped=spec.stamped,
+        )
+        return Redriving(
+            self._broker,
+            bench.source,
+            spec.target,
+            occasion,
+            max_redrives=spec.max_redrives,
+            table=bench.table,
+        )
+
+    async def _put_away(self, act: Act, connection: Connection) -> None:
+        """Close both lines; one that is gone already has given everything back."""
+        with suppress(BrokerError):
+            await act.close()
+        with suppress(BrokerError):
+            await connection.close()
+
+    async def _beat(self, run: _Run) -> None:
+        """Keep the lease, and hear what people want of the job."""
+        every = min(_BEAT_S, self._settings.lease_s / 3)
+        while True:
+            await asyncio.sleep(every)
+            try:
+                wish = await self._journal.renew(run.job.id, run.owner)
+            except LeaseLost as lost:
+                _log.warning("%s", lost)
+                wish = Wish(cancelled=True)
+            run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
+
+    async def _announce(self, job: Job, bench: Bench) -> None:
+        """Tell that messages were re-driven, where the design asks for that."""
+        event = completion_event(bench.ceremony, job, bench.source)
+        if event is None or job.state is JobState.INTERRUPTED:
+            return
+        try:
+            connection = await self._broker.connect(f"hopback job {job.id}")
+            try:
+                await (await connection.open_channel()).publish(event, mandatory=False)
+            finally:
+                await connection.close()
+        except BrokerError as failed:
+            _log.warning("the end of job %s was not announced: %s", job.id, failed)
+
+    # --- from outside
+
+    async def current(self, ident: str) -> Job | None:
+        """A job as it is now, by what is known here first."""
+        run = self._runs.get(ident)
+        return run.job if run is not None else await self._journal.job(ident)
+
+    async def wish(self, ident: str, change: Callable[[Wish], Wish]) -> None:
+        """Want something else of a job, wherever it runs; here it hears at once."""
+        wish = change(await self._journal.wished(ident))
+        await self._journal.wish(ident, wish)
+        run = self._runs.get(ident)
+        if run is not None:
+            run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
+
+    async def news(self, ident: str) -> AsyncIterator[Job]:
+        """The job now and after each change, until it runs no more."""
+        told: Job | None = None
+        while True:
+            run = self._runs.get(ident)
+            if run is not None:
+                run.changed.clear()
+            job = await self.current(ident)
+            if job is None:
+                return
+            if told is None or (job.changes, job.state) != (told.changes, told.state):
+                told = job
+                yield job
+            if not job.is_active:
+                return
+            await _changed(run)
+
+    async def join(self, ident: str) -> None:
+        """Return when the run of this job here has ended, if there is one."""
+        run = self._runs.get(ident)
+        if run is not None and run.task is not None:
+            await asyncio.wait({run.task})
+
+    async def close(self) -> None:
+        """Interrupt every job that runs here."""
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _prefetch(spec: JobSpec) -> int:
+    """Twice the window: while one half is on its way, the other is made ready."""
+    return 2 * spec.pace.in_flight
+
+
+async def _changed(run: _Run | None) -> None:
+    """Until there is news, or it is time to look again."""
+    if run is None:
+        await asyncio.sleep(_LOOK_AGAIN_S)
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_AGAIN_S):
+            await run.changed.wait()

@@ -1,0 +1,1 @@
+"""Operations on dead letters, on the embedded broker in virtual time."""

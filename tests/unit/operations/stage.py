@@ -1,0 +1,112 @@
+"""A broker with a queue, its dead-letter queue and dead letters in it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from hopback.broker.declare import declare
+from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest, Who
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from typing import Any
+
+    from hopback.broker.simulator import QueueSnapshot
+    from hopback.topology.model import Topology
+
+__all__ = ["ANN", "DLQ", "MAIN", "Stage", "discard", "properties", "redrive", "stage"]
+
+MAIN, DLQ = "orders", "orders.dlq"
+ANN = Who("u-1", "Ann")
+
+
+class Stage:
+    """An embedded broker with a topology, and operations on it."""
+
+    def __init__(self, broker: EmbeddedBroker, topology: Topology, operations: Operations) -> None:
+        self.broker = broker
+        self.topology = topology
+        self.operations = operations
+
+    async def publish(self, messages: Iterable[Message]) -> None:
+        """Put messages onto the broker."""
+        connection = await self.broker.connect("test")
+        channel = await connection.open_channel()
+        for message in messages:
+            await channel.publish(message)
+        await connection.close()
+
+    async def park(self, count: int, *, queue: str = DLQ, headers: Any = None) -> None:
+        """Put so many dead letters into the queue, numbered from 0."""
+        await self.publish(
+            Message("", queue, b"%d" % number, properties(f"m{number}", headers))
+            for number in range(count)
+        )
+
+    def queue(self, name: str) -> QueueSnapshot:
+        """What is in a queue now."""
+        return self.broker.snapshot().queue(name)
+
+    def bodies(self, name: str) -> list[bytes]:
+        """The bodies of what is ready, in order."""
+        return [message.body for message in self.queue(name).ready]
+
+    def held(self) -> int:
+        """How many messages are unacked anywhere."""
+        return sum(len(queue.unacked) for queue in self.broker.snapshot().queues)
+
+
+def properties(ident: str, headers: Any = None) -> Properties:
+    """Persistent, with an id and headers."""
+    return Properties(message_id=ident, delivery_mode=2, headers=headers or {})
+
+
+@asynccontextmanager
+async def stage(
+    design: str = "recommended",
+    params: dict[str, str] | None = None,
+    *,
+    version: BrokerVersion = BrokerVersion(3, 10),  # noqa: B008  a frozen value
+    live: bool = True,
+    declared: bool = True,
+    **options: Any,
+) -> AsyncIterator[Stage]:
+    """The design on a broker of its own; `live` reads it, `declared` tells the plans."""
+    given = {"queue": MAIN} if design in {"recommended", "ratatoskr"} else {}
+    topology = DESIGNS[design].build(given if params is None else params)
+    broker = EmbeddedBroker(version=version)
+    connection = await broker.connect("test")
+    await declare(connection, topology)
+    await connection.close()
+    operations = Operations(
+        broker,
+        management=EmbeddedManagement(broker) if live else None,
+        topologies=(topology,) if declared else (),
+        clock=LoopClock(time.time),
+        **options,
+    )
+    async with operations:
+        yield Stage(broker, topology, operations)
+
+
+def redrive(**changes: Any) -> RedriveRequest:
+    """A request to re-drive everything in the dead-letter queue."""
+    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "mended", "by": ANN}
+    return RedriveRequest(**plain | changes)
+
+
+def discard(**changes: Any) -> DiscardRequest:
+    """A request to discard everything in the dead-letter queue, without an export."""
+    plain: dict[str, Any] = {
+        "queue": DLQ, "selection": FromHead(), "reason": "worthless", "by": ANN, "confirm": DLQ,
+        "export": False,
+    }  # fmt: skip
+    return DiscardRequest(**plain | changes)

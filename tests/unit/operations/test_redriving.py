@@ -1,0 +1,331 @@
+"""Re-drive jobs: what is moved, what stays, and where a job ends. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.simulator import Fault
+from hopback.deadletters.jobs import JobConflict, JobState
+from hopback.deadletters.pacing import RAMP, Pace
+from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
+from hopback.deadletters.requests import FromHead, FromSession
+from hopback.deadletters.sessions import Window
+from hopback.deadletters.targets import Target, TargetKind
+from hopback.errors import UnsafeOperation
+from hopback.message import Message
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Policy
+from tests.unit.operations.stage import ANN, DLQ, MAIN, Stage, properties, redrive, stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.deadletters.jobs import Job
+    from hopback.message import Delivery
+
+
+@in_virtual_time
+async def test_everything_goes_back_in_order() -> None:
+    """All messages reach the queue that failed, in order, marked with the job."""
+    async with stage() as scene:
+        await scene.park(1200)
+        job = await scene.operations.start(redrive())
+        assert job.state is JobState.RUNNING
+        done = await scene.operations.wait(job.id)
+        assert (done.state, done.reason) == (JobState.COMPLETED, "")
+        assert (done.counts.selected, done.counts.done, done.counts.remaining) == (1200, 1200, 0)
+        assert scene.bodies(MAIN) == [b"%d" % number for number in range(1200)]
+        assert scene.queue(DLQ).messages == ()
+        first = scene.queue(MAIN).ready[0].properties
+        assert first.headers["hopback-redrive-job"] == job.id
+        assert first.headers["hopback-redrives"] == 1
+        assert first.delivery_mode == 2
+        assert scene.broker.connections == ()
+
+
+@in_virtual_time
+async def test_a_filter_leaves_the_rest_where_it_was() -> None:
+    """What the filter does not match is held meanwhile and given back in order."""
+    async with stage() as scene:
+        await scene.publish(
+            Message(
+                "",
+                DLQ,
+                b"%d" % n,
+                replace(properties(f"m{n}"), type="even" if n % 2 == 0 else "odd"),
+            )
+            for n in range(300)
+        )
+        job = await scene.operations.start(redrive(selection=FromHead(filter="type:even")))
+        done = await scene.operations.wait(job.id)
+        assert (done.counts.done, done.counts.skipped, done.counts.returned) == (150, 150, 150)
+        assert scene.bodies(MAIN) == [b"%d" % n for n in range(0, 300, 2)]
+        assert scene.bodies(DLQ) == [b"%d" % n for n in range(1, 300, 2)]
+
+
+@in_virtual_time
+async def test_what_arrives_meanwhile_is_reported_and_not_touched() -> None:
+    """The selection is frozen at the depth at the start."""
+    async with stage() as scene:
+        await scene.park(40)
+        job = await scene.operations.start(redrive(pace=Pace(rate=10)))
+        await scene.publish(Message("", DLQ, b"late %d" % n) for n in range(3))
+        done = await scene.operations.wait(job.id)
+        assert (done.counts.done, done.counts.arrived_meanwhile) == (40, 3)
+        assert scene.bodies(DLQ) == [b"late 0", b"late 1", b"late 2"]
+
+
+@in_virtual_time
+async def test_the_first_n_are_the_first_n() -> None:
+    """A limit takes messages from the head, never one more."""
+    async with stage() as scene:
+        await scene.park(500)
+        job = await scene.operations.start(redrive(selection=FromHead(limit=201)))
+        done = await scene.operations.wait(job.id)
+        assert (done.counts.selected, done.counts.done) == (201, 201)
+        assert len(scene.bodies(MAIN)) == 201
+        assert scene.bodies(DLQ)[0] == b"201"
+        assert not any(message.redelivered for message in scene.queue(DLQ).ready)
+
+
+@in_virtual_time
+async def test_a_session_is_taken_over_by_the_job() -> None:
+    """Exactly the chosen messages go; the rest of the session returns in order; the session is over."""
+    async with stage() as scene:
+        await scene.park(20)
+        session = await scene.operations.open_session(DLQ, Window(limit=10), by=ANN)
+        letters = scene.operations.messages(session.id, size=100).letters
+        chosen = tuple(letter.id for letter in letters[2:8:2])
+        request = redrive(selection=FromSession(session.id, chosen), expected_count=3)
+        job = await scene.operations.start(request)
+        done = await scene.operations.wait(job.id)
+        assert (done.counts.selected, done.counts.done, done.counts.returned) == (3, 3, 7)
+        assert scene.bodies(MAIN) == [b"2", b"4", b"6"]
+        assert scene.bodies(DLQ) == [b"%d" % n for n in range(20) if n not in {2, 4, 6}]
+        with pytest.raises(NoSuch, match="handed over"):
+            scene.operations.session(session.id)
+
+
+@in_virtual_time
+async def test_a_wrong_count_touches_nothing() -> None:
+    """`expected_count` is compared with what is there, filter included."""
+    async with stage() as scene:
+        await scene.park(5)
+        with pytest.raises(CountMismatch, match="expected 4 messages, found 5"):
+            await scene.operations.start(redrive(expected_count=4))
+        selection = FromHead(filter="id:m1")
+        with pytest.raises(CountMismatch, match="found 1"):
+            await scene.operations.start(redrive(selection=selection, expected_count=5))
+        assert scene.bodies(DLQ) == [b"0", b"1", b"2", b"3", b"4"]
+        assert await scene.operations.jobs() == ()
+
+
+@in_virtual_time
+async def test_one_active_job_for_a_queue() -> None:
+    """A second job is refused and told which one is active; the same key finds the same job."""
+    async with stage() as scene:
+        await scene.park(10)
+        first = await scene.operations.start(redrive(pace=Pace(rate=1), key="k"))
+        with pytest.raises(JobConflict) as refused:
+            await scene.operations.start(redrive())
+        assert refused.value.job.id == first.id
+        assert (await scene.operations.start(redrive(key="k"))).id == first.id
+        await scene.operations.wait(first.id)
+        assert (await scene.operations.start(redrive(key="k"))).id == first.id
+
+
+@in_virtual_time
+async def test_pause_resume_and_cancel() -> None:
+    """A paused job waits, a cancelled one gives back what it had not sent."""
+    async with stage() as scene:
+        await scene.park(100)
+        job = await scene.operations.start(redrive(pace=Pace(rate=10)))
+        await scene.operations.pause(job.id, by=ANN)
+        seen = [news.state async for news in _until(scene, job.id, JobState.PAUSED)]
+        assert seen[-1] is JobState.PAUSED
+        moved = len(scene.bodies(MAIN))
+        await _pass(60)
+        assert len(scene.bodies(MAIN)) == moved
+        await scene.operations.resume(job.id)
+        await scene.operations.set_rate(job.id, 20)
+        await _pass(2)
+        assert len(scene.bodies(MAIN)) > moved
+        await scene.operations.cancel(job.id)
+        done = await scene.operations.wait(job.id)
+        assert done.state is JobState.CANCELLED
+        assert done.counts.done == len(scene.bodies(MAIN)) < 100
+        assert scene.bodies(MAIN) + scene.bodies(DLQ) == [b"%d" % n for n in range(100)]
+        with pytest.raises(JobConflict):
+            await scene.operations.resume(job.id)
+
+
+async def _until(scene: Stage, ident: str, state: JobState) -> AsyncIterator[Job]:
+    async for news in scene.operations.events(ident):
+        yield news
+        if news.state is state:
+            return
+
+
+async def _pass(seconds: float) -> None:
+    await asyncio.sleep(seconds)  # virtual
+
+
+@in_virtual_time
+async def test_a_target_that_is_missing_or_does_not_route_is_found_before() -> None:
+    """Neither a mistyped queue nor an exchange without a route gets a single message."""
+    async with stage() as scene:
+        await scene.park(3)
+        for target, why in (
+            (Target(TargetKind.QUEUE, routing_key="oders"), "'oders' does not exist"),
+            (Target(TargetKind.EXCHANGE, "nowhere", "k"), "'nowhere' does not exist"),
+            (Target(TargetKind.EXCHANGE, "amq.direct", "k"), "to no queue"),
+        ):
+            with pytest.raises(UnsafeOperation, match=why):
+                await scene.operations.start(redrive(target=target))
+            assert not (await scene.operations.plan(redrive(target=target))).may_start
+        assert len(scene.bodies(DLQ)) == 3
+
+
+@in_virtual_time
+async def test_a_full_target_stops_the_job_and_loses_nothing() -> None:
+    """A queue that refuses is tried again with growing pauses; then the job stops and can resume."""
+    async with stage() as scene:
+        await scene.park(50)
+        scene.broker.set_policy(
+            Policy("full", f"^{MAIN}$", {"max-length": 10, "overflow": "reject-publish"})
+        )
+        job = await scene.operations.start(redrive(pace=Pace(in_flight=1)))
+        done = await scene.operations.wait(job.id)
+        assert done.state is JobState.FAILED
+        assert "given up after 5 tries" in done.reason
+        moved = len(scene.bodies(MAIN))
+        assert (moved, len(scene.bodies(DLQ))) == (done.counts.done, 50 - moved)
+        assert scene.held() == 0
+        counts = {message.returns for message in scene.queue(DLQ).ready}
+        assert counts <= {0, 1}
+        scene.broker.clear_policy("full")
+        await scene.operations.resume(job.id)
+        again = await scene.operations.wait(job.id)
+        assert (again.state, again.counts.done, again.run) == (JobState.COMPLETED, 50, 2)
+        assert scene.bodies(MAIN) == [b"%d" % n for n in range(50)]
+
+
+@in_virtual_time
+async def test_a_lost_line_interrupts_and_a_resume_ends_exactly() -> None:
+    """After a cut the job is interrupted; resumed, it moves the rest and nothing that came later."""
+    async with stage() as scene:
+        await scene.park(300)
+        job = await scene.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        scene.broker.cut()
+        stopped = await scene.operations.wait(job.id)
+        assert stopped.state is JobState.INTERRUPTED
+        await scene.publish(Message("", DLQ, b"late") for _ in range(50))
+        await scene.operations.resume(job.id)
+        done = await scene.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 300)
+        assert scene.bodies(DLQ) == [b"late"] * 50
+        assert set(scene.bodies(MAIN)) == {b"%d" % n for n in range(300)}
+
+
+@in_virtual_time
+async def test_a_restart_of_the_broker_is_no_loss() -> None:
+    """Connections are lost at once; every message is in one of the two queues."""
+    async with stage() as scene:
+        await scene.park(200)
+        job = await scene.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        scene.broker.restart()
+        assert (await scene.operations.wait(job.id)).state is JobState.INTERRUPTED
+        everything = {*scene.bodies(MAIN), *scene.bodies(DLQ)}
+        assert everything == {b"%d" % n for n in range(200)}
+        await scene.operations.resume(job.id)
+        assert (await scene.operations.wait(job.id)).counts.done == 200
+
+
+@in_virtual_time
+async def test_confirms_that_are_lost_cost_duplicates_only() -> None:
+    """Publishes that vanish without an answer are not acked; the job stops, nothing is lost."""
+    async with stage() as scene:
+        await scene.park(20)
+        scene.broker.faults.chance(Fault.LOSE_CONFIRM, 1.0)
+        job = await scene.operations.start(redrive())
+        done = await scene.operations.wait(job.id)
+        assert done.state in {JobState.FAILED, JobState.INTERRUPTED}
+        everything = {*scene.bodies(MAIN), *scene.bodies(DLQ)}
+        assert everything == {b"%d" % n for n in range(20)}
+
+
+@in_virtual_time
+async def test_the_loop_guard_leaves_what_went_round_too_often() -> None:
+    """Three re-drives are enough; the message stays, is counted as skipped and named."""
+    async with stage() as scene:
+        await scene.park(1, headers={"hopback-redrives": 3})
+        await scene.park(1)
+        job = await scene.operations.start(redrive())
+        done = await scene.operations.wait(job.id)
+        assert (done.counts.done, done.counts.skipped) == (1, 1)
+        (failed,) = await scene.operations.failures(job.id)
+        assert failed.reason == "re-driven 3 times already, expected fewer than 3"
+        again = await scene.operations.start(redrive(max_redrives=None))
+        assert (await scene.operations.wait(again.id)).counts.done == 1
+
+
+@in_virtual_time
+async def test_a_ramp_stops_when_messages_come_back() -> None:
+    """The first message dies again at once: the job stops after one."""
+    async with stage() as scene:
+        await scene.park(100)
+
+        connection = await scene.broker.connect("failing consumer")
+        channel = await connection.open_channel()
+
+        def park_again(delivery: Delivery) -> None:
+            fate = channel.publish(Message("", DLQ, delivery.body, delivery.properties))
+            fate.add_done_callback(lambda _: channel.ack(delivery.tag))
+
+        await channel.consume(MAIN, park_again)
+        job = await scene.operations.start(redrive(pace=Pace(ramp=RAMP, watch_s=5)))
+        done = await scene.operations.wait(job.id)
+        assert done.state is JobState.FAILED
+        assert "not mended" in done.reason
+        assert done.counts.done == 1
+        assert len(scene.bodies(DLQ)) == 100
+        assert await scene.operations.came_back(job.id) == 1
+        assert (await scene.operations.job(job.id)).counts.came_back == 1
+        await connection.close()
+
+
+@in_virtual_time
+async def test_a_ramp_goes_on_when_nothing_comes_back() -> None:
+    """One, five, twenty-five, then the rest, with a wait after each of the first three."""
+    async with stage() as scene:
+        await scene.park(50)
+        started = scene.operations.clock.now()
+        job = await scene.operations.start(redrive(pace=Pace(ramp=RAMP, watch_s=5)))
+        await _pass(1)
+        assert len(scene.bodies(MAIN)) == 1
+        await _pass(5)
+        assert len(scene.bodies(MAIN)) == 6
+        done = await scene.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 50)
+        assert scene.operations.clock.now() - started >= 15
+
+
+@pytest.mark.parametrize("selection", [FromHead(limit=0), FromHead(filter="nonsense")])
+@in_virtual_time
+async def test_a_bad_request_begins_nothing(selection: FromHead) -> None:
+    """A limit below one and a filter that cannot be read are refused at once; so is silence."""
+    async with stage() as scene:
+        await scene.park(1)
+        with pytest.raises(Exception, match="expected"):
+            await scene.operations.start(redrive(selection=selection))
+        with pytest.raises(BadRequest, match="reason"):
+            await scene.operations.start(redrive(reason=" "))
+        with pytest.raises(BadRequest, match="rate"):
+            await scene.operations.start(redrive(pace=Pace(rate=-1)))
+        assert await scene.operations.jobs() == ()
