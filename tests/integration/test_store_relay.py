@@ -30,7 +30,7 @@ __all__ = ["database_url", "engine", "postgres"]
 
 pytestmark = pytest.mark.broker
 
-_MESSAGES = 2000
+_MESSAGES = 600
 _CLOCK = SystemClock()
 
 
