@@ -1,7 +1,7 @@
 """The three documented endpoints of dead letters, exactly as the file pipeline's document has them.
 
 List the queues, peek, re-drive. What they answer is a contract: fields are only ever added. Whoever
-mounts them says who may call, which queues are accepted, and what is to follow a re-drive.
+mounts them says who may call and which queues are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.overview import QueueSummary
 
-__all__ = ["Authorize", "OnRedriven", "Redriven", "documented_routes"]
+__all__ = ["Authorize", "documented_routes"]
 
 _PEEKED = 20
 _REDRIVEN = 10
@@ -44,24 +44,8 @@ _CORRELATION = re.compile(r"[!-~]{1,128}")
 _WENT_ON = frozenset({JobState.FAILED, JobState.INTERRUPTED, JobState.CANCELLED})
 
 
-@dataclass(frozen=True, slots=True)
-class Redriven:
-    """What a re-drive did, for whoever has to hear of it."""
-
-    operation: str
-    queue: str
-    main_queue: str
-    requested: int
-    fetched: int
-    moved: int
-    failed: int
-    by: Who
-
-
 Authorize: TypeAlias = "Callable[[Request], Awaitable[Who]]"
 """Says who asks; Refused with 401 or 403 if they may not."""
-OnRedriven: TypeAlias = "Callable[[Redriven], Awaitable[None]]"
-"""Told of every re-drive after it was done."""
 
 
 def documented_routes(
@@ -70,10 +54,9 @@ def documented_routes(
     clock: Clock,
     *,
     queues: Collection[str] | None = None,
-    on_redriven: OnRedriven | None = None,
 ) -> list[Route]:
     """The routes. `queues` are the names that are accepted; None accepts every one that is known."""
-    made = _Documented(operations, authorize, clock, queues, on_redriven)
+    made = _Documented(operations, authorize, clock, queues)
     path = "/admin/dlq/queues/{queue}"
     return [
         Route("/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
@@ -88,7 +71,6 @@ class _Documented:
     authorize: Authorize
     clock: Clock
     queues: Collection[str] | None
-    on_redriven: OnRedriven | None
 
     def answering(
         self, work: Callable[[Request, Who], Awaitable[Response]]
@@ -149,15 +131,14 @@ class _Documented:
         )
         job = await self.operations.wait((await self.operations.start(asked)).id)
         failures = await self._failures(job)
-        done = Redriven(
-            operation, summary["queue"], summary["mainQueue"] or "", limit,
-            job.counts.selected, job.counts.done, len(failures), who,
-        )  # fmt: skip
-        if self.on_redriven is not None:
-            await self.on_redriven(done)
-        counted = {"fetched": done.fetched, "moved": done.moved, "failed": done.failed}
-        answer = {"operationCorrelationId": operation, **summary, "requested": limit, **counted}
-        return _json({**answer, "failures": failures}, 201)
+        counts = {
+            "requested": limit,
+            "fetched": job.counts.selected,
+            "moved": job.counts.done,
+            "failed": len(failures),
+        }
+        answer = {"operationCorrelationId": operation, **summary, **counts, "failures": failures}
+        return _json(answer, 201)
 
     async def _failures(self, job: Job) -> list[dict[str, object]]:
         """What was not moved and why, in the order of the queue; all of it is still there."""

@@ -1,4 +1,4 @@
-"""The gateway's admin endpoints: who may use them, for which queues, and who hears of a re-drive."""
+"""The gateway's admin endpoints: who may use them, and for which queues."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from hopback.admin.roles import Role
 from hopback.admin.settings import JwtSettings
 from hopback.admin.tokens import BadToken, SharedSecret, TokenReader
 from hopback.deadletters.requests import Who
-from hopback.systems.file_pipeline.messages import DlqRedriveCompleted
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import Route
 
-    from hopback.admin.documented import Redriven
+    from hopback import Clock
     from hopback.deadletters.operations import Operations
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.settings import Settings
 
 __all__ = ["ACCEPTED", "AUDIENCE", "ISSUER", "admin_routes"]
 
@@ -39,31 +38,10 @@ ISSUER = AUDIENCE = "file-pipeline"
 """What a token must say in `iss` and `aud`."""
 
 
-def admin_routes(operations: Operations, workshop: Workshop) -> list[Route]:
+def admin_routes(operations: Operations, settings: Settings, clock: Clock) -> list[Route]:
     """The three documented endpoints, for the role `admin`."""
-
-    async def announce(done: Redriven) -> None:
-        news = DlqRedriveCompleted(
-            done.operation,
-            done.queue,
-            done.main_queue,
-            done.requested,
-            done.fetched,
-            done.moved,
-            done.failed,
-            done.by.id,
-            done.by.name,
-        )
-        async with workshop.transaction() as tx:
-            await workshop.announce(tx, news, producer="gateway", correlation_id=done.operation)
-
-    return documented_routes(
-        operations,
-        _Door(workshop.settings.secret).authorize,
-        workshop.clock,
-        queues=ACCEPTED,
-        on_redriven=announce,
-    )
+    door = _Door(settings.secret)
+    return documented_routes(operations, door.authorize, clock, queues=ACCEPTED)
 
 
 class _Door:

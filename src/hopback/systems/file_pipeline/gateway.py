@@ -62,7 +62,7 @@ def gateway(settings: Settings, broker: Broker, clock: Clock | None = None) -> S
             Route("/files/{file_id}/thumbnail", desk.show_thumbnail),
             Route("/files/{file_id}/reprocess", desk.reprocess, methods=["POST"]),
             Route("/notifications", desk.list_notifications),
-            *admin_routes(operations, workshop),
+            *admin_routes(operations, settings, workshop.clock),
         ],
         lifespan,
     )

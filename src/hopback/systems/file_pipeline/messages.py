@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMANDS",
     "EVENTS",
-    "DlqRedriveCompleted",
     "Envelope",
     "FileRejected",
     "FileUploaded",
@@ -69,6 +68,14 @@ class Payload(Protocol):
     TYPE: ClassVar[str]
     KEY: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def fileId(self) -> str:  # noqa: N802
+        """The file that it is about."""
+
+    @property
+    def run(self) -> int:
+        """Which run of the file through the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,23 +202,6 @@ class ProcessingTimedOut:
     waitingFor: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class DlqRedriveCompleted:
-    """An administrator has re-driven dead letters."""
-
-    TYPE: ClassVar[str] = "DlqRedriveCompleted.v1"
-    KEY: ClassVar[str] = "operations.dlq.redrive.completed.v1"
-    operationCorrelationId: str
-    queue: str
-    mainQueue: str
-    requested: int
-    fetched: int
-    moved: int
-    failed: int
-    userId: str
-    userName: str
-
-
 def payload_of(envelope: Envelope, *wanted: type[Any]) -> Any:
     """The payload as the one of the wanted classes that the message's type names; else Malformed."""
     found = next((kind for kind in wanted if envelope.type == kind.TYPE), None)
@@ -246,7 +236,7 @@ def message_of(
     """
     content = asdict(payload)
     about = [cause.messageId if cause else "", producer, payload.TYPE]
-    about += [str(content.get(name, "")) for name in ("fileId", "run", "operationCorrelationId")]
+    about += [content["fileId"], str(content["run"])]
     message_id = str(uuid.uuid5(_IDS, "/".join(about)))
     correlation = correlation_id or (cause.correlationId if cause else message_id)
     exchange = COMMANDS if payload.KEY.startswith("commands.") else EVENTS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback.systems.settings import Environment
+from hopback.systems.settings import Environment, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Settings"]
 
 _MEBIBYTE = 1024 * 1024
+_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class Settings:
             secret=given.text("ADMIN_JWT_SECRET", ""),
         )
         given.check()
+        if found.secret and len(found.secret.encode()) < _SECRET_BYTES:
+            # Said without the value: it is a secret all the same.
+            raise SettingsError(f"ADMIN_JWT_SECRET: expected at least {_SECRET_BYTES} bytes")
         return found
 
     @property

@@ -95,7 +95,7 @@ class Workshop:
             correlation_id=correlation_id,
             cause=cause,
         )
-        await tx.publish(message, key=getattr(payload, "fileId", None))
+        await tx.publish(message, key=payload.fileId)
 
     async def conclude(
         self, consumer: str, cause: Envelope, *results: Payload, producer: str
