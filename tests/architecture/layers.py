@@ -90,7 +90,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),
-    "hopback.cli": frozenset({"click", "rich", "sqlalchemy", "uvloop"}),
+    "hopback.cli": frozenset({"click", "httpx", "rich", "sqlalchemy", "uvloop"}),
     "hopback.systems": frozenset({"httpx", "sqlalchemy", "starlette"}),
     "hopback.systems.file_pipeline": frozenset(
         {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}

@@ -47,6 +47,13 @@ _COMMANDS = {
         "hopback.cli.control_commands:resume",
         "Let a running service take deliveries of a paused queue again.",
     ),
+    "dlq": LazyCommand(
+        "hopback.cli.dlq_commands:dlq", "Dead letters: look without harm, send back without loss."
+    ),
+    "jobs": LazyCommand(
+        "hopback.cli.jobs_commands:jobs",
+        "Re-drives and discards: follow, pause, cancel, resume them.",
+    ),
     "store": LazyCommand(
         "hopback.cli.store_commands:store",
         "The database of inbox and outbox: migrate it, relay what it holds.",

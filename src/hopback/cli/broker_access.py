@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hopback.broker.management import Management
     from hopback.broker.port import Connection
 
-__all__ = ["Access", "Reached", "broker_options", "reach"]
+__all__ = ["Access", "Reached", "broker_options", "reach", "reach_management"]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
@@ -80,11 +80,12 @@ async def reach(access: Access) -> AsyncIterator[Reached]:
     async with AsyncExitStack() as stack:
         connection = await broker.connect("hopback command")
         stack.push_async_callback(connection.close)
-        management = await _management(access, stack)
+        management = await reach_management(access, stack)
         yield Reached(broker.address, vhost, connection, management)
 
 
-async def _management(access: Access, stack: AsyncExitStack) -> Management | None:
+async def reach_management(access: Access, stack: AsyncExitStack) -> Management | None:
+    """The management API, open as long as the stack is; None where there is none to be had."""
     from hopback.broker.management import Management, ManagementAddress
 
     if access.amqp_only:

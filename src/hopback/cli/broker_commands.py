@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.asking import ask
 from hopback.cli.broker_access import Access, Reached, broker_options, reach
 from hopback.cli.doctor_printing import examination_data, print_examination
 from hopback.cli.exits import CommandFailed, Exit
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.broker.policies import LiftedLimit
     from hopback.topology.model import Topology
 
-__all__ = ["apply", "ask", "doctor", "plan", "revert"]
+__all__ = ["apply", "doctor", "plan", "revert"]
 
 _Params = tuple[tuple[str, str], ...]
 
@@ -226,20 +226,6 @@ async def _carry_out(planned: ApplyPlan, broker: Reached, choices: _Choices) -> 
         take_offers=choices.lift_main_limits,
         on_done=lambda text: click.echo(safe(text), err=True),
     )
-
-
-def ask(question: str) -> None:
-    """Ask on a terminal; anywhere else nobody could answer."""
-    if not sys.stdin.isatty():
-        raise CommandFailed(
-            "this changes the broker and nobody is there to be asked",
-            do="Say --yes if it is meant, or --dry-run to see the plan.",
-            code=Exit.USAGE,
-        )
-    if not click.confirm(question, err=True):
-        raise CommandFailed(
-            "cancelled; nothing was changed", do="Run it again to apply.", code=Exit.CANCELLED
-        )
 
 
 def _show(planned: ApplyPlan, form: str) -> None:

@@ -5,7 +5,7 @@ Both answer with the same documents, so no command knows which of them it talks 
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -108,6 +108,9 @@ class Desk(Protocol):
 
     async def cancel(self, ident: str) -> Document:
         """Let a job end."""
+
+    async def interrupt(self, ident: str) -> Document:
+        """Let a job that ends with this process finish what is in flight, and put it down."""
 
     async def set_rate(self, ident: str, rate: float | None) -> Document:
         """Let a job go at another rate."""
@@ -234,6 +237,18 @@ class LibraryDesk:
     async def cancel(self, ident: str) -> Document:
         """Let a job end, in whatever process it runs."""
         return job_document(await self._operations.cancel(ident, by=self._who))
+
+    async def interrupt(self, ident: str) -> Document:
+        """Let a job finish what is in flight, and put it down; it can be resumed."""
+        from hopback.deadletters.jobs import JobConflict, JobState
+
+        with suppress(JobConflict):  # it has just come to its end
+            await self._operations.pause(ident, by=self._who)
+            async for job in self._operations.events(ident):
+                if job.state is not JobState.RUNNING:
+                    break
+        await self._operations.close()
+        return await self.job(ident)
 
     async def set_rate(self, ident: str, rate: float | None) -> Document:
         """Let a job go at another rate."""

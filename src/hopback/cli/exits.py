@@ -51,10 +51,24 @@ _CODES: dict[type[BaseException], Exit] = {
     errors.ConnectionLost: Exit.UNREACHABLE,
 }
 
+# Errors of parts that are loaded on demand are known by their names.
+_CODES_BY_NAME = {
+    "hopback.deadletters.filters.BadFilter": Exit.USAGE,
+    "hopback.deadletters.jobs.JobConflict": Exit.CONFLICT,
+    "hopback.deadletters.journal.LeaseLost": Exit.CONFLICT,
+    "hopback.deadletters.refusals.BadRequest": Exit.USAGE,
+    "hopback.deadletters.refusals.CountMismatch": Exit.CONFLICT,
+    "hopback.deadletters.refusals.NoSuch": Exit.NOT_FOUND,
+    "hopback.deadletters.refusals.NotAllowed": Exit.NOT_ALLOWED,
+}
+
 
 def exit_of(error: errors.HopbackError) -> Exit:
     """The code for an error: its own, that of its class, or of the nearest class above it."""
     if isinstance(error, CommandFailed):
         return error.code
-    kinds = type(error).__mro__
-    return next((_CODES[kind] for kind in kinds if kind in _CODES), Exit.FAILED)
+    for kind in type(error).__mro__:
+        code = _CODES.get(kind) or _CODES_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
+        if code is not None:
+            return code
+    return Exit.FAILED

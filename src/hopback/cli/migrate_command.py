@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.asking import ask
 from hopback.cli.broker_access import Access, Reached, broker_options, reach
-from hopback.cli.broker_commands import ask
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.printing import document, json_text, safe
 from hopback.cli.targets import Target, format_option, topology_target

@@ -1,0 +1,220 @@
+"""`hopback dlq export` and `import`: messages in files, bytes exact, and back again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.cli.asking import ask
+from hopback.cli.desk import Look
+from hopback.cli.dlq_access import Place, at_desk, desk_options
+from hopback.cli.dlq_printing import count_of, form_option, tell
+from hopback.cli.dlq_reading import filter_option, look_options, queue_argument, refusing
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.printing import details, on_terminal, safe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.cli.desk import Desk
+    from hopback.deadletters.importing import Imported
+
+__all__ = ["export", "export_messages", "import_", "import_messages"]
+
+_AT_ONCE = 1 << 20
+
+
+@click.command(short_help="Write messages to a file; nothing is removed.")
+@queue_argument
+@click.option(
+    "--to",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file, which must not exist; .zst compresses. By default stdout.",
+)
+@filter_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N; by default all."
+)
+@look_options
+@desk_options
+def export(
+    queue: str,
+    path: Path | None,
+    where: str,
+    limit: int | None,
+    lift: bool,
+    forced: bool,
+    **place: Any,
+) -> None:
+    """Write the messages of QUEUE as lines of JSON, bytes and types exact; nothing is removed."""
+    look = Look(queue, limit, where, forced, lift)
+    count = at_desk(Place(**place), lambda desk: export_messages(desk, look, path))
+    to = "" if path is None else f" to {path}"
+    click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)
+
+
+async def export_messages(desk: Desk, look: Look, path: Path | None) -> int:
+    """Write the lines to a file or to stdout; how many."""
+    with refusing(look.queue):
+        if path is None:
+            return await _to_stdout(desk.export(look))
+        return await _to_file(desk.export(look), path)
+
+
+async def _to_stdout(lines: AsyncIterator[bytes]) -> int:
+    """The lines are ASCII: no terminal obeys them."""
+    count = 0
+    async for line in lines:
+        click.echo(safe(line.decode().rstrip("\n")) if on_terminal() else line, nl=on_terminal())
+        count += 1
+    return count
+
+
+async def _to_file(lines: AsyncIterator[bytes], path: Path) -> int:
+    from hopback.deadletters.files import FileSink
+
+    sink, waiting, count = FileSink(path), bytearray(), 0
+    try:
+        async for line in lines:
+            waiting += line
+            count += 1
+            if len(waiting) >= _AT_ONCE:
+                await sink.write(bytes(waiting))
+                waiting.clear()
+        await sink.write(bytes(waiting))
+    except FileExistsError as error:
+        raise CommandFailed(
+            f"{path} exists; an export never writes over a file",
+            do="Name another file with --to, or move that one away.",
+            code=Exit.CONFLICT,
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        await sink.close()
+    return count
+
+
+def _unwritable(path: Path, error: OSError) -> CommandFailed:
+    return CommandFailed(
+        f"{path} cannot be used: {error.strerror or error}", do="Name another file."
+    )
+
+
+@click.command(name="import", short_help="Publish exported messages again, each confirmed.")
+@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--to", "queue", metavar="QUEUE", help="Into this queue instead of the one they were in."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="R",
+    help="At most R messages per second.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Leave out the first N lines.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Read the file, say what is in it and stop.")
+@desk_options
+@form_option
+def import_(
+    path: Path,
+    queue: str | None,
+    rate: float | None,
+    skip: int,
+    reason: str,
+    yes: bool,
+    dry_run: bool,
+    form: str,
+    **place: Any,
+) -> int:
+    """Publish the messages of FILE, written by `export` or `discard`, into the queues they were in.
+
+    The file is read whole before anything is sent. A line that cannot be read is named.
+    """
+    import asyncio
+
+    found = asyncio.run(_contents(path, queue, skip))
+    plan = {"file": str(path), "messages": found.total(), "queues": dict(found)}
+    if dry_run:
+        tell(form, plan, lambda: _print_contents(path, found))
+        return Exit.OK
+    if form == "table":
+        _print_contents(path, found, err=True)
+    if not yes and found:
+        ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
+    done = at_desk(
+        Place(**place), lambda desk: import_messages(desk, path, queue, rate, skip, reason)
+    )
+    result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}
+    tell(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))
+    return _ended(done, skip)
+
+
+def _ended(done: Imported, skip: int) -> int:
+    if not done.problem:
+        return Exit.OK
+    raise CommandFailed(
+        f"stopped after {count_of(done.published)}: {done.problem}",
+        do=f"Mend that and go on with --skip {skip + done.lines}.",
+        code=Exit.PARTIAL if done.published else Exit.FAILED,
+    )
+
+
+def _print_contents(path: Path, found: Counter[str], *, err: bool = False) -> None:
+    pairs = [("file", str(path)), ("messages", f"{found.total():,}")]
+    pairs += [("into", f"{queue}: {count:,}") for queue, count in found.most_common()]
+    details(pairs, err=err)
+
+
+async def _contents(path: Path, queue: str | None, skip: int) -> Counter[str]:
+    """How many messages go into which queue; BadLine names the first line that is none."""
+    from hopback.deadletters.archive import read_line
+
+    found: Counter[str] = Counter()
+    number = skip
+    async for line in _lines(path, skip):
+        number += 1
+        if line.strip():
+            archived = read_line(line, where=f"{path}, line {number},")
+            found[queue or archived.queue] += 1
+    return found
+
+
+async def _lines(path: Path, skip: int) -> AsyncIterator[bytes]:
+    from hopback.deadletters.files import read_lines
+
+    number = 0
+    try:
+        async for line in read_lines(path):
+            number += 1
+            if number > skip:
+                yield line
+    except FileNotFoundError as error:
+        raise CommandFailed(
+            f"there is no file {str(path)!r}", do="Name the file of an export.", code=Exit.NOT_FOUND
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+async def import_messages(
+    desk: Desk, path: Path, queue: str | None, rate: float | None, skip: int, reason: str
+) -> Imported:
+    """Publish the lines of a file."""
+    from hopback.deadletters.pacing import Pace
+
+    return await desk.import_lines(
+        _lines(path, skip), queue, Pace(rate), reason or f"import of {path.name}"
+    )

@@ -1,0 +1,360 @@
+"""Dead-letter queues, messages, groups, plans and jobs as people read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from hopback.cli.printing import details, document, json_line, json_text, on_terminal, safe, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from hopback.cli.documents import Document
+
+__all__ = [
+    "ago",
+    "count_of",
+    "form_option",
+    "print_groups",
+    "print_job",
+    "print_jobs",
+    "print_letters",
+    "print_plan",
+    "print_queue",
+    "print_queues",
+    "size_text",
+    "tell",
+]
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+
+
+def form_option(command: _Command) -> _Command:
+    """The option -o: a table on a terminal, lines of JSON anywhere else, or what is said."""
+    return click.option(
+        "-o",
+        "--format",
+        "form",
+        type=click.Choice(("table", "json", "ndjson")),
+        default=lambda: "table" if on_terminal() else "ndjson",
+        show_default="table on a terminal, else ndjson",
+        help="What to print.",
+    )(command)
+
+
+def tell(form: str, found: object, in_words: Callable[[], None]) -> None:
+    """Print documents in the form that is wanted: one document, or a list of them."""
+    if form == "table":
+        in_words()
+    elif form == "json":
+        document(json_text(found))
+    else:
+        for each in found if isinstance(found, list) else [found]:
+            click.echo(json_line(each))
+
+
+# --- numbers and times
+
+
+def count_of(number: int, what: str = "message") -> str:
+    """`1 message`, `1,200 messages`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def ago(moment: str | None, now: float) -> str:
+    """How long ago a moment was: `12s`, `4m`, `3h`, `2d`; empty if nobody knows."""
+    if not moment:
+        return ""
+    then = datetime.fromisoformat(moment).astimezone(UTC).timestamp()
+    seconds = max(int(now - then), 0)
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def size_text(size: int) -> str:
+    """A size as people say it: `512 B`, `1.5 KiB`."""
+    shown, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if shown < 1024:
+            break
+        shown, unit = shown / 1024, larger
+    return f"{size} B" if unit == "B" else f"{shown:.1f} {unit}"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
+
+
+# --- queues
+
+
+def print_queues(queues: Sequence[Document]) -> None:
+    """A row for each queue."""
+    if not queues:
+        click.echo("No dead-letter queues were found.")
+        return
+    columns = ("queue", "from", "messages", "held", "job", "note")
+    rows = [
+        (
+            one["queue"],
+            ", ".join(one.get("origins") or [one.get("mainQueue") or "?"]),
+            _number(one["messages"]) if one.get("exists", True) else "-",
+            _number(one["messagesUnacknowledged"]),
+            _job_cell(one.get("activeJob")),
+            _note(one),
+        )
+        for one in queues
+    ]
+    table(columns, rows, right=("messages", "held"))
+
+
+def _job_cell(job: Document | None) -> str:
+    return "" if job is None else f"{job['kind']} {job['state']} {job['id']}"
+
+
+def _note(one: Document) -> str:
+    depth = one.get("depth") or {}
+    notes = []
+    if not one.get("exists", True):
+        notes.append("not on the broker")
+    if one.get("consumers"):
+        notes.append(f"{count_of(one['consumers'], 'consumer')} take from it")
+    if depth.get("messagesHeldBack"):
+        notes.append(f"{depth['messagesHeldBack']:,} held back by dead-lettering")
+    if one.get("state") not in (None, "running", "idle"):
+        notes.append(str(one["state"]))
+    if one.get("knownBy") == "name":
+        notes.append("known by its name only")
+    return "; ".join(notes)
+
+
+def print_queue(queue: Document) -> None:
+    """One queue with everything known."""
+    depth = queue["depth"]
+    numbers = (
+        f"{_number(depth['messagesReady'])} ready, {_number(depth['messagesUnacknowledged'])} held"
+    )
+    source = f"by {depth['source']}, {depth['ageSeconds']:.0f} s old"
+    pairs = [
+        ("queue", queue["queue"]),
+        ("from", ", ".join(queue["origins"]) or "unknown"),
+        ("messages", f"{numbers} ({source})"),
+        ("type", f"{queue['type'] or 'unknown'} on RabbitMQ {queue['brokerVersion']}"),
+        ("limit", _limit(queue)),
+        ("looking", queue["cost"]["text"]),
+        ("known by", queue["knownBy"]),
+    ]
+    if queue["activeJob"]:
+        pairs.append(("job", _job_cell(queue["activeJob"])))
+    details(pairs)
+    click.echo()
+    rows = [
+        (
+            one["kind"] + (" (default)" if one["isDefault"] else ""),
+            one["text"],
+            one["flaw"] or one["warning"] or "",
+        )
+        for one in queue["targets"]
+    ]
+    table(("target", "where", "note"), rows)
+
+
+def _limit(queue: Document) -> str:
+    limit = "none" if queue["deliveryLimit"] is None else f"{queue['deliveryLimit']} deliveries"
+    if queue["limitLifted"]:
+        return f"{limit}, lifted by a policy of Hopback"
+    return f"{limit}; --lift-limit can lift it" if queue["canLift"] else limit
+
+
+# --- messages
+
+
+def print_letters(letters: Sequence[Document], now: float) -> None:
+    """A row for each message."""
+    if not letters:
+        click.echo("No messages.")
+        return
+    columns = ("id", "type", "reason", "error", "attempts", "failed", "size")
+    rows = [
+        (
+            one["id"],
+            one["type"],
+            one["reason"],
+            _clipped(_error(one)),
+            f"{one['attempts']}" + (f" +{one['redrives']} re-driven" if one["redrives"] else ""),
+            ago(one["lastFailedAt"], now),
+            size_text(one["size"]),
+        )
+        for one in letters
+    ]
+    table(columns, rows, right=("size", "failed"))
+
+
+def _error(letter: Document) -> str:
+    return ": ".join(part for part in (letter["error"], letter["errorMessage"]) if part)
+
+
+def _clipped(text: str, most: int = 60) -> str:
+    first = " ".join(text.split())
+    return first if len(first) <= most else f"{first[: most - 1]}…"
+
+
+def print_groups(found: Document, now: float) -> None:
+    """A row for each group, the largest first."""
+    items = found["items"]
+    if not items:
+        click.echo("No messages.")
+        return
+    by = found["by"]
+    columns = ("count", by, "reason", "from", "error", "first", "last")
+    rows = [
+        (
+            f"{one['count']:,}",
+            one["key"] or "(none)",
+            one["sample"]["reason"],
+            one["sample"]["origin"] or "?",
+            _clipped(_error(one["sample"])),
+            ago(one["firstAt"], now),
+            ago(one["lastAt"], now),
+        )
+        for one in items
+    ]
+    # What they are grouped by is shown once.
+    kept = [
+        place for place, name in enumerate(columns) if place == 1 or name not in (by, _TWIN.get(by))
+    ]
+    table(
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        right=("count", "first", "last"),
+    )
+    if found["matching"] != found["seen"] or not found["complete"]:
+        more = "" if found["complete"] else "; the queue holds more"
+        click.echo(f"{found['matching']:,} of {count_of(found['seen'])} match{more}.")
+
+
+_TWIN = {"origin": "from"}
+
+
+# --- jobs
+
+
+def print_plan(plan: Document, *, err: bool) -> None:
+    """What would happen: how many, why they are here, where they go, what it costs."""
+    details(_plan_lines(plan), err=err)
+    for title, groups in (("reason", plan["reasons"]), ("error", plan["errors"])):
+        rows = [(f"{one['count']:,}", one["key"] or "(none)") for one in groups]
+        if rows:
+            click.echo(err=err)
+            table(("count", title), rows, right=("count",), err=err)
+    for text in plan["warnings"]:
+        click.echo(safe(f"Warning: {text}"), err=err)
+    for text in plan["flaws"]:
+        click.echo(safe(f"In the way: {text}"), err=err)
+
+
+def _plan_lines(plan: Document) -> Iterator[tuple[str, str]]:
+    yield plan["kind"], f"from {plan['queue']}"
+    seen, selected = plan["seen"], plan["selected"]
+    if plan["matching"] == seen == selected:
+        yield "messages", f"{selected:,}"
+    else:
+        yield (
+            "messages",
+            f"{plan['matching']:,} match of {seen:,} seen; {selected:,} are selected from",
+        )
+    if plan["kind"] == "discard":
+        yield "export", plan.get("exportTo") or "none: what is discarded is gone for good"
+    else:
+        yield "to", "\n".join(_ways(plan)) or plan["target"]
+        yield "order", plan["order"]
+    for one in plan["leftOut"]:
+        yield "left out", f"{one['count']:,}: {one['reason']}"
+    yield "looking", plan["cost"]["text"]
+
+
+def _ways(plan: Document) -> Iterator[str]:
+    for way in plan["ways"]:
+        where = (
+            f"exchange {way['exchange']} with key {way['routingKey']}"
+            if way["exchange"]
+            else f"queue {way['routingKey']}"
+        )
+        check = way["flaw"] or "exists and routes"
+        yield f"{where}: {way['count']:,}, {check}"
+
+
+def print_jobs(jobs: Sequence[Document], now: float) -> None:
+    """A row for each job, the newest first."""
+    if not jobs:
+        click.echo("No jobs.")
+        return
+    columns = ("id", "kind", "queue", "state", "done", "left", "failed", "back", "by", "age")
+    rows = [
+        (
+            one["id"],
+            one["kind"],
+            one["queue"],
+            one["state"],
+            f"{one['counts']['done']:,}/{one['counts']['selected']:,}",
+            f"{one['counts']['skipped']:,}",
+            f"{one['counts']['failed']:,}",
+            f"{one['counts']['cameBack']:,}",
+            one["by"],
+            ago(one["createdAt"], now),
+        )
+        for one in jobs
+    ]
+    table(columns, rows, right=("done", "left", "failed", "back", "age"))
+
+
+def print_job(job: Document) -> None:
+    """One job with everything known."""
+    details(_job_lines(job))
+
+
+def _job_lines(job: Document) -> Iterable[tuple[str, str]]:
+    counts = job["counts"]
+    yield "job", job["id"]
+    yield "what", f"{job['kind']} from {job['queue']}" + _aim(job)
+    yield "state", job["state"] + (f": {job['stateReason']}" if job["stateReason"] else "")
+    yield (
+        "messages",
+        ", ".join(
+            f"{counts[key]:,} {words}"
+            for key, words in _COUNTS
+            if counts[key] or key in ("selected", "done")
+        ),
+    )
+    if job["filter"]:
+        yield "filter", job["filter"]
+    if job["rate"] is not None:
+        yield "rate", f"{job['rate']:g} per second"
+    if job["exportTo"]:
+        yield "export", job["exportTo"]
+    yield "by", job["by"] or "nobody in particular"
+    if job["reason"]:
+        yield "why", job["reason"]
+    yield "begun", job["createdAt"]
+    yield "changed", job["updatedAt"]
+
+
+def _aim(job: Document) -> str:
+    return f" to {job['target']}" if job["kind"] == "re-drive" else ""
+
+
+_COUNTS = (
+    ("selected", "selected"),
+    ("done", "done"),
+    ("skipped", "left out"),
+    ("failed", "failed"),
+    ("remaining", "remaining"),
+    ("returned", "given back"),
+    ("arrivedMeanwhile", "arrived meanwhile"),
+    ("cameBack", "came back"),
+)
