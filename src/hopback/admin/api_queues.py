@@ -20,7 +20,6 @@ from hopback.admin.answers_messages import (
     session_answer,
 )
 from hopback.admin.endpoints import Answer, Call, Empty, Endpoint, Reach
-from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.sessions import GroupBy, Window
@@ -34,7 +33,6 @@ __all__ = [
     "MessagesQuery",
     "NewSession",
     "Renewal",
-    "check_room",
     "held_session",
 ]
 
@@ -85,7 +83,7 @@ async def _show_queue(call: Call[Empty, None]) -> QueueAnswer:
 async def _open_session(call: Call[Empty, NewSession]) -> Answer:
     """Hold messages for looking at."""
     asked, services = call.body, call.services
-    check_room(call, asked.max_bytes)
+    services.check_room(call.principal)
     view = await services.operations.open_session(
         call.path["queue"],
         Window(asked.limit, asked.max_bytes, asked.ttl_seconds),
@@ -93,25 +91,8 @@ async def _open_session(call: Call[Empty, NewSession]) -> Answer:
         forced=asked.force,
         lift=asked.lift,
     )
+    services.insights.remember(services.operations, view)
     return Answer(session_answer(view), headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
-
-
-def check_room(call: Call[Empty, NewSession], wanted: int) -> None:
-    """Refuse a session beyond what one caller, or all together, may hold."""
-    limits, open_now = call.services.settings.limits, call.services.operations.sessions()
-    own = [view for view in open_now if view.by.id == call.principal.id]
-    if len(own) >= limits.sessions_per_caller:
-        raise Refused(
-            429, "too-many-sessions",
-            f"{len(own)} browse sessions of yours are open; release one first.",
-            more={"sessions": [f"/admin/dlq/sessions/{view.id}" for view in own]},
-        )  # fmt: skip
-    held = sum(view.held_bytes for view in open_now)
-    if len(open_now) >= limits.sessions or held >= limits.held_bytes:
-        raise Refused(
-            429, "too-much-held",
-            f"{len(open_now)} browse sessions hold {held} bytes together; wait until one ends.",
-        )  # fmt: skip
 
 
 def held_session(call: Call[Any, Any], role: Role = Role.OPERATOR) -> SessionView:

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,14 +19,16 @@ from hopback.admin.api_jobs import JOBS
 from hopback.admin.api_queues import QUEUES
 from hopback.admin.api_topology import TOPOLOGY
 from hopback.admin.cookies import SessionCookies
-from hopback.admin.endpoints import api_routes
+from hopback.admin.documented import documented_routes
+from hopback.admin.endpoints import admitted, api_routes
 from hopback.admin.gate import Gate, new_secret
 from hopback.admin.keys import KeyRing
 from hopback.admin.limiting import TurnKeeper
 from hopback.admin.livebroker import LiveBroker
 from hopback.admin.openapi import openapi_document
+from hopback.admin.page_routes import page_routes
 from hopback.admin.problems import Refused, problem_response
-from hopback.admin.services import Services
+from hopback.admin.services import Services, who
 from hopback.admin.settings import AdminSettings
 from hopback.admin.shell import Shell
 from hopback.admin.sweep import Sweep
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.places import LiveView
+    from hopback.deadletters.requests import Who
     from hopback.topology.model import Topology
 
 __all__ = ["ENDPOINTS", "LOOPBACK", "create_app"]
@@ -83,8 +87,13 @@ def create_app(
         clock,
     )
     inner = Starlette(
-        routes=[*api_routes(ENDPOINTS, services), _openapi_route()],
-        exception_handlers={404: _not_found},
+        routes=[
+            *_documented(services),
+            *api_routes(ENDPOINTS, services),
+            _openapi_route(),
+            *page_routes(services),
+        ],
+        exception_handlers={404: _not_found, 405: _not_found},
         lifespan=_lifespan(services),
     )
     hosts = None if services.gate.asks_who else LOOPBACK
@@ -122,6 +131,18 @@ def _tokens(
     return TokenReader(jwt, settings.auth.grants, Jwks(lambda: fetch_json(jwt.jwks_url), clock))
 
 
+def _documented(services: Services) -> list[Route]:
+    """The three documented endpoints, for admins."""
+
+    async def authorize(request: Request) -> Who:
+        return who(await admitted(services, request))
+
+    routes = documented_routes(services.operations, authorize, services.clock)
+    for route in routes:
+        route.app = _Decoded(route.app)
+    return routes
+
+
 def _openapi_route() -> Route:
     document = msgspec.json.encode(openapi_document(ENDPOINTS))
 
@@ -149,6 +170,17 @@ def _lifespan(services: Services) -> Any:
                 await sweeping
 
     return lifespan
+
+
+class _Decoded:
+    """Gives what it serves the names in the path as they were meant."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name: unquote(value) for name, value in scope["path_params"].items()}
+        await self._app({**scope, "path_params": names}, receive, send)
 
 
 class _Undecoded:

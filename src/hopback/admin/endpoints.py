@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from hopback.admin.gate import forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
+from hopback.admin.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -23,10 +24,20 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.admin.gate import Gate
-    from hopback.admin.roles import Principal, Role
+    from hopback.admin.roles import Principal
     from hopback.admin.services import Services
 
-__all__ = ["JSON", "Answer", "Call", "Empty", "Endpoint", "Reach", "api_routes", "decoded"]
+__all__ = [
+    "JSON",
+    "Answer",
+    "Call",
+    "Empty",
+    "Endpoint",
+    "Reach",
+    "admitted",
+    "api_routes",
+    "decoded",
+]
 
 JSON = "application/json"
 """The media type of most answers."""
@@ -177,6 +188,29 @@ async def _let_in(
     except Refused as refused:
         if endpoint.changes and refused.status in (401, 403):
             await services.denied(principal, request, refused, params.get("queue", ""))
+        raise
+    return principal
+
+
+async def admitted(services: Services, request: Request) -> Principal:
+    """Who asks, if they are an admin of the queue in the path, or of all; a refused change is noted."""
+    principal, queue = services.nobody, unquote(request.path_params.get("queue", ""))
+    try:
+        found = await services.gate.identify(request)
+        if found is None:
+            services.gate.take_turn(_address(request))
+            raise unauthorized("Missing Authorization header.")
+        principal = found
+        services.gate.take_turn(principal.id)
+        if not (
+            principal.allows(Role.ADMIN, queue)
+            if queue
+            else principal.allows_everywhere(Role.ADMIN)
+        ):
+            raise forbidden()
+    except Refused as refused:
+        if request.method == "POST" and refused.status in (401, 403):
+            await services.denied(principal, request, refused, queue)
         raise
     return principal
 

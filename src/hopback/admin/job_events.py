@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.jobs import Job
 
-__all__ = ["event_stream"]
+__all__ = ["event_stream", "newest"]
 
 _QUIET_S = 15.0
 _BETWEEN_S = 0.1
@@ -33,8 +33,8 @@ def event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
 
 async def _events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
     """Each change, at most ten a second; a comment when nothing happens, so that lines stay open."""
-    async with aclosing(_newest(jobs)) as newest:
-        async for job in newest:
+    async with aclosing(newest(jobs)) as found:
+        async for job in found:
             if job is None:
                 yield b": still here\n\n"
                 continue
@@ -43,7 +43,7 @@ async def _events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
     yield b"event: end\ndata: {}\n\n"
 
 
-async def _newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job | None, None]:
+async def newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job | None, None]:
     """The newest of what has come meanwhile; None when nothing came for a while."""
     waiting: asyncio.Queue[Job | None] = asyncio.Queue()
     reader = asyncio.create_task(_read(jobs, waiting), name="job events")

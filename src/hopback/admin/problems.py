@@ -11,6 +11,13 @@ from starlette.responses import Response
 from hopback import errors
 from hopback.deadletters.filters import BadFilter
 from hopback.deadletters.jobs import JobConflict
+from hopback.deadletters.refusals import (
+    BadRequest,
+    CountMismatch,
+    NoSuch,
+    NotAllowed,
+    SessionOver,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +51,11 @@ class Refused(errors.HopbackError):
 
 _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (BadFilter, 400, "bad-filter"),
+    (BadRequest, 422, "invalid"),
+    (CountMismatch, 409, "count-mismatch"),
+    (SessionOver, 404, "session-over"),
+    (NoSuch, 404, "not-found"),
+    (NotAllowed, 403, "switched-off"),
     (errors.ConnectionFailed, 503, "broker-unreachable"),
     (errors.ConnectionLost, 503, "broker-unreachable"),
     (errors.ManagementNotFound, 404, "not-found"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hopback.admin.insights import Insights
+from hopback.admin.problems import Refused
 from hopback.admin.roles import Principal
 from hopback.deadletters.requests import Who
 
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
     from hopback.admin.gate import Gate
     from hopback.admin.livebroker import LiveBroker
-    from hopback.admin.problems import Refused
     from hopback.admin.settings import AdminSettings
     from hopback.admin.sweep import Sweep
     from hopback.clock import Clock
@@ -35,9 +36,27 @@ class Services:
     sweep: Sweep
     settings: AdminSettings
     clock: Clock
+    insights: Insights = field(default_factory=Insights)
     nobody: Principal = NOBODY
-    owners: dict[str, str] = field(default_factory=dict)
-    """Who opened each browse session, by its id."""
+
+    def check_room(self, principal: Principal) -> None:
+        """Refuse a browse session beyond what one caller, or all together, may hold."""
+        limits, open_now = self.settings.limits, self.operations.sessions()
+        own = [view for view in open_now if view.by.id == principal.id]
+        if len(own) >= limits.sessions_per_caller:
+            raise Refused(
+                429,
+                "too-many-sessions",
+                f"{len(own)} browse sessions of yours are open; release one first.",
+                more={"sessions": [f"/admin/dlq/sessions/{view.id}" for view in own]},
+            )
+        held = sum(view.held_bytes for view in open_now)
+        if len(open_now) >= limits.sessions or held >= limits.held_bytes:
+            raise Refused(
+                429,
+                "too-much-held",
+                f"{len(open_now)} browse sessions hold {held} bytes; wait until one ends.",
+            )
 
     async def denied(
         self, principal: Principal, request: Request, refused: Refused, queue: str

@@ -15,6 +15,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from hopback.admin.problems import Refused, problem_response, refusal_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["CONTENT_SECURITY_POLICY", "Shell", "too_large"]
@@ -54,7 +56,8 @@ class Shell:
             return
         headers = Headers(scope=scope)
         correlation = _correlation(headers)
-        scope.setdefault("state", {})["correlation"] = correlation
+        scope = {**scope, "headers": _with_correlation(scope["headers"], correlation)}
+        scope["state"] = {**scope.get("state", {}), "correlation": correlation}
         sending = _Sending(send, correlation)
         try:
             self._check(headers)
@@ -122,6 +125,14 @@ def _correlation(headers: Headers) -> str:
     """The caller's id if it is harmless, else a new one."""
     given = headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else secrets.token_hex(16)
+
+
+def _with_correlation(
+    headers: Iterable[tuple[bytes, bytes]], correlation: str
+) -> list[tuple[bytes, bytes]]:
+    """The headers of the request, with the id that holds for it."""
+    others = [(name, value) for name, value in headers if name != b"x-correlation-id"]
+    return [*others, (b"x-correlation-id", correlation.encode())]
 
 
 def _host(host: str) -> str:

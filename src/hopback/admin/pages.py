@@ -1,0 +1,192 @@
+"""Pages: who asks, what they asked for, and the answer as HTML; refusals are pages, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qsl, quote
+
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from hopback.admin.endpoints import decoded
+from hopback.admin.gate import forbidden
+from hopback.admin.problems import Refused, refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jinja2 import Environment
+    from starlette.requests import Request
+
+    from hopback.admin.roles import Principal, Role
+    from hopback.admin.services import Services
+
+__all__ = ["Page", "Pages", "Visit", "form_fields", "see_other"]
+
+_SECTIONS = ("/jobs", "/topology", "/checks", "/audit", "/you")
+_MOST_FIELDS = 11_000
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request for a page, by someone who is known."""
+
+    request: Request
+    services: Services
+    principal: Principal
+    path: dict[str, str]
+    fields: list[tuple[str, str]]
+    """What the query and the form say, in their order."""
+    templates: Environment
+
+    def field(self, name: str, default: str = "") -> str:
+        """What was said of this name last."""
+        return next((value for key, value in reversed(self.fields) if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """Everything that was said of this name."""
+        return [value for key, value in self.fields if key == name]
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31) -> int:
+        """A number that was given; Refused if it is none, or out of bounds."""
+        text = self.field(name)
+        if not text:
+            return default
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise Refused(
+                400, "bad-field", f"{name}: expected a number from {least} to {most}, got {text!r}."
+            )
+        return int(text)
+
+    def need(self, role: Role, queue: str) -> None:
+        """Refuse unless the visitor has the role for that queue."""
+        if not self.principal.allows(role, queue):
+            raise forbidden(f"This needs the role {role} for queue {queue!r}.")
+
+    def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """The answer."""
+        path = self.request.url.path
+        section = next((each for each in _SECTIONS if path.startswith(each)), "/")
+        text = self.templates.get_template(template).render(
+            me=self.principal,
+            broker=self.services.live.address,
+            now=self.services.clock.now(),
+            section=section,
+            told=[_TOLD[code] for code in self.all("told")[:1] if code in _TOLD],
+            **values,
+        )
+        return HTMLResponse(text, status)
+
+
+Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
+"""What answers a visit."""
+
+
+class Pages:
+    """Turns functions of a visit into routes."""
+
+    def __init__(self, services: Services, templates: Environment) -> None:
+        self._services = services
+        self._templates = templates
+        self.routes: list[Route] = []
+
+    def add(self, method: str, path: str, answer: Callable[[Visit], Awaitable[Response]]) -> None:
+        """A page."""
+
+        async def respond(request: Request) -> Response:
+            return await self._respond(request, answer)
+
+        self.routes.append(Route(path, respond, methods=[method]))
+
+    async def _respond(
+        self, request: Request, answer: Callable[[Visit], Awaitable[Response]]
+    ) -> Response:
+        principal = self._services.nobody
+        try:
+            found = await self._services.gate.identify(request)
+            if found is None:
+                return self._to_login(request)
+            principal = found
+            self._services.gate.take_turn(principal.id)
+            return await answer(await self._visit(request, principal))
+        except Exception as error:
+            refused = refusal_of(error)
+            if refused is None:
+                raise
+            if request.method != "GET" and refused.status in (401, 403):
+                await self._services.denied(principal, request, refused, "")
+            return self.problem(request, principal, refused)
+
+    async def _visit(self, request: Request, principal: Principal) -> Visit:
+        params = {name: decoded(value) for name, value in request.path_params.items()}
+        fields = list(request.query_params.multi_items())
+        if request.method == "POST":
+            fields += await form_fields(request)
+        return Visit(request, self._services, principal, params, fields, self._templates)
+
+    def _to_login(self, request: Request) -> Response:
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        onward = here if request.method == "GET" else "/"
+        return see_other(f"/login?next={quote(onward, safe='')}")
+
+    def problem(self, request: Request, principal: Principal, refused: Refused) -> Response:
+        """A refusal as a page."""
+        known = principal.grants != () or principal.kind != "nobody"
+        text = self._templates.get_template("problem.html").render(
+            me=principal if known else None,
+            broker=self._services.live.address,
+            now=self._services.clock.now(),
+            section="",
+            told=[],
+            title=_TITLES.get(refused.status, "That did not work"),
+            detail=refused.detail,
+            remedy=refused.more.get("remedy", ""),
+            ways=_ways(refused),
+            correlation=request.state.correlation,
+        )
+        return HTMLResponse(text, refused.status, refused.headers)
+
+
+# Said on the page after an act. Codes, not texts: a link must not put words into our mouth.
+_TOLD = {
+    "released": "The messages are back in the queue, in their order.",
+    "looked": "The queue was searched for messages that this job had sent.",
+    "key-deleted": "The key opens no more.",
+    "signed-out": "You are signed out.",
+}
+_TITLES = {
+    400: "This cannot be read",
+    403: "You may not do this",
+    404: "There is no such thing",
+    409: "Something stands in the way",
+    422: "This cannot be done as asked",
+    429: "Too much at once",
+    503: "The broker does not answer",
+}
+
+
+def _ways(refused: Refused) -> list[tuple[str, str]]:
+    """Where to go from here."""
+    job = refused.more.get("job")
+    ways = [("/", "Dead letters")]
+    if isinstance(job, str):
+        ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
+    return ways
+
+
+async def form_fields(request: Request) -> list[tuple[str, str]]:
+    """What a form says."""
+    raw = await request.body()
+    try:
+        return parse_qsl(
+            raw.decode("utf-8"), keep_blank_values=True, max_num_fields=_MOST_FIELDS,
+            errors="strict",
+        )  # fmt: skip
+    except ValueError as error:
+        raise Refused(400, "bad-form", "The form: expected fields as a page sends them.") from error
+
+
+def see_other(url: str) -> Response:
+    """Go there next, with GET."""
+    return RedirectResponse(url, 303)

@@ -1,0 +1,184 @@
+"""The pages about people: sign in, sign out, you, keys, the audit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from hopback.admin.gate import cookie_name, forbidden
+from hopback.admin.keys import new_key
+from hopback.admin.pages import form_fields, see_other
+from hopback.admin.problems import Refused
+from hopback.admin.roles import EVERYTHING, Grant, Role
+from hopback.admin.services import who
+from hopback.deadletters.audit import AuditQuery
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from starlette.requests import Request
+
+    from hopback.admin.pages import Pages, Visit
+    from hopback.admin.roles import Principal
+    from hopback.admin.services import Services
+
+__all__ = ["add_access_pages", "sign_in_routes"]
+
+_OLDER = 100
+_DAY_S = 86_400.0
+
+
+def add_access_pages(pages: Pages) -> None:
+    """The pages for people who are known."""
+    pages.add("GET", "/you", _you)
+    pages.add("POST", "/keys", _make_key)
+    pages.add("POST", "/keys/{key}/delete", _delete_key)
+    pages.add("GET", "/audit", _audit)
+
+
+def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
+    """Signing in and out: the only pages for people who are not known."""
+    door = _Door(services, templates)
+    return [
+        Route("/login", door.show, methods=["GET"]),
+        Route("/login", door.sign_in, methods=["POST"]),
+        Route("/logout", door.sign_out, methods=["POST"]),
+    ]
+
+
+class _Door:
+    def __init__(self, services: Services, templates: Environment) -> None:
+        self._services = services
+        self._templates = templates
+
+    async def show(self, request: Request) -> Response:
+        """The form; a login link signs in at once."""
+        token = request.query_params.get("token")
+        onward = _own_page(request.query_params.get("next", "/"))
+        if token is not None:
+            return await self._try(request, token, onward)
+        if not self._services.gate.asks_who:
+            return see_other("/")
+        return self._form(onward)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Exchange a key or token for a cookie."""
+        fields = dict(await form_fields(request))
+        try:
+            self._services.gate.refuse_foreign(request)
+        except Refused as refused:
+            return self._form("/", refused.detail, refused.status)
+        return await self._try(
+            request, fields.get("secret", ""), _own_page(fields.get("next", "/"))
+        )
+
+    async def sign_out(self, request: Request) -> Response:
+        """Forget the cookie."""
+        try:
+            self._services.gate.refuse_foreign(request)
+        except Refused as refused:
+            return self._form("/", refused.detail, refused.status)
+        secure = request.url.scheme == "https"
+        answer = see_other("/login")
+        answer.delete_cookie(cookie_name(secure=secure), secure=secure, httponly=True)
+        return answer
+
+    async def _try(self, request: Request, secret: str, onward: str) -> Response:
+        gate = self._services.gate
+        try:
+            gate.take_sign_in(request.client.host if request.client else "unknown")
+            principal = await gate.believe(secret.strip())
+        except Refused as refused:
+            await self._services.denied(self._services.nobody, request, refused, "")
+            return self._form(onward, refused.detail, refused.status)
+        await self._services.operations.note("access.sign-in", by=who(principal))
+        return self._welcome(request, principal, onward)
+
+    def _welcome(self, request: Request, principal: Principal, onward: str) -> Response:
+        value, seconds = self._services.gate.cookies.write(principal, self._services.clock.now())
+        secure = request.url.scheme == "https"
+        answer = see_other(onward)
+        answer.set_cookie(
+            cookie_name(secure=secure),
+            value,
+            max_age=seconds,
+            httponly=True,
+            secure=secure,
+            samesite="lax",
+        )
+        return answer
+
+    def _form(self, onward: str, trouble: str = "", status: int = 200) -> Response:
+        text = self._templates.get_template("login.html").render(
+            me=None, told=[], section="", next=onward, trouble=trouble
+        )
+        return HTMLResponse(text, status)
+
+
+def _own_page(path: str) -> str:
+    """A page of ours, never another site."""
+    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if plain else "/"
+
+
+def _manages(visit: Visit) -> bool:
+    return visit.principal.allows_everywhere(Role.ADMIN) and visit.services.gate.asks_who
+
+
+async def _you(visit: Visit) -> Response:
+    return _you_page(visit, "")
+
+
+def _you_page(visit: Visit, secret: str) -> Response:
+    return visit.page(
+        "you.html", manages=_manages(visit), keys=visit.services.gate.keys.keys, secret=secret
+    )
+
+
+def _need_admin(visit: Visit) -> None:
+    if not visit.principal.allows_everywhere(Role.ADMIN):
+        raise forbidden()
+
+
+async def _make_key(visit: Visit) -> Response:
+    _need_admin(visit)
+    services, now = visit.services, visit.services.clock.now()
+    role, name = visit.field("role"), visit.field("name").strip()
+    if role not in set(Role) or not 1 <= len(name) <= 100:
+        raise Refused(400, "bad-field", "Expected a name, and viewer, operator or admin as role.")
+    days = visit.number("days", 90, least=1, most=3650)
+    queues = tuple(visit.field("queues").replace(",", " ").split()) or EVERYTHING
+    secret, key = new_key(
+        name,
+        Grant(Role(role), queues),
+        expires=now + days * _DAY_S,
+        made_by=visit.principal.name,
+        now=now,
+    )
+    details = {"key": key.id, "name": key.name, "role": role}
+    await services.operations.note("key.create", by=who(visit.principal), details=details)
+    services.gate.keys.add(key)
+    return _you_page(visit, secret)
+
+
+async def _delete_key(visit: Visit) -> Response:
+    _need_admin(visit)
+    key = visit.services.gate.keys.remove(visit.path["key"])
+    if key is None:
+        raise Refused(404, "not-found", f"There is no key {visit.path['key']!r}.")
+    details = {"key": key.id, "name": key.name}
+    await visit.services.operations.note("key.delete", by=who(visit.principal), details=details)
+    return see_other("/you?told=key-deleted")
+
+
+async def _audit(visit: Visit) -> Response:
+    _need_admin(visit)
+    before = visit.number("cursor", 0) or None
+    asked = AuditQuery(
+        visit.field("by"), visit.field("action"), visit.field("queue"), "", before, _OLDER
+    )
+    entries = await visit.services.operations.audit(asked)
+    older = quote(str(entries[-1].number)) if len(entries) == _OLDER else ""
+    return visit.page("audit.html", asked=asked, entries=entries, older=older)

@@ -1,0 +1,193 @@
+"""The pages of dead letters: the list, a queue, a browse session, a message."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from hopback.admin.answers_messages import camel, plain_value
+from hopback.admin.content import Form, amqp_type, payload_of, visible
+from hopback.admin.pages import see_other
+from hopback.admin.problems import Refused
+from hopback.admin.roles import Role
+from hopback.admin.services import who
+from hopback.deadletters.filters import BadFilter
+from hopback.deadletters.sessions import GroupBy, Page, Window
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from hopback.admin.pages import Pages, Visit
+    from hopback.deadletters.browsing import SessionView
+    from hopback.deadletters.overview import QueueSummary
+    from hopback.deadletters.sessions import Group
+    from hopback.message import Delivery
+
+__all__ = ["add_deadletter_pages", "group_filter"]
+
+_PROPERTIES = (
+    "message_id", "type", "content_type", "content_encoding", "correlation_id", "reply_to",
+    "app_id", "user_id", "cluster_id", "delivery_mode", "priority", "expiration", "timestamp",
+)  # fmt: skip
+_PAGE = 50
+_VALUE_SHOWN = 2000
+
+
+def add_deadletter_pages(pages: Pages) -> None:
+    """The pages of dead letters."""
+    pages.add("GET", "/", _board)
+    pages.add("GET", "/queues/{queue}", _queue)
+    pages.add("POST", "/queues/{queue}/look", _look)
+    pages.add("GET", "/sessions/{session}", _session)
+    pages.add("POST", "/sessions/{session}/renew", _renew)
+    pages.add("POST", "/sessions/{session}/release", _release)
+    pages.add("GET", "/sessions/{session}/messages/{message}", _message)
+
+
+async def _board(visit: Visit) -> Response:
+    services = visit.services
+    swept = await services.sweep.get_or_last()
+    seen = [one for one in swept.queues if visit.principal.allows(Role.VIEWER, one.queue)]
+    full = [one for one in seen if one.exists and (one.depth.total or one.active_job)]
+    full.sort(key=lambda one: (-(one.depth.total or 0), one.queue))
+    return visit.page(
+        "dead_letters.html",
+        headline=_headline(full, seen),
+        queues=seen,
+        full=full,
+        quiet=[one for one in seen if one.exists and one not in full],
+        missing=[one for one in seen if not one.exists],
+        trends={one.queue: services.sweep.trend(one.queue) for one in full},
+        insights=services.insights.known,
+        at=swept.at,
+        sources=", ".join(sorted({one.depth.source for one in seen})),
+        error=None if swept.error is None else str(swept.error),
+    )
+
+
+def _headline(full: list[QueueSummary], seen: list[QueueSummary]) -> str:
+    total = sum(one.depth.total or 0 for one in full)
+    if not total:
+        return "No dead letters"
+    letters = f"{total:,} dead letter{'s' if total != 1 else ''}"
+    holding = sum(bool(one.depth.total) for one in full)
+    return f"{letters} in {holding} of {len(seen)} queues"
+
+
+async def _queue(visit: Visit) -> Response:
+    operations, name = visit.services.operations, visit.path["queue"]
+    visit.need(Role.VIEWER, name)
+    return visit.page(
+        "queue.html",
+        detail=await operations.queue(name),
+        operator=visit.principal.allows(Role.OPERATOR, name),
+        sessions=[view for view in operations.sessions() if view.queue == name],
+        jobs=await operations.jobs(queue=name, limit=5),
+    )
+
+
+async def _look(visit: Visit) -> Response:
+    operations, name = visit.services.operations, visit.path["queue"]
+    visit.need(Role.OPERATOR, name)
+    limit = visit.number("limit", 100, least=1, most=10_000)
+    minutes = visit.number("minutes", 5, least=1, most=25)
+    visit.services.check_room(visit.principal)
+    view = await operations.open_session(
+        name,
+        Window(limit, seconds=minutes * 60.0),
+        by=who(visit.principal),
+        forced=visit.field("how") == "force",
+        lift=visit.field("how") == "lift",
+    )
+    visit.services.insights.remember(operations, view)
+    return see_other(f"/sessions/{quote(view.id, safe='')}")
+
+
+def _held(visit: Visit) -> SessionView:
+    view = visit.services.operations.session(visit.path["session"])
+    visit.need(Role.OPERATOR, view.queue)
+    return view
+
+
+async def _session(visit: Visit) -> Response:
+    view, operations = _held(visit), visit.services.operations
+    by = GroupBy(visit.field("by")) if visit.field("by") in set(GroupBy) else GroupBy.FINGERPRINT
+    text, cursor = visit.field("filter"), visit.number("cursor", 0)
+    bad_filter, page = "", Page((), None, 0)
+    try:
+        page = operations.messages(view.id, text, cursor=cursor, size=_PAGE)
+    except BadFilter as error:
+        bad_filter = str(error)
+    groups = operations.groups(view.id, by)
+    return visit.page(
+        "session.html",
+        view=view,
+        by=by.value,
+        groups=groups,
+        group_filters={group.key: group_filter(by, group) for group in groups},
+        filter=text,
+        bad_filter=bad_filter,
+        page=page,
+        cursor=cursor,
+    )
+
+
+def group_filter(by: GroupBy, group: Group) -> str:
+    """The filter that matches exactly the letters of a group."""
+    field = "group" if by is GroupBy.FINGERPRINT else by.value
+    escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
+
+
+async def _renew(visit: Visit) -> Response:
+    view = _held(visit)
+    visit.services.operations.renew(view.id)
+    return see_other(f"/sessions/{quote(view.id, safe='')}")
+
+
+async def _release(visit: Visit) -> Response:
+    view = _held(visit)
+    await visit.services.operations.release(view.id)
+    return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
+
+
+async def _message(visit: Visit) -> Response:
+    view = _held(visit)
+    message = await visit.services.operations.message(
+        view.id, visit.path["message"], by=who(visit.principal)
+    )
+    form = visit.field("form", Form.PRETTY.value)
+    if form not in set(Form):
+        raise Refused(400, "bad-form", f"form: expected one of {', '.join(Form)}, got {form!r}.")
+    delivery = message.delivery
+    payload = payload_of(delivery.body, Form(form), delivery.properties.content_encoding)
+    return visit.page(
+        "message.html",
+        message=message,
+        letter=message.letter,
+        session=view.id,
+        payload=payload,
+        form=form,
+        content_type=delivery.properties.content_type or "",
+        properties=list(_properties(delivery).items()),
+        headers=[
+            (name, amqp_type(value), _shown(value))
+            for name, value in sorted(delivery.properties.headers.items())
+        ],
+    )
+
+
+def _properties(delivery: Delivery) -> dict[str, str]:
+    named = {"exchange": delivery.exchange, "routingKey": delivery.routing_key}
+    found = {name: getattr(delivery.properties, name) for name in _PROPERTIES}
+    named |= {camel(name): str(value) for name, value in found.items() if value is not None}
+    return named | {"redelivered": "yes" if delivery.redelivered else "no"}
+
+
+def _shown(value: Any) -> str:
+    """A header's value as text: plain ones as they are, the rest as JSON."""
+    plain = plain_value(value)
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
+    cut = text[:_VALUE_SHOWN]
+    return visible(cut, lines=True) + ("…" if len(text) > len(cut) else "")

@@ -1,0 +1,55 @@
+// The map of the topology. The tables beside it say the same.
+"use strict";
+
+(async function draw() {
+  const place = document.getElementById("map");
+  if (!place || typeof cytoscape === "undefined") return;
+  const answer = await fetch(place.dataset.graph, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return;
+  const graph = await answer.json();
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const ink = dark ? "#e9e7de" : "#22231f";
+  const soft = dark ? "#8d8b80" : "#8b897d";
+  const fill = dark ? "#1f211d" : "#ffffff";
+  place.classList.add("ready");
+  const node = (kind, colour, more) => ({ selector: `node[kind = "${kind}"]`, style: { "border-color": colour, ...more } });
+  const map = cytoscape({
+    container: place,
+    elements: graph.elements,
+    minZoom: 0.15,
+    maxZoom: 2.5,
+    wheelSensitivity: 0.3,
+    layout: { name: "dagre", rankDir: "LR", nodeSep: 18, rankSep: 90, edgeSep: 8, padding: 24, animate: false },
+    style: [
+      { selector: "node", style: {
+        label: "data(label)", "text-wrap": "wrap", "text-max-width": 190, "font-size": 12, color: ink,
+        "text-valign": "center", "text-halign": "center", shape: "round-rectangle", width: 200, height: "data(height)",
+        "background-color": fill, "border-width": 1.6, "border-color": soft } },
+      node("exchange", dark ? "#ab93dd" : "#7a5fb0", { shape: "cut-rectangle" }),
+      node("main", dark ? "#7fb2e6" : "#2d6fb3", {}),
+      node("plain", soft, {}),
+      node("retry", dark ? "#dcae5a" : "#b07a13", { shape: "round-rectangle", "border-style": "dotted", "border-width": 2.4 }),
+      node("dead-letter", dark ? "#f08d74" : "#b4412a", { "background-color": dark ? "#33201b" : "#fbeee9", "border-width": 2.2 }),
+      { selector: "node[hazards > 0]", style: { "border-style": "double", "border-width": 6, "border-color": dark ? "#f08d74" : "#b4412a" } },
+      { selector: "edge", style: {
+        width: 1.4, "line-color": soft, "target-arrow-color": soft, "target-arrow-shape": "triangle", "arrow-scale": 0.8,
+        "curve-style": "bezier", label: "data(label)", "font-size": 10, color: dark ? "#c9c6ba" : "#5c5d55",
+        "text-background-color": dark ? "#1f211d" : "#ffffff", "text-background-opacity": 0.9, "text-background-padding": 2 } },
+      { selector: 'edge[kind = "dead-letter"]', style: { "line-style": "dashed", "line-color": dark ? "#f08d74" : "#b4412a", "target-arrow-color": dark ? "#f08d74" : "#b4412a" } },
+      { selector: ".reached", style: { "border-color": dark ? "#7fc9b8" : "#23685b", "border-width": 4, "border-style": "solid", "background-color": dark ? "#21352f" : "#e3efeb" } },
+      { selector: ".faded", style: { opacity: 0.25 } },
+    ],
+  });
+  const told = document.getElementById("reached");
+  if (told) {
+    const names = new Set(JSON.parse(told.dataset.reached));
+    map.nodes().forEach((each) => { if (names.has(each.data("name")) && each.data("kind") !== "exchange") each.addClass("reached"); });
+  }
+  map.on("tap", "node", (event) => {
+    const near = event.target.closedNeighborhood();
+    map.elements().addClass("faded");
+    near.removeClass("faded");
+  });
+  map.on("tap", (event) => { if (event.target === map) map.elements().removeClass("faded"); });
+  place.dataset.nodes = String(map.nodes().length);
+})();

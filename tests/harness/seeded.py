@@ -1,0 +1,158 @@
+"""A small shop on the embedded broker, with failures and dead letters, for the tests of the page.
+
+Orders fail by three different errors, a payment provider times out, one queue is empty. What was
+mended succeeds when it is re-driven; what was not dies again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hopback.admin import create_app
+from hopback.broker.declare import declare
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.simulator.management import EmbeddedManagement
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.settings import Settings
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+from hopback.runtime.app import App
+from hopback.runtime.service import Service
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+__all__ = ["MAILS", "ORDERS", "PAYMENTS", "Shop", "Stage", "publish", "seeded"]
+
+_SEEDED = 50
+ORDERS, PAYMENTS, MAILS = "orders.created", "payments.capture", "mails.send"
+
+
+@dataclass
+class Shop:
+    """The application, and what of it is mended."""
+
+    app: App = field(default_factory=lambda: App("shop"))
+    mended: set[str] = field(default_factory=set)
+    handled: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for queue, key in ((ORDERS, "order.created"), (PAYMENTS, "order.paid"), (MAILS, "mail.#")):
+            self.app.handler(queue, retry=("30ms",), attempts=2, bind={"shop.events": key})(
+                self._handle
+            )
+
+    async def _handle(self, payload: dict[str, Any]) -> None:
+        trouble = payload.get("trouble", "")
+        if trouble and trouble not in self.mended:
+            _TROUBLES[trouble](payload)
+        self.handled.append(payload)
+
+
+def _out_of_stock(payload: dict[str, Any]) -> None:
+    raise LookupError(f"warehouse 7 does not know article {payload['article']}")
+
+
+def _bad_address(payload: dict[str, Any]) -> None:
+    raise ValueError(f"no postal code in the address of customer {payload['customer']}")
+
+
+def _timeout(payload: dict[str, Any]) -> None:
+    raise TimeoutError("the payment provider did not answer within 10 s")
+
+
+_TROUBLES = {"stock": _out_of_stock, "address": _bad_address, "timeout": _timeout}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Everything that a test may touch."""
+
+    broker: EmbeddedBroker
+    operations: Operations
+    shop: Shop
+    asgi: ASGIApp
+
+
+async def publish(broker: EmbeddedBroker, *messages: Message) -> None:
+    """Publish as a producer would, each confirmed."""
+    connection = await broker.connect("producer")
+    channel = await connection.open_channel()
+    await asyncio.gather(*(channel.publish(message) for message in messages))
+    await connection.close()
+
+
+@asynccontextmanager
+async def seeded(
+    exports: Path | None = None, *, version: BrokerVersion | None = None, **admin: Any
+) -> AsyncIterator[Stage]:
+    """The shop at work, with its dead letters in place; `admin` is for `create_app`."""
+    broker = EmbeddedBroker(version=version or BrokerVersion(4, 3))
+    shop = Shop()
+    service = Service(shop.app, broker)
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    await _declare_others(broker)
+    await publish(broker, *_orders())
+    declared = (shop.app.topology, DESIGNS["file-pipeline"].build())
+    view = EmbeddedManagement(broker)
+    settings = Settings(exports=exports)
+    async with Operations(
+        broker, management=view, topologies=declared, settings=settings
+    ) as operations:
+        await _settled(operations)
+        asgi = create_app(operations, broker, view=view, topologies=declared, **admin)
+        yield Stage(broker, operations, shop, asgi)
+    service.stop()
+    await running
+
+
+def _orders() -> list[Message]:
+    troubles = ["stock"] * 9 + ["address"] * 4
+    orders = [
+        _message("order.created", "OrderCreated", number, trouble=trouble)
+        for number, trouble in enumerate(troubles, 1001)
+    ]
+    payments = [
+        _message("order.paid", "OrderPaid", number, trouble="timeout")
+        for number in range(2001, 2038)
+    ]
+    return [*orders, *payments, _message("order.created", "OrderCreated", 3001)]
+
+
+def _message(key: str, kind: str, number: int, **more: str) -> Message:
+    body = {
+        "order": {"id": number, "lines": [{"sku": f"A-{number % 7}", "quantity": 1 + number % 3}]},
+        "article": f"A-{number % 7}",
+        "customer": f"c-{number % 11}",
+        **more,
+    }
+    properties = Properties(
+        content_type="application/json",
+        message_id=f"msg-{number}",
+        type=kind,
+        headers={"x-tenant": "acme" if number % 2 else "globex"},
+    )
+    return Message("shop.events", key, json.dumps(body).encode(), properties)
+
+
+async def _declare_others(broker: EmbeddedBroker) -> None:
+    """The file pipeline's queues: declared, and empty."""
+    connection = await broker.connect("declaring")
+    await declare(connection, DESIGNS["file-pipeline"].build())
+    await connection.close()
+
+
+async def _settled(operations: Operations) -> None:
+    """Return when every failure has come to rest."""
+    async with asyncio.timeout(20):
+        while sum(one.depth.total or 0 for one in await operations.queues()) < _SEEDED:
+            await asyncio.sleep(0.01)
