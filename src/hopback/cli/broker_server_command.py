@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from hopback.cli.printing import safe
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from hopback.broker.server import BrokerServer, ServerSettings
 
@@ -143,7 +144,9 @@ def broker(**options: Any) -> int:
 
     For development, tests and demos on one machine: it is no cluster and keeps nothing.
     """
-    _open_log(options["log_level"])
+    # Not the log of `hopback run`: that would load the whole runtime first.
+    level = options["log_level"].upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     settings = _settings(options)
     return asyncio.run(_serve(settings, _definitions(options["definitions"])))
 
@@ -234,10 +237,3 @@ def _introduce(server: BrokerServer) -> None:
     click.echo(f"Clock       {server.settings.clock}")
     click.echo("Ctrl-C stops it.")
     sys.stdout.flush()
-
-
-def _open_log(level: str) -> None:
-    from hopback.cli.run_service import open_log
-
-    opening: Callable[..., object] = open_log
-    opening(level, "auto")

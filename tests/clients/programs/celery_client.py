@@ -39,7 +39,9 @@ def main(url: str) -> dict:
     with app.connection_for_write() as connection:
         kombu.Queue("retry", queue_arguments=_BACK, channel=connection.channel()).declare()
         found["returned"] = _returned(connection)
-    with start_worker(app, pool="solo", perform_ping_check=False, loglevel="error"):
+    with start_worker(
+        app, pool="threads", concurrency=1, perform_ping_check=False, loglevel="error"
+    ):
         work.apply_async(("an order",))
         arrived.wait(15)
     return {"confirmed": True, **found}
