@@ -1,0 +1,197 @@
+"""The main flows on a real RabbitMQ and PostgreSQL: in one process, and as eight of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import jwt
+import psycopg
+import pytest
+
+from hopback import RabbitMQ
+from hopback.systems.file_pipeline.demo import SYSTEM
+from hopback.systems.stage import Stage
+from tests.integration.database import postgres
+from tests.systems.file_pipeline.samples import broken_png, jpeg_with_exif, png
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hopback.systems.stage import Part
+    from tests.harness.postgres import PostgresNode
+
+__all__ = ["postgres"]
+
+pytestmark = pytest.mark.broker
+
+_SECRET = "a secret that is long enough for HS256, for tests only"
+_SETTINGS = {"RETRY_TTL_MS": "200", "ADMIN_JWT_SECRET": _SECRET}
+_PATIENCE_S = 40.0
+
+
+@pytest.fixture
+def database(postgres: PostgresNode) -> str:
+    """The URL of an empty database on PostgreSQL."""
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
+    return postgres.url(name)
+
+
+def _administrator() -> dict[str, str]:
+    claims = {"sub": "u-1", "roles": ["admin"], "exp": time.time() + 600}
+    claims |= {"iss": "file-pipeline", "aud": "file-pipeline"}
+    return {"authorization": f"Bearer {jwt.encode(claims, _SECRET, 'HS256')}"}
+
+
+class _Client:
+    """Someone who uploads files and waits for what becomes of them."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+
+    async def upload(self, content: bytes, name: str, kind: str) -> str:
+        answer = await self.client.post("/files", files={"file": (name, content, kind)})
+        assert answer.status_code == 202, answer.text
+        where: str = answer.headers["location"]
+        return where
+
+    async def until(self, where: str, status: str) -> dict[str, Any]:
+        """What is known of the file once it has that status."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                found: dict[str, Any] = (await self.client.get(where)).json()
+                if found["status"] == status:
+                    return found
+                await asyncio.sleep(0.05)
+
+    async def dead_letters(self, queue: str) -> int:
+        answer = await self.client.get("/admin/dlq/queues", headers=_administrator())
+        found: int = next(
+            one["messages"] for one in answer.json()["items"] if one["queue"] == queue
+        )
+        return found
+
+
+@pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
+async def test_the_whole_system_in_one_process(
+    amqp_url: str, database: str, tmp_path: Path, hardened: bool
+) -> None:
+    """A picture completes; a broken one fails, is parked, is mended, re-driven and completes."""
+    stage = Stage(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
+    async with SYSTEM.start(replace(stage, environment=_SETTINGS)) as playing:
+        transport = httpx.ASGITransport(app=playing.web)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=stage.url) as http:
+            client = _Client(http)
+            await _play(client, tmp_path)
+
+
+async def _play(client: _Client, folder: Path) -> None:
+    good = await client.upload(jpeg_with_exif(), "a.jpg", "image/jpeg")
+    bad = await client.upload(broken_png(), "b.png", "image/png")
+    lie = await client.upload(png(), "c.pdf", "application/pdf")
+    many = [await client.upload(b"text %d" % n, f"{n}.txt", "text/plain") for n in range(20)]
+    assert (await client.until(good, "completed"))["metadata"]["image"]["width"] == 400
+    assert (await client.until(lie, "rejected"))["rejection"]["code"] == "TYPE_MISMATCH"
+    for where in many:
+        await client.until(where, "completed")
+    failed = await client.until(bad, "failed")
+    await _until(lambda: client.dead_letters("q.thumbnail.dlq"), 1)
+    (folder / "files" / failed["fileId"]).write_bytes(png())
+    path = "/admin/dlq/queues/q.thumbnail.dlq/re-drive"
+    moved = await client.client.post(path, headers=_administrator())
+    assert (moved.status_code, moved.json()["moved"]) == (201, 1)
+    await client.until(bad, "completed")
+    assert await client.dead_letters("q.thumbnail.dlq") == 0
+    told = (await client.client.get("/notifications?limit=500")).json()["items"]
+    mine = [one["type"] for one in told if one["fileId"] == failed["fileId"]]
+    assert mine == ["ProcessingFailed.v1", "ProcessingCompleted.v1"]
+    assert len(told) == 24
+
+
+async def _until(ask: Callable[[], Any], wanted: object) -> None:
+    async with asyncio.timeout(_PATIENCE_S):
+        while await ask() != wanted:  # noqa: ASYNC110  another process
+            await asyncio.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _process(part: Part, environment: dict[str, str], port: int, log: Path) -> Iterator[None]:
+    """A part as its documentation says to run it; ended in order."""
+    program, *rest = part.command.split()
+    module = [sys.executable, "-m", program, *rest]
+    command = [*module, "--port", str(port)] if part.is_web else [*module, "--log-format", "json"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(_PATIENCE_S)
+    assert code in (0, -signal.SIGTERM), log.read_text()
+
+
+async def test_every_part_as_a_process_of_its_own(
+    amqp_url: str, database: str, tmp_path: Path
+) -> None:
+    """Eight processes on one broker and one database: a picture completes, a broken one is parked."""
+    port, folder = _free_port(), tmp_path / "files"
+    environment = os.environ | _SETTINGS
+    environment |= {
+        "HOPBACK_BROKER": amqp_url,
+        "DATABASE_URL": database,
+        "FILES_FOLDER": str(folder),
+    }
+    url = f"http://127.0.0.1:{port}"
+    with ExitStack() as processes:
+        for number, part in enumerate(SYSTEM.parts):
+            log = tmp_path / f"{number}.log"
+            processes.enter_context(_process(part, environment, port, log))
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            client = _Client(http)
+            await _until(lambda: _answers(http), True)
+            good = await client.upload(png(), "a.png", "image/png")
+            bad = await client.upload(broken_png(), "b.png", "image/png")
+            await client.until(good, "completed")
+            await client.until(bad, "failed")
+            await _until(lambda: client.dead_letters("q.thumbnail.dlq"), 1)
+    _check_log((tmp_path / "3.log").read_text())
+
+
+async def _answers(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/files")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _check_log(text: str) -> None:
+    """The thumbnail's failures as JSON lines, with everything that the document asks for."""
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    told = [one for one in lines if one["event"] in ("delivery.retried", "delivery.parked")]
+    assert [(one["attempt"], one["maxAttempts"]) for one in told] == [(1, 3), (2, 3), (3, 3)]
+    for one in told:
+        assert one["correlationId"]
+        assert one["queue"] == "q.thumbnail"
+        assert one["routingKey"] == "files.validated.v1"
+        assert one["messageType"] == "FileValidated.v1"
