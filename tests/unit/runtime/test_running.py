@@ -1,4 +1,4 @@
-"""Running an application: order, pauses, the circuit breaker, the start and the end."""
+"""Running an application: order, pauses, the circuit breaker and the start."""
 
 from __future__ import annotations
 
@@ -25,14 +25,10 @@ from hopback.policy.breaker import BreakerState
 from hopback.runtime.consumer import Consumer, ConsumerState, Leftover
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.model import Queue, Topology
+from tests.unit.runtime.slow import alone, slow_app
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-
-
-def _alone() -> None:
-    """Fail if any task but the test's own is alive."""
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def _state(consumer: Consumer) -> ConsumerState:
@@ -45,19 +41,6 @@ def _breaker(consumer: Consumer) -> BreakerState:
     return consumer.breaker
 
 
-def _slow(seconds: float, **options: Any) -> tuple[App, list[str]]:
-    """An application whose handler takes its time, and what it did."""
-    app, told = App("shop"), list[str]()
-
-    @app.handler("orders", retry=["30s"], **options)
-    async def handle(payload: str) -> None:
-        told.append(f"begin {payload}")
-        await asyncio.sleep(seconds)
-        told.append(f"end {payload}")
-
-    return app, told
-
-
 # --- order ------------------------------------------------------------------------------------------
 
 
@@ -68,7 +51,7 @@ async def test_messages_of_one_key_are_handled_one_after_another() -> None:
     def customer(delivery: Delivery) -> str:
         return delivery.body.decode()[0]
 
-    app, told = _slow(1, key=customer, concurrency=10)
+    app, told = slow_app(1, key=customer, concurrency=10)
     async with AppTest(app) as test:
         for payload in ("a1", "a2", "b1", "a3", "b2"):
             await test.publish("", "orders", payload)
@@ -83,7 +66,7 @@ async def test_messages_of_one_key_are_handled_one_after_another() -> None:
 @in_virtual_time
 async def test_a_message_whose_key_cannot_be_told_has_failed(key: Any) -> None:
     """It is not handled out of order, and it is not silently left behind."""
-    app, told = _slow(1, key=key)
+    app, told = slow_app(1, key=key)
     async with AppTest(app) as test:
         await test.publish("", "orders", "a1")
         tally = await test.drain()
@@ -119,7 +102,7 @@ async def test_no_more_run_at_once_than_asked_for() -> None:
 @in_virtual_time
 async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
     """What runs finishes and is settled, what waits goes back, nothing is run twice."""
-    app, told = _slow(10, concurrency=1)
+    app, told = slow_app(10, concurrency=1)
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
         for payload in "abc":
@@ -146,7 +129,7 @@ async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
 @in_virtual_time
 async def test_a_pause_and_its_end_may_come_at_any_moment() -> None:
     """Also before the consumer has started, while it rests, and across a lost connection."""
-    app, _ = _slow(1)
+    app, _ = slow_app(1)
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
         for pause in (0.0, 0.1, 0.3, 2.0):
@@ -165,7 +148,7 @@ async def test_a_pause_and_its_end_may_come_at_any_moment() -> None:
 @in_virtual_time
 async def test_a_paused_service_can_be_stopped() -> None:
     """Shutdown does not wake it: nothing is taken any more."""
-    app, told = _slow(1)
+    app, told = slow_app(1)
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
         consumer.pause("maintenance")
@@ -175,13 +158,13 @@ async def test_a_paused_service_can_be_stopped() -> None:
     assert told == []
     assert report.left == ()
     assert len(test.broker.snapshot().queue("orders").ready) == 1
-    _alone()
+    alone()
 
 
 @in_virtual_time
 async def test_only_queues_that_are_run_can_be_paused() -> None:
     """The error lists those there are."""
-    app, _ = _slow(1)
+    app, _ = slow_app(1)
     async with AppTest(app) as test:
         with pytest.raises(KeyError, match="orders"):
             test.service.consumer("order")
@@ -246,7 +229,7 @@ async def test_an_open_breaker_does_not_delay_the_end() -> None:
         report = await test.stop()
     assert report.left == (Leftover("orders", not_started=2, interrupted=0),)
     assert report.clean
-    _alone()
+    alone()
 
 
 # --- the start --------------------------------------------------------------------------------------
@@ -266,7 +249,7 @@ async def test_errors_of_check_refuse_the_start_unless_accepted_by_name() -> Non
             pass
     assert "delivery-limit-feeds-retry" in str(caught.value)
     assert "accept them by name" in str(caught.value)
-    _alone()
+    alone()
     accept = ["delivery-limit-feeds-retry", "looking-deletes"]
     async with AppTest(app, options=ServiceOptions(accept=accept)) as test:
         test.broker.cut()
@@ -287,7 +270,7 @@ async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
     connection = await broker.connect()
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("orders"))
-    app, _ = _slow(1)
+    app, _ = slow_app(1)
     service = Service(app, broker)
     with pytest.raises(TopologyConflict):
         await service.run()
@@ -296,25 +279,25 @@ async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
     assert service.lines["publishing"] is LineState.CLOSED
     assert not service.ready.is_set()
     await connection.close()
-    _alone()
+    alone()
 
 
 @in_virtual_time
 async def test_checking_names_what_is_missing() -> None:
     """With ownership CHECK nothing is created."""
-    app, _ = _slow(1)
+    app, _ = slow_app(1)
     broker = EmbeddedBroker()
     with pytest.raises(TopologyError, match="orders"):
         async with AppTest(app, broker=broker, options=ServiceOptions(ownership=Ownership.CHECK)):
             pass
     assert broker.snapshot().queues == ()
-    _alone()
+    alone()
 
 
 @in_virtual_time
 async def test_ready_means_that_every_consumer_was_started() -> None:
     """A broker that refuses at first delays it."""
-    app, _ = _slow(1)
+    app, _ = slow_app(1)
     app.handler("more", retry=["1s"])(lambda: None)
     broker = EmbeddedBroker()
     broker.faults.latency = 1.0
@@ -328,7 +311,7 @@ async def test_ready_means_that_every_consumer_was_started() -> None:
     assert [one.state for one in service.consumers] == [ConsumerState.CONSUMING] * 2
     service.stop()
     await running
-    _alone()
+    alone()
 
 
 @in_virtual_time
@@ -342,119 +325,6 @@ async def test_an_application_without_handlers_runs_and_publishes() -> None:
         states = [one.fields["state"] for one in test.happened("connection.state", state="ready")]
         assert len(states) == 2
         assert len(test.broker.snapshot().queue("orders").ready) == 1
-
-
-# --- the end ----------------------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
-    """Running handlers end and are settled; what was not started goes back and is reported."""
-    app, told = _slow(5, concurrency=2)
-    async with AppTest(app) as test:
-        for number in range(5):
-            await test.publish("", "orders", str(number))
-        await test.advance(1)
-        report = await test.stop()
-    steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
-    assert steps == [(1, 2), (2, 2), (3, 0), (4, 0), (5, 0)]
-    assert told == ["begin 0", "begin 1", "end 0", "end 1"]
-    assert report.handled == 2
-    assert report.left == (Leftover("orders", not_started=3, interrupted=0),)
-    assert report.clean
-    assert len(test.broker.snapshot().queue("orders").ready) == 3
-    _alone()
-
-
-@in_virtual_time
-async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
-    """Its message goes back to the queue, and an event says so."""
-    app, told = _slow(1000, concurrency=2)
-    began = asyncio.get_running_loop().time()
-    async with AppTest(app, options=ServiceOptions(grace=20)) as test:
-        for number in range(3):
-            await test.publish("", "orders", str(number))
-        await test.advance(1)
-        report = await test.stop()
-    assert round(asyncio.get_running_loop().time() - began) == 21
-    assert told == ["begin 0", "begin 1"]
-    assert report.left == (Leftover("orders", not_started=1, interrupted=2),)
-    assert not report.clean
-    assert len(test.happened("delivery.abandoned", reason="the handler was interrupted")) == 2
-    assert len(test.broker.snapshot().queue("orders").ready) == 3
-    _alone()
-
-
-@in_virtual_time
-async def test_asking_twice_does_not_wait() -> None:
-    """The second signal interrupts what runs."""
-    app, told = _slow(1000)
-    began = asyncio.get_running_loop().time()
-    async with AppTest(app) as test:
-        await test.publish("", "orders", "x")
-        await test.advance(1)
-        test.service.stop()
-        await test.advance(1)
-        test.service.stop()
-        report = await test.stop()
-    assert asyncio.get_running_loop().time() - began < 3
-    assert told == ["begin x"]
-    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
-    _alone()
-
-
-@in_virtual_time
-async def test_a_cancelled_run_ends_everything_it_began() -> None:
-    """As Ctrl-C under `asyncio.run` does: no connection, task or message is left behind."""
-    app, told = _slow(1000)
-    broker = EmbeddedBroker()
-    service = Service(app, broker)
-    running = asyncio.create_task(service.run())
-    await service.ready.wait()
-    await app.publish("", "orders", "x")
-    await asyncio.sleep(1)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert told == ["begin x"]
-    assert broker.connections == ()
-    assert len(broker.snapshot().queue("orders").ready) == 1
-    _alone()
-
-
-@in_virtual_time
-async def test_a_service_can_be_stopped_while_it_cannot_connect() -> None:
-    """It does not wait for a broker that never answers."""
-    app, _ = _slow(1)
-    broker = EmbeddedBroker()
-    broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
-    service = Service(app, broker)
-    running = asyncio.create_task(service.run())
-    await asyncio.sleep(100)
-    service.stop()
-    assert (await running).left == ()
-    _alone()
-
-
-@in_virtual_time
-async def test_a_delivery_held_at_the_end_is_reported() -> None:
-    """Its retry finds no home; after the grace it goes back to its queue."""
-    app = App("shop")
-
-    @app.handler("orders", retry=["30s"])
-    async def handle() -> None:
-        await asyncio.sleep(1)
-        raise ValueError("no")
-
-    async with AppTest(app, options=ServiceOptions(grace=60)) as test:
-        await test.publish("", "orders", {})
-        test.faults.chance(Fault.NACK, 1.0)
-        await test.advance(5)
-        report = await test.stop()
-    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
-    assert len(test.broker.snapshot().queue("orders").ready) == 1
-    assert not test.happened("delivery.retried")
-    _alone()
 
 
 # --- the documented designs -------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""The end of a service: numbered steps, a second signal, and nothing unreported or alive."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hopback import App, EmbeddedBroker, Service, ServiceOptions
+from hopback.broker.simulator import Fault
+from hopback.runtime.consumer import Leftover
+from hopback.testing import AppTest, in_virtual_time
+from tests.unit.runtime.slow import alone, slow_app
+
+
+@in_virtual_time
+async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
+    """Running handlers end and are settled; what was not started goes back and is reported."""
+    app, told = slow_app(5, concurrency=2)
+    async with AppTest(app) as test:
+        for number in range(5):
+            await test.publish("", "orders", str(number))
+        await test.advance(1)
+        report = await test.stop()
+    steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
+    assert steps == [(1, 2), (2, 2), (3, 0), (4, 0), (5, 0)]
+    assert told == ["begin 0", "begin 1", "end 0", "end 1"]
+    assert report.handled == 2
+    assert report.left == (Leftover("orders", not_started=3, interrupted=0),)
+    assert report.clean
+    assert len(test.broker.snapshot().queue("orders").ready) == 3
+    alone()
+
+
+@in_virtual_time
+async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
+    """Its message goes back to the queue, and an event says so."""
+    app, told = slow_app(1000, concurrency=2)
+    began = asyncio.get_running_loop().time()
+    async with AppTest(app, options=ServiceOptions(grace=20)) as test:
+        for number in range(3):
+            await test.publish("", "orders", str(number))
+        await test.advance(1)
+        report = await test.stop()
+    assert round(asyncio.get_running_loop().time() - began) == 21
+    assert told == ["begin 0", "begin 1"]
+    assert report.left == (Leftover("orders", not_started=1, interrupted=2),)
+    assert not report.clean
+    assert len(test.happened("delivery.abandoned", reason="the handler was interrupted")) == 2
+    assert len(test.broker.snapshot().queue("orders").ready) == 3
+    alone()
+
+
+@in_virtual_time
+async def test_asking_twice_does_not_wait() -> None:
+    """The second signal interrupts what runs."""
+    app, told = slow_app(1000)
+    began = asyncio.get_running_loop().time()
+    async with AppTest(app) as test:
+        await test.publish("", "orders", "x")
+        await test.advance(1)
+        test.service.stop()
+        await test.advance(1)
+        test.service.stop()
+        report = await test.stop()
+    assert asyncio.get_running_loop().time() - began < 3
+    assert told == ["begin x"]
+    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
+    alone()
+
+
+@in_virtual_time
+async def test_a_cancelled_run_ends_everything_it_began() -> None:
+    """As Ctrl-C under `asyncio.run` does: no connection, task or message is left behind."""
+    app, told = slow_app(1000)
+    broker = EmbeddedBroker()
+    service = Service(app, broker)
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    await app.publish("", "orders", "x")
+    await asyncio.sleep(1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert told == ["begin x"]
+    assert broker.connections == ()
+    assert len(broker.snapshot().queue("orders").ready) == 1
+    alone()
+
+
+@in_virtual_time
+async def test_a_service_can_be_stopped_while_it_cannot_connect() -> None:
+    """It does not wait for a broker that never answers."""
+    app, _ = slow_app(1)
+    broker = EmbeddedBroker()
+    broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+    service = Service(app, broker)
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(100)
+    service.stop()
+    assert (await running).left == ()
+    alone()
+
+
+@in_virtual_time
+async def test_a_delivery_held_at_the_end_is_reported() -> None:
+    """Its retry finds no home; after the grace it goes back to its queue."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle() -> None:
+        await asyncio.sleep(1)
+        raise ValueError("no")
+
+    async with AppTest(app, options=ServiceOptions(grace=60)) as test:
+        await test.publish("", "orders", {})
+        test.faults.chance(Fault.NACK, 1.0)
+        await test.advance(5)
+        report = await test.stop()
+    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
+    assert len(test.broker.snapshot().queue("orders").ready) == 1
+    assert not test.happened("delivery.retried")
+    alone()
