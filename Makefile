@@ -21,8 +21,8 @@ help: ## what each target does
 $(READY): pyproject.toml tools/constraints.txt tools/environment.py
 	@$(PYTHON) tools/environment.py
 
-demo: $(READY) ## play the five documented designs on the embedded broker
-	@$(BIN)/python tools/demo.py
+demo: $(READY) ## run the five documented systems; BROKER=amqp://… on a RabbitMQ, ARGS=… for options
+	@HOPBACK_BROKER="$(BROKER)" $(BIN)/hopback demo $(ARGS)
 
 test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI runs
 	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql

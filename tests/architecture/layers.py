@@ -63,7 +63,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.deadletters": (*_PURE, *_PORT, "hopback.broker", "hopback.store"),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
-    "hopback.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.admin", "hopback.testing"),
+    "hopback.cli": (
+        *_PURE,
+        *_PORT,
+        *_BROKERS,
+        *_ABOVE,
+        "hopback.admin",
+        "hopback.systems",
+        "hopback.testing",
+    ),
     # The documented systems are examples: they use what every user can, the public API.
     "hopback.systems": (
         "hopback",
@@ -81,7 +89,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),
     "hopback.topology": frozenset({"tomli_w"}),
     "hopback.admin": frozenset(
-        {"httpx", "jinja2", "jwt", "msgspec", "prometheus_client", "starlette", "uvicorn"}
+        {"httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
     ),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.deadletters.files": frozenset({"zstandard"}),
@@ -90,7 +98,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),
-    "hopback.cli": frozenset({"click", "httpx", "rich", "sqlalchemy", "uvloop"}),
+    "hopback.cli": frozenset(
+        {"click", "httpx", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}
+    ),
     "hopback.systems": frozenset({"httpx", "sqlalchemy", "starlette"}),
     "hopback.systems.file_pipeline": frozenset(
         {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}

@@ -23,6 +23,9 @@ _COMMANDS = {
     "systems": LazyCommand(
         "hopback.cli.systems_command:systems", "List the documented designs, or describe one."
     ),
+    "demo": LazyCommand(
+        "hopback.cli.demo_command:demo", "Run the documented systems with a little traffic."
+    ),
     "topology": LazyCommand(
         "hopback.cli.topology_commands:topology",
         "Show, check, export and draw a topology; compare it with a broker.",

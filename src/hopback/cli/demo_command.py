@@ -1,0 +1,123 @@
+"""`hopback demo`: the documented systems at work, in one process, with a little traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.printing import safe
+from hopback.cli.run_settings import EMBEDDED, HttpAddress
+from hopback.systems import HOMES
+
+if TYPE_CHECKING:
+    from hopback.cli.demo_stage import DemoSettings
+    from hopback.cli.demo_telling import Guide
+
+__all__ = ["demo"]
+
+
+@click.command(short_help="Run the documented systems with a little traffic.")
+@click.argument("name", required=False)
+@click.option(
+    "--broker",
+    envvar="HOPBACK_BROKER",
+    metavar="URL",
+    help="amqp(s):// address of a RabbitMQ; without it a broker of its own is started.",
+)
+@click.option(
+    "--management",
+    envvar="HOPBACK_MANAGEMENT",
+    metavar="URL",
+    help="http(s):// address of the management API; by default the broker's host.",
+)
+@click.option(
+    "--database",
+    envvar="DATABASE_URL",
+    metavar="URL",
+    help="postgresql:// address; without it each system has a SQLite file.",
+)
+@click.option("--folder", metavar="PATH", help="Keep files here; without it nothing is kept.")
+@click.option(
+    "--http",
+    type=HttpAddress(),
+    default="8080",
+    show_default=True,
+    metavar="[HOST:]PORT",
+    help="Where the systems, the page, health and metrics are served; 0 takes a free port.",
+)
+@click.option("--hardened", is_flag=True, help="The hardened forms, which lose nothing.")
+@click.option("--no-traffic", is_flag=True, help="Only what you send yourself.")
+@click.option(
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    default="warning",
+    show_default=True,
+    help="The least that is logged; retries are warnings, handled messages are `debug`.",
+)
+def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any) -> int:
+    """Run the documented system NAME, or all five, until Ctrl-C.
+
+    Everything runs in this process: consumers, web applications, the admin page and, unless --broker
+    names a RabbitMQ, a broker that other programs on this machine can use as well.
+    """
+    if broker in ("", EMBEDDED):
+        broker = None
+    names = tuple(HOMES) if name is None else (_known(name),)
+    try:
+        from hopback.cli.demo_stage import DemoSettings
+    except ImportError as error:
+        raise _lacking(error) from error
+    settings = DemoSettings(
+        names, broker, traffic=not no_traffic, environment=dict(os.environ), **options
+    )
+    return asyncio.run(_run(settings))
+
+
+def _known(name: str) -> str:
+    if name in HOMES:
+        return name
+    close = get_close_matches(name, HOMES, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    raise CommandFailed(
+        f"expected a system, got {name!r}",
+        do=f"{hint}Systems are {', '.join(HOMES)}.",
+        code=Exit.NOT_FOUND,
+    )
+
+
+def _lacking(error: ImportError) -> CommandFailed:
+    return CommandFailed(
+        f"the demo needs {error.name or 'more'}, which is not installed",
+        do="Install the extra: pip install 'hopback[systems]'.",
+    )
+
+
+async def _run(settings: DemoSettings) -> int:
+    from hopback.cli.demo_stage import Demo
+    from hopback.cli.run_service import Stopper, listen_to_signals
+
+    stopping = asyncio.Event()
+    stopper = Stopper(stopping.set)
+    listen_to_signals(stopper)
+    async with AsyncExitStack() as stack:
+        try:
+            guide = await Demo(settings, stack).start()
+        except ImportError as error:
+            raise _lacking(error) from error
+        _print(guide)
+        await stopping.wait()
+        click.echo("Stopping.")
+    click.echo("Stopped; nothing is left running.")
+    return Exit.OK
+
+
+def _print(guide: Guide) -> None:
+    for line in guide.lines():
+        click.echo(safe(line))
+    click.echo("\nCtrl-C ends it.")
