@@ -37,6 +37,7 @@ _log = logging.getLogger("hopback.broker")
 _TURN_BYTES = 256 * 1024
 """How much is handed out to one client before others have their turn."""
 _CLOSE_SECONDS = 3.0
+_FORCED = 320
 _CAPABILITIES: Headers = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -199,7 +200,8 @@ class Client:
         if self._refused:
             return
         self._refused = True
-        _log.warning("connection from %s closed: %s %s", self.peer, refusal.code, refusal.text)
+        level = logging.INFO if refusal.code == _FORCED else logging.WARNING
+        _log.log(level, "connection from %s closed: %s %s", self.peer, refusal.code, refusal.text)
         if self.is_open:
             self.core.send(
                 0,
@@ -301,7 +303,7 @@ class Client:
         """The server stops."""
         text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
         if self.is_open:
-            self.refuse(Refusal(320, text, connection=True))
+            self.refuse(Refusal(_FORCED, text, connection=True))
             self.line.flush()
         else:
             self.line.abort()
@@ -320,6 +322,7 @@ def _wire_limits(house: House) -> Limits:
         channel_max=limits.channels,
         body_max=2 * largest,
         partial_max=4 * largest,
+        requests_max=65_536,
     )
 
 

@@ -1,0 +1,103 @@
+"""A client that sends whatever a test wants, for tests of the server's side of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from hopback.wire import Connection, Credentials, MethodReceived, Role
+from hopback.wire.handshake import ClientHandshake, Tuning
+from hopback.wire.methods import METHODS, encode_arguments
+
+if TYPE_CHECKING:
+    from hopback.wire import Event
+
+__all__ = ["RawClient"]
+
+_PATIENCE = 10.0
+
+
+class RawClient:
+    """One connection whose every event is awaited in turn."""
+
+    def __init__(self, url: str) -> None:
+        self._place = urlsplit(url)
+        self.core = Connection(Role.CLIENT)
+        self._events: list[Event] = []
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        await self.log_in()
+        await self.call(1, "channel.open")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.writer.close()
+
+    async def connect(self) -> None:
+        """Open the socket; nothing is said yet."""
+        self.reader, self.writer = await asyncio.open_connection(
+            self._place.hostname, self._place.port
+        )
+
+    async def log_in(
+        self, user: str = "guest", password: str = "guest", **options: Any
+    ) -> ClientHandshake:
+        """The handshake; ConnectionFailed if refused."""
+        tuning = Tuning(**options.pop("tuning", {"heartbeat": 0}))
+        credentials = Credentials(user, lambda: password)
+        handshake = ClientHandshake(self.core, credentials, tuning=tuning, **options)
+        while not handshake.done:
+            handshake.on_event(await self.event())
+        return handshake
+
+    async def event(self) -> Event:
+        """What the broker says next; EOFError when it has hung up."""
+        self.flush()
+        while not self._events:
+            async with asyncio.timeout(_PATIENCE):
+                data = await self.reader.read(65_536)
+            if not data:
+                raise EOFError("the broker hung up")
+            self._events += self.core.receive(data)
+        return self._events.pop(0)
+
+    async def nothing(self, seconds: float = 0.05) -> bool:
+        """Whether the broker says nothing for a moment."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.event()
+        except TimeoutError:
+            return True
+        return False
+
+    def send(self, channel: int, name: str, **arguments: Any) -> None:
+        """Say something."""
+        self.core.send(channel, name, **arguments)
+
+    def publish(self, key: str, body: bytes = b"m", exchange: str = "", **more: Any) -> None:
+        """Publish on channel 1, with raw properties (none by default)."""
+        properties = more.pop("properties", b"\0\0")
+        fields = {"exchange": exchange, "routing_key": key, **more}
+        payload = encode_arguments(METHODS["basic.publish"], fields)
+        frame = b"\x01\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
+        self.core.content(1, frame, properties, body)
+
+    def flush(self) -> None:
+        """Let everything leave that was said."""
+        self.writer.write(self.core.take())
+
+    async def method(self, name: str) -> dict[str, Any]:
+        """The arguments of the next event, which must be this method."""
+        event = await self.event()
+        assert isinstance(event, MethodReceived), event
+        assert event.name == name, event
+        return event.arguments
+
+    async def call(self, channel: int, name: str, **arguments: Any) -> dict[str, Any]:
+        """Ask, and return what is answered."""
+        self.send(channel, name, **arguments)
+        return await self.method(METHODS[name].replies[0])

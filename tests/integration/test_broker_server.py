@@ -1,0 +1,390 @@
+"""The broker on a socket: what a client hears, in which order and in which words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ClockKind, ServerLimits, ServerSettings
+from hopback.errors import ConnectionFailed, NotFound
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue
+from hopback.version import BrokerVersion
+from hopback.wire import Delivered, ReturnedMessage, SettlementReceived
+from hopback.wire.properties import encode_properties
+from tests.integration.raw_client import RawClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.fields import Headers
+
+pytestmark = pytest.mark.socket
+
+
+def served(**settings: Any) -> BrokerServer:
+    """A server on free ports, in virtual time."""
+    return BrokerServer(
+        ServerSettings(**{"port": 0, "http_port": None, "clock": ClockKind.VIRTUAL, **settings})
+    )
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BrokerServer]:
+    """A server with RabbitMQ 4.0's behaviour."""
+    async with served() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: BrokerServer) -> AsyncIterator[RawClient]:
+    """A client with channel 1 and a queue `q`."""
+    async with RawClient(server.url) as client:
+        await client.call(1, "queue.declare", queue="q", durable=True)
+        yield client
+
+
+async def test_it_tells_clients_what_they_look_at() -> None:
+    """Product and version as RabbitMQ tells them, and who it really is."""
+    async with served(version=BrokerVersion(4, 3)) as server:
+        client = RawClient(server.url)
+        await client.connect()
+        handshake = await client.log_in()
+        told = handshake.server_properties
+        client.writer.close()
+    assert (told["product"], told["version"]) == ("RabbitMQ", "4.3.0")
+    assert "Hopback" in told["information"]
+    assert told["capabilities"]["publisher_confirms"] is True
+    assert handshake.tuning.channel_max == 2047
+
+
+@pytest.mark.parametrize(
+    ("login", "words"),
+    [
+        ({"password": "wrong"}, "403 ACCESS_REFUSED - Login was refused using authentication mech"),
+        ({"user": "nobody"}, "403 ACCESS_REFUSED"),
+        ({"virtual_host": "other"}, "530 NOT_ALLOWED - vhost other not found"),
+    ],
+)
+async def test_who_may_not_come_in_is_told_why(
+    server: BrokerServer, login: dict[str, Any], words: str
+) -> None:
+    """In RabbitMQ's words."""
+    client = RawClient(server.url)
+    await client.connect()
+    with pytest.raises(ConnectionFailed, match=words):
+        await client.log_in(**login)
+    client.writer.close()
+
+
+async def test_users_from_the_settings_take_the_place_of_guest() -> None:
+    """Only they may come in."""
+    async with served(users={"ann": "s3cret"}) as server:
+        place = server.url.removeprefix("amqp://")
+        await (await RabbitMQ(f"amqp://ann:s3cret@{place}").connect()).close()
+        with pytest.raises(ConnectionFailed, match="403"):
+            await RabbitMQ(server.url).connect()
+        assert "s3cret" not in repr(server.settings)
+
+
+async def test_a_return_comes_before_its_confirm_and_confirms_are_gathered(
+    client: RawClient,
+) -> None:
+    """Publishes of one write are confirmed by one ack."""
+    await client.call(1, "confirm.select")
+    client.publish("q")
+    client.publish("nowhere", mandatory=True)
+    client.publish("q")
+    first = await client.event()
+    second = await client.event()
+    assert isinstance(first, ReturnedMessage)
+    assert (first.code, first.text, first.routing_key) == (312, "NO_ROUTE", "nowhere")
+    assert isinstance(second, SettlementReceived)
+    assert (second.name, second.tag, second.multiple) == ("basic.ack", 3, True)
+
+
+async def test_a_refused_publish_is_nacked_by_itself(client: RawClient) -> None:
+    """Those before it are confirmed first, those after it after."""
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await client.call(1, "queue.declare", queue="full", arguments=full)
+    await client.call(1, "confirm.select")
+    for key in ("full", "full", "q"):
+        client.publish(key)
+    heard = [await client.event() for _ in range(3)]
+    assert [(event.name, event.tag, event.multiple) for event in heard] == [  # type: ignore[union-attr]
+        ("basic.ack", 1, False),
+        ("basic.nack", 2, False),
+        ("basic.ack", 3, False),
+    ]
+
+
+async def test_the_answer_to_consume_comes_before_the_first_delivery(client: RawClient) -> None:
+    """Also where messages wait already."""
+    client.publish("q", b"one")
+    tag = (await client.call(1, "basic.consume", queue="q"))["consumer_tag"]
+    delivered = await client.event()
+    assert tag.startswith("amq.ctag-")
+    assert isinstance(delivered, Delivered)
+    assert (delivered.consumer.decode(), delivered.body, delivered.tag) == (tag, b"one", 1)
+
+
+async def test_a_consumer_is_told_when_its_queue_is_deleted(client: RawClient) -> None:
+    """The channel stays open."""
+    await client.call(1, "basic.consume", queue="q", consumer_tag="me")
+    client.send(1, "queue.delete", queue="q")
+    assert (await client.method("basic.cancel"))["consumer_tag"] == "me"
+    assert (await client.method("queue.delete-ok"))["message_count"] == 0
+
+
+async def test_a_channel_error_names_the_method_and_leaves_the_connection(
+    client: RawClient,
+) -> None:
+    """Its number can be used again."""
+    client.send(1, "queue.bind", queue="q", exchange="missing", routing_key="k")
+    closed = await client.method("channel.close")
+    assert closed["reply_text"] == "NOT_FOUND - no exchange 'missing' in vhost '/'"
+    assert (closed["reply_code"], closed["class_id"], closed["method_id"]) == (404, 50, 20)
+    await client.call(1, "channel.open")
+    await client.call(1, "queue.declare", queue="q", durable=True)
+
+
+async def test_a_connection_error_ends_it_after_the_goodbye(client: RawClient) -> None:
+    """The reason is told, and the farewell awaited."""
+    client.send(1, "exchange.declare", exchange="x", type="nonsense")
+    closed = await client.method("connection.close")
+    assert (closed["reply_code"], closed["method_id"]) == (503, 10)
+    client.flush()
+    assert await client.reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("basic.recover", {"requeue": False}, "requeue=false"),
+        ("basic.qos", {"prefetch_size": 9}, "prefetch_size!=0 (9)"),
+        ("channel.flow", {"active": False}, "active=false"),
+    ],
+)
+async def test_what_rabbitmq_does_not_do_is_refused(
+    client: RawClient, name: str, arguments: dict[str, Any], words: str
+) -> None:
+    """With 540 for the connection."""
+    client.send(1, name, **arguments)
+    if name == "channel.flow":
+        await client.method("channel.flow-ok")
+    closed = await client.method("connection.close")
+    assert (closed["reply_code"], closed["reply_text"]) == (540, f"NOT_IMPLEMENTED - {words}")
+
+
+async def test_an_immediate_publish_is_refused(client: RawClient) -> None:
+    """As RabbitMQ has done since 3.0."""
+    client.publish("q", immediate=True)
+    assert (await client.method("connection.close"))["reply_code"] == 540
+
+
+async def test_an_empty_name_means_the_queue_declared_last(client: RawClient) -> None:
+    """For binding, consuming, getting, purging and deleting."""
+    made = (await client.call(1, "queue.declare", exclusive=True))["queue"]
+    assert made.startswith("amq.gen-")
+    await client.call(1, "queue.bind", exchange="amq.topic", routing_key="a.*")
+    client.publish("a.b", b"one", exchange="amq.topic")
+    client.send(1, "basic.get", no_ack=True)
+    assert (await client.event()).body == b"one"  # type: ignore[union-attr]
+    assert (await client.call(1, "queue.purge"))["message_count"] == 0
+    await client.call(1, "queue.delete")
+    fresh = 2
+    await client.call(fresh, "channel.open")
+    client.send(fresh, "basic.get")
+    closed = await client.method("channel.close")
+    assert closed["reply_text"] == "NOT_FOUND - no previously declared queue"
+
+
+async def test_nowait_is_not_answered(client: RawClient) -> None:
+    """What comes next is answered, and what failed is told."""
+    client.send(1, "queue.declare", queue="quiet", nowait=True)
+    client.send(1, "exchange.declare", exchange="e", type="fanout", nowait=True)
+    client.send(1, "queue.bind", queue="quiet", exchange="e", nowait=True)
+    client.publish("", b"one", exchange="e")
+    found = await client.call(1, "queue.declare", queue="quiet", passive=True)
+    assert found["message_count"] == 1
+    client.send(1, "queue.declare", queue="quiet", durable=True, nowait=True)
+    assert (await client.method("channel.close"))["reply_code"] == 406
+
+
+async def test_get_counts_what_is_left(client: RawClient) -> None:
+    """And says empty when there is nothing, however often."""
+    for body in (b"one", b"two"):
+        client.publish("q", body)
+    client.send(1, "basic.get", queue="q")
+    found = await client.event()
+    assert (found.body, found.remaining) == (b"one", 1)  # type: ignore[union-attr]
+    client.send(1, "basic.recover", requeue=True)
+    await client.method("basic.recover-ok")
+    client.send(1, "basic.get", queue="q", no_ack=True)
+    again = await client.event()
+    assert (again.body, again.redelivered) == (b"one", True)  # type: ignore[union-attr]
+    await client.call(1, "queue.purge", queue="q")
+    for _ in range(3):
+        for _ in range(4000):
+            client.send(1, "basic.get", queue="q", no_ack=True)
+        for _ in range(4000):
+            await client.method("basic.get-empty")
+
+
+async def test_a_transaction_happens_at_its_commit(client: RawClient) -> None:
+    """Publishes and acks alike; a rollback forgets them."""
+    await client.call(1, "tx.select")
+    client.publish("q", b"lost")
+    await client.call(1, "tx.rollback")
+    client.publish("q", b"kept")
+    assert (await client.call(1, "queue.declare", queue="q", passive=True))["message_count"] == 0
+    await client.call(1, "tx.commit")
+    assert (await client.call(1, "queue.declare", queue="q", passive=True))["message_count"] == 1
+    client.send(1, "confirm.select")
+    assert (await client.method("channel.close"))["reply_code"] == 406
+
+
+async def test_a_direct_reply_passes_no_queue(server: BrokerServer, client: RawClient) -> None:
+    """The request carries a name that only its channel has; the reply comes to its consumer."""
+    name = "amq.rabbitmq.reply-to"
+    await client.call(1, "basic.consume", queue=name, no_ack=True, consumer_tag="replies")
+    asked = encode_properties(Properties(reply_to=name))
+    client.publish("q", b"a question", properties=asked)
+    await client.call(1, "queue.declare", queue="q", passive=True)
+    async with RawClient(server.url) as other:
+        other.send(1, "basic.get", queue="q", no_ack=True)
+        back = str((await other.event()).properties.reply_to)  # type: ignore[union-attr]
+        assert back.startswith(f"{name}.")
+        await other.call(1, "queue.declare", queue=back, passive=True)
+        other.publish(back, b"an answer", mandatory=True)
+        other.flush()
+        reply = await client.event()
+        assert isinstance(reply, Delivered)
+        assert (reply.consumer, reply.body) == (b"replies", b"an answer")
+        await client.call(1, "basic.cancel", consumer_tag="replies")
+        other.publish(back, b"too late", mandatory=True)
+        assert isinstance(await other.event(), ReturnedMessage)
+    client.publish("q", b"a question", properties=asked)
+    assert (await client.method("channel.close"))["reply_code"] == 406
+
+
+async def test_an_alarm_stops_publishers_and_nobody_else(
+    server: BrokerServer, client: RawClient
+) -> None:
+    """Whoever publishes is told and not read any more; others go on; then all is done in order."""
+    server.block()
+    async with RawClient(server.url) as other:
+        client.publish("q", b"waits")
+        client.send(1, "queue.declare", queue="later")
+        assert (await client.method("connection.blocked"))["reason"] == "low on memory"
+        await other.call(1, "queue.declare", queue="now")
+        assert await client.nothing()
+        server.block(blocked=False)
+        await client.method("connection.unblocked")
+        await client.method("queue.declare-ok")
+        found = await other.call(1, "queue.declare", queue="q", passive=True)
+        assert found["message_count"] == 1
+
+
+async def test_memory_that_runs_short_raises_the_alarm_by_itself() -> None:
+    """Publishers wait until consumers have made room."""
+    limits = ServerLimits(memory_bytes=2_000_000)
+    async with served(limits=limits) as server:
+        publisher, consumer = await _two(server)
+        await publisher.declare_queue(Queue("q"))
+        fates = [publisher.publish(Message("", "q", b"x" * 100_000)) for _ in range(40)]
+        await asyncio.wait(fates, timeout=0.3)
+        done = [fate for fate in fates if fate.done()]
+        assert 15 < len(done) < 25
+        assert server.house.blocked
+        taken = 0
+        await consumer.qos(5)
+        arrived = asyncio.Event()
+
+        def take(delivery: Any) -> None:
+            nonlocal taken
+            taken += 1
+            consumer.ack(delivery.tag)
+            if taken == 40:
+                arrived.set()
+
+        await consumer.consume("q", take)
+        await asyncio.gather(*fates)
+        await asyncio.wait_for(arrived.wait(), 10)
+        assert not server.house.blocked
+
+
+async def _two(server: BrokerServer) -> tuple[Any, Any]:
+    first = await RabbitMQ(server.url).connect()
+    second = await RabbitMQ(server.url).connect()
+    return await first.open_channel(), await second.open_channel()
+
+
+async def test_a_death_may_push_headers_over_a_frame(server: BrokerServer) -> None:
+    """Such a message is delivered all the same, as by RabbitMQ."""
+    connection = await RabbitMQ(server.url).connect()
+    channel = await connection.open_channel()
+    back: Headers = {"x-message-ttl": 1000, "x-dead-letter-exchange": ""}
+    back = {**back, "x-dead-letter-routing-key": "q"}
+    await channel.declare_queue(Queue("q"))
+    await channel.declare_queue(Queue("waits", arguments=back))
+    headers = {"long": "x" * 130_900}
+    await channel.publish(Message("", "waits", b"x" * 300_000, Properties(headers=headers)))
+    await server.advance(1)
+    found = await channel.get("q")
+    assert found is not None
+    assert len(found.body) == 300_000
+    assert found.properties.headers["long"] == headers["long"]
+    assert "x-death" in found.properties.headers
+    await connection.close()
+
+
+async def test_stopping_tells_clients(server: BrokerServer, client: RawClient) -> None:
+    """With RabbitMQ's code and words, and leaves no task behind."""
+    stopping = asyncio.create_task(server.stop())
+    closed = await client.method("connection.close")
+    assert closed["reply_code"] == 320
+    client.flush()
+    await stopping
+    assert server.house.clients == []
+
+
+async def test_limits_on_connections_channels_and_declarations() -> None:
+    """What is beyond them is refused, and others go on."""
+    limits = ServerLimits(connections=2, channels=3, declared=10)
+    async with served(limits=limits) as server:
+        async with RawClient(server.url) as one, RawClient(server.url):
+            third = RawClient(server.url)
+            await third.connect()
+            with pytest.raises((EOFError, ConnectionResetError)):
+                await third.log_in()
+            third.writer.close()
+            # Six exchanges are there from the beginning.
+            for number in range(4):
+                await one.call(1, "queue.declare", queue=f"q{number}")
+            await one.call(1, "queue.declare", queue="q0")
+            one.send(1, "queue.declare", queue="one too many")
+            assert (await one.method("channel.close"))["reply_code"] == 406
+        await server.house.empty.wait()
+        connection = await RabbitMQ(server.url).connect()
+        channels = [await connection.open_channel() for _ in range(3)]
+        with pytest.raises(ConnectionFailed, match="channel_max"):
+            await connection.open_channel()
+        with pytest.raises(NotFound):
+            await channels[0].declare_queue(Queue("none"), passive=True)
+        await connection.close()
+
+
+async def test_a_message_beyond_the_limit_closes_its_channel() -> None:
+    """406, as RabbitMQ says it; far beyond, the connection."""
+    async with served(limits=ServerLimits(message_bytes=1000)) as server:
+        async with RawClient(server.url) as client:
+            client.publish("q", b"x" * 1001)
+            closed = await client.method("channel.close")
+            assert closed["reply_text"].endswith("is larger than configured max size 1000")
+        async with RawClient(server.url) as client:
+            client.publish("q", b"x" * 2001)
+            assert (await client.method("connection.close"))["reply_code"] == 506
