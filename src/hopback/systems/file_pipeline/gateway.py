@@ -85,7 +85,7 @@ class _Desk:
             with suppress(FileNotFoundError):
                 await asyncio.to_thread(folder.incoming(received.file_id).unlink)
             raise
-        where = f"/files/{received.file_id}"
+        where = f"{request.scope.get('root_path', '')}/files/{received.file_id}"
         body = {"fileId": received.file_id, "name": received.name, "status": "accepted"}
         return JSONResponse(body, 202, {"Location": where})
 
