@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from hopback.cli.printing import details, document, json_line, json_text, on_terminal, safe, table
+from hopback.cli.printing import (
+    details,
+    document,
+    gap,
+    json_line,
+    json_text,
+    on_terminal,
+    safe,
+    table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,15 +74,15 @@ def count_of(number: int, what: str = "message") -> str:
 
 
 def ago(moment: str | None, now: float) -> str:
-    """How long ago a moment was: `12s`, `4m`, `3h`, `2d`; empty if nobody knows."""
+    """How long ago a moment was: `12s ago`, `4m ago`, `2d ago`; empty if nobody knows."""
     if not moment:
         return ""
     then = datetime.fromisoformat(moment).astimezone(UTC).timestamp()
     seconds = max(int(now - then), 0)
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+            return f"{seconds // size}{unit} ago"
+    return f"{seconds}s ago"
 
 
 def size_text(size: int) -> str:
@@ -98,7 +107,7 @@ def print_queues(queues: Sequence[Document]) -> None:
     if not queues:
         click.echo("No dead-letter queues were found.")
         return
-    columns = ("queue", "from", "messages", "held", "job", "note")
+    columns = ["queue", "from", "messages", "held", "job", "note"]
     rows = [
         (
             one["queue"],
@@ -110,7 +119,19 @@ def print_queues(queues: Sequence[Document]) -> None:
         )
         for one in queues
     ]
-    table(columns, rows, right=("messages", "held"))
+    _filled(columns, rows, right=("messages", "held"))
+
+
+def _filled(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+) -> None:
+    """A table without the columns in which nothing stands."""
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    table(
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        right=right,
+    )
 
 
 def _job_cell(job: Document | None) -> str:
@@ -129,7 +150,7 @@ def _note(one: Document) -> str:
     if one.get("state") not in (None, "running", "idle"):
         notes.append(str(one["state"]))
     if one.get("knownBy") == "name":
-        notes.append("known by its name only")
+        notes.append("by its name only")
     return "; ".join(notes)
 
 
@@ -152,7 +173,7 @@ def print_queue(queue: Document) -> None:
     if queue["activeJob"]:
         pairs.append(("job", _job_cell(queue["activeJob"])))
     details(pairs)
-    click.echo()
+    gap()
     rows = [
         (
             one["kind"] + (" (default)" if one["isDefault"] else ""),
@@ -161,7 +182,7 @@ def print_queue(queue: Document) -> None:
         )
         for one in queue["targets"]
     ]
-    table(("target", "where", "note"), rows)
+    _filled(("target", "where", "note"), rows)
 
 
 def _limit(queue: Document) -> str:
@@ -192,7 +213,7 @@ def print_letters(letters: Sequence[Document], now: float) -> None:
         )
         for one in letters
     ]
-    table(columns, rows, right=("size", "failed"))
+    _filled(columns, rows, right=("size", "failed"))
 
 
 def _error(letter: Document) -> str:
@@ -228,7 +249,7 @@ def print_groups(found: Document, now: float) -> None:
     kept = [
         place for place, name in enumerate(columns) if place == 1 or name not in (by, _TWIN.get(by))
     ]
-    table(
+    _filled(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
@@ -250,7 +271,7 @@ def print_plan(plan: Document, *, err: bool) -> None:
     for title, groups in (("reason", plan["reasons"]), ("error", plan["errors"])):
         rows = [(f"{one['count']:,}", one["key"] or "(none)") for one in groups]
         if rows:
-            click.echo(err=err)
+            gap(err=err)
             table(("count", title), rows, right=("count",), err=err)
     for text in plan["warnings"]:
         click.echo(safe(f"Warning: {text}"), err=err)
@@ -294,7 +315,18 @@ def print_jobs(jobs: Sequence[Document], now: float) -> None:
     if not jobs:
         click.echo("No jobs.")
         return
-    columns = ("id", "kind", "queue", "state", "done", "left", "failed", "back", "by", "age")
+    columns = (
+        "id",
+        "kind",
+        "queue",
+        "state",
+        "done",
+        "left out",
+        "failed",
+        "came back",
+        "by",
+        "begun",
+    )
     rows = [
         (
             one["id"],
@@ -310,7 +342,7 @@ def print_jobs(jobs: Sequence[Document], now: float) -> None:
         )
         for one in jobs
     ]
-    table(columns, rows, right=("done", "left", "failed", "back", "age"))
+    table(columns, rows, right=("done", "left out", "failed", "came back", "begun"))
 
 
 def print_job(job: Document) -> None:

@@ -75,10 +75,11 @@ async def see_through(desk: Desk, job: Document, form: str, resume: str) -> int:
         if signals.heard and last["state"] in ("running", "paused"):
             last = await _interrupted(desk, last)
         code = await ending(desk, last)
-    tell(form, last, lambda: _print_end(last))
     if signals.heard and last["state"] in ("running", "paused", "interrupted"):
+        tell(form, last, lambda: None)
         _tell_how_to_go_on(desk, last, resume)
         return Exit.INTERRUPTED
+    tell(form, last, lambda: _print_end(last))
     if last["canResume"] and code is not Exit.OK:
         click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
     return code

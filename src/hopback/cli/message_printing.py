@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.dlq_printing import size_text
-from hopback.cli.printing import details, safe_lines, table
+from hopback.cli.printing import details, gap, safe_lines, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ __all__ = ["payload_text", "print_message"]
 _SHOWN_BYTES = 64 * 1024
 _HEX_BYTES = 2048
 _HEX_ROW = 16
-_SHOWN_VALUE = 200
+_SHOWN_VALUE = 100
 
 
 def print_message(message: Document, body: bytes, view: str = "pretty") -> None:
@@ -34,7 +34,7 @@ def print_message(message: Document, body: bytes, view: str = "pretty") -> None:
         click.echo(f"\nStack\n{_indented(failure['stack'])}")
     _section("Properties", [(name, str(value)) for name, value in message["properties"].items()])
     if message["headers"]:
-        click.echo()
+        gap()
         rows = [(one["name"], one["type"], _value(one["value"])) for one in message["headers"]]
         table(("header", "type", "value"), rows)
     text, note = payload_text(body, view)

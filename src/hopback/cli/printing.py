@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "details",
     "document",
+    "gap",
     "json_line",
     "json_text",
     "on_terminal",
@@ -89,6 +90,12 @@ def table(
         _draw(columns, [[safe_lines(cell) for cell in row] for row in rows], right, err)
     else:
         _align(columns, [[safe(cell) for cell in row] for row in rows], right, err)
+
+
+def gap(*, err: bool = False) -> None:
+    """A line between a text and a table; drawn tables bring their own."""
+    if not on_terminal(err=err):
+        click.echo(err=err)
 
 
 def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
