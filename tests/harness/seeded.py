@@ -154,5 +154,5 @@ async def _declare_others(broker: EmbeddedBroker) -> None:
 async def _settled(operations: Operations) -> None:
     """Return when every failure has come to rest."""
     async with asyncio.timeout(20):
-        while sum(one.depth.total or 0 for one in await operations.queues()) < _SEEDED:
+        while sum(one.depth.total or 0 for one in await operations.queues()) < _SEEDED:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ from hopback.headers import timestamp
 if TYPE_CHECKING:
     from hopback.deadletters.cost import Cost
     from hopback.deadletters.jobs import FailedMessage, Job
-    from hopback.deadletters.overview import Depth, QueueDetail, TargetChoice
+    from hopback.deadletters.overview import Depth, QueueDetail, QueueSummary, TargetChoice
 
 __all__ = [
     "CostAnswer",
@@ -24,7 +24,9 @@ __all__ = [
     "JobAnswer",
     "JobList",
     "Moment",
+    "OverviewAnswer",
     "QueueAnswer",
+    "SummaryAnswer",
     "TargetAnswer",
     "cost_answer",
     "depth_answer",
@@ -32,6 +34,7 @@ __all__ = [
     "job_answer",
     "moment",
     "queue_answer",
+    "summary_answer",
 ]
 
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
@@ -137,6 +140,29 @@ class FailureList(Struct, frozen=True, rename="camel"):
     cursor: str | None
 
 
+class SummaryAnswer(Struct, frozen=True, rename="camel"):
+    """A dead-letter queue with its depth."""
+
+    queue: str
+    main_queue: str | None
+    origins: list[str]
+    label: str
+    known_by: str
+    exists: bool
+    state: str | None
+    depth: DepthAnswer
+    active_job: str | None
+
+
+class OverviewAnswer(Struct, frozen=True, rename="camel"):
+    """Every dead-letter queue that the caller may see, from one sweep; never looked into."""
+
+    items: list[SummaryAnswer]
+    total: int
+    read_at: Moment
+    age_seconds: float
+
+
 class QueueAnswer(Struct, frozen=True, rename="camel"):
     """A dead-letter queue with all that is known without looking into it."""
 
@@ -213,6 +239,22 @@ def queue_answer(detail: QueueDetail, now: float) -> QueueAnswer:
         targets=[_target(choice) for choice in detail.targets],
         active_job=None if summary.active_job is None else job_answer(summary.active_job),
         broker_version=str(detail.version),
+    )
+
+
+def summary_answer(summary: QueueSummary, now: float) -> SummaryAnswer:
+    """A queue of the overview."""
+    job = summary.active_job
+    return SummaryAnswer(
+        summary.queue,
+        summary.main_queue,
+        list(summary.origins),
+        summary.label,
+        summary.known_by,
+        summary.exists,
+        summary.state,
+        depth_answer(summary.depth, now),
+        None if job is None else f"/admin/dlq/jobs/{job.id}",
     )
 
 

@@ -8,7 +8,12 @@ from urllib.parse import quote
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from hopback.admin.answers import QueueAnswer, queue_answer
+from hopback.admin.answers import (
+    OverviewAnswer,
+    QueueAnswer,
+    queue_answer,
+    summary_answer,
+)
 from hopback.admin.answers_messages import (
     GroupList,
     LetterList,
@@ -23,6 +28,7 @@ from hopback.admin.endpoints import Answer, Call, Empty, Endpoint, Reach
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.sessions import GroupBy, Window
+from hopback.headers import timestamp
 
 if TYPE_CHECKING:
     from hopback.deadletters.browsing import SessionView
@@ -72,6 +78,13 @@ class GroupQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
     by: GroupBy = GroupBy.FINGERPRINT
     filter: _Filter = ""
+
+
+async def _overview(call: Call[Empty, None]) -> OverviewAnswer:
+    swept, now = await call.services.sweep.get(), call.services.clock.now()
+    seen = [one for one in swept.queues if call.principal.allows(Role.VIEWER, one.queue)]
+    items = [summary_answer(one, now) for one in seen]
+    return OverviewAnswer(items, len(items), timestamp(swept.at), round(swept.age(now), 3))
 
 
 async def _show_queue(call: Call[Empty, None]) -> QueueAnswer:
@@ -159,6 +172,11 @@ async def _list_groups(call: Call[GroupQuery, None]) -> GroupList:
 _SESSION = "/admin/dlq/sessions/{session}"
 
 QUEUES = (
+    Endpoint(
+        "GET", "/admin/dlq/overview", "showOverview",
+        "The dead-letter queues with their depths, from one sweep a second.",
+        _overview, Role.VIEWER, answer=OverviewAnswer,
+    ),
     Endpoint(
         "GET", "/admin/dlq/queues/{queue}", "showQueue",
         "A dead-letter queue: type, cost of looking, targets, depth with its age.",

@@ -44,6 +44,7 @@ async def _topology(visit: Visit) -> Response:
         scene=scene,
         headline=f"{len(exchanges)} exchanges, {len(queues)} queues",
         exchanges=[*(row.name for row in exchanges), ""],
+        focus=visit.field("focus"),
         asked_exchange=exchange,
         asked_key=key,
         reached=_reached(scene, exchange, key) if visit.field("ask") else None,

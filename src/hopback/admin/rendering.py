@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from hopback.admin.content import visible
 from hopback.admin.roles import Role
@@ -41,12 +42,43 @@ def renderer() -> Environment:
         "segment": lambda text: quote(str(text), safe=""),
         "size": size_words,
         "span": span_words,
+        "changed": lambda trend: len({value for _, value in trend}) > 1,
+        "sentence": _sentence,
         "spark": _spark,
+        "target_words": _target_words,
+        "ticked": _ticked,
         "trend_words": _trend_words,
         "visible": lambda text: visible(str(text)),
         "visible_lines": lambda text: visible(str(text), lines=True),
     }
     return environment
+
+
+def _sentence(text: str) -> str:
+    """The text as a sentence: a capital letter, a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+_TARGETS = {
+    "design": "as the design says",
+    "failed-queue": "straight into the queue that failed",
+    "retry-exchange": "into the retry queue, to wait once more",
+    "origin-exchange": "to the exchange it first came by",
+}
+
+
+def _target_words(target: str) -> str:
+    """A job's target for people."""
+    return _TARGETS.get(target, f"to {visible(target)}")
+
+
+def _ticked(text: str) -> Markup:
+    """A text of ours in which names stand in backticks, with the names marked."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup('<b class="name">{}</b>').format(visible(part)) if odd % 2 else visible(part)
+        for odd, part in enumerate(parts)
+    )
 
 
 def _count(number: int | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
+from hopback.topology.plan import Leave
 from hopback.topology.roles import Role, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
@@ -93,7 +94,9 @@ def _nodes(scene: Scene) -> Iterator[dict[str, Any]]:
         facts = [f"{row.messages:,} messages"] if row.messages is not None else []
         parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
         label = "\n".join(part for part in parts if part)
-        yield _node(f"q:{row.name}", row.name, row.role, label, row.hazards)
+        node = _node(f"q:{row.name}", row.name, row.role, label, row.hazards)
+        node["data"]["messages"] = row.messages or 0
+        yield node
 
 
 def _node(ident: str, name: str, kind: str, label: str, hazards: int) -> dict[str, Any]:
@@ -113,9 +116,21 @@ def _edges(scene: Scene) -> Iterator[dict[str, Any]]:
     for (source, end), found in keys.items():
         if source in known and end in known:
             yield _edge(source, end, "binding", _key_words(found))
-    for source, end in _dead_letter_paths(scene):
-        if source in known and end in known:
-            yield _edge(source, end, "dead-letter", "")
+    for kind, paths in (("publish", _publishes(scene)), ("dead-letter", _dead_letter_paths(scene))):
+        for source, end in dict.fromkeys(paths):
+            if source in known and end in known:
+                yield _edge(source, end, kind, "")
+
+
+def _publishes(scene: Scene) -> Iterator[tuple[str, str]]:
+    """The ways that consumers publish by themselves, where a declared plan tells."""
+    for plan in scene.topology.plans:
+        ways = [(plan.parking.by, plan.parking.exchange, plan.parking.queue)]
+        for tier in plan.tiers:
+            ways += [(plan.leave, route.exchange, route.queue) for route in tier.routes]
+        for leave, exchange, queue in ways:
+            if leave is not Leave.REJECT:
+                yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
 
 
 def _dead_letter_paths(scene: Scene) -> Iterator[tuple[str, str]]:
@@ -187,4 +202,5 @@ def _hazards(scene: Scene) -> Counter[str]:
 
 
 def _is_about(place: str, name: str) -> bool:
-    return place == name or place.endswith((f".{name}", f" {name}", f"[{name}]", f"'{name}'"))
+    """A finding names its objects in backticks."""
+    return f"`{name}`" in place

@@ -57,6 +57,9 @@ _COMMANDS = {
         "hopback.cli.jobs_commands:jobs",
         "Re-drives and discards: follow, pause, cancel, resume them.",
     ),
+    "serve": LazyCommand(
+        "hopback.cli.serve_command:serve", "Serve dead letters and jobs by HTTP and on a page."
+    ),
     "store": LazyCommand(
         "hopback.cli.store_commands:store",
         "The database of inbox and outbox: migrate it, relay what it holds.",

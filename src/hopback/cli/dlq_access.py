@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from hopback.cli.broker_access import Access, reach_management
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_store import open_journal, state_folder
+from hopback.cli.run_settings import EMBEDDED
 from hopback.cli.targets import Target
 
 if TYPE_CHECKING:
@@ -22,10 +23,23 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Connection
     from hopback.cli.desk import Desk
+    from hopback.clock import Clock
     from hopback.deadletters.discovery import Override
+    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.places import LiveView
     from hopback.deadletters.requests import Who
+    from hopback.topology.model import Topology
 
-__all__ = ["Place", "at_desk", "desk_options", "open_desk", "resume_command"]
+__all__ = [
+    "Library",
+    "Place",
+    "at_desk",
+    "desk_options",
+    "library_options",
+    "open_desk",
+    "open_library",
+    "resume_command",
+]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _T = TypeVar("_T")
@@ -115,6 +129,13 @@ def desk_options(command: _Command) -> _Command:
     return command
 
 
+def library_options(command: _Command) -> _Command:
+    """The same without a server: for what is one."""
+    for option in reversed((*_BROKER, _STORE)):
+        command = option(command)
+    return command
+
+
 def at_desk(place: Place, work: Callable[[Desk], Awaitable[_T]]) -> _T:
     """Do the work at the desk, on an event loop of its own."""
 
@@ -170,32 +191,61 @@ async def open_desk(place: Place) -> AsyncIterator[Desk]:
             yield await _library(place, stack)
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The operations on a broker, and what they were made with."""
+
+    operations: Operations
+    broker: Broker
+    management: LiveView | None
+    vhost: str
+    topologies: tuple[Topology, ...]
+    clock: Clock
+
+
 async def _library(place: Place, stack: AsyncExitStack) -> Desk:
     from hopback.cli.desk import LibraryDesk
+
+    found = await open_library(place, stack)
+    return LibraryDesk(found.operations, _user(), found.clock)
+
+
+async def open_library(place: Place, stack: AsyncExitStack) -> Library:
+    """The operations on the broker that was named."""
     from hopback.clock import SystemClock
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.settings import Settings
 
     clock = SystemClock()
     broker, vhost = _broker(place.broker)
-    management = None
-    if place.broker is not None:
-        access = Access(place.broker, place.management, place.amqp_only)
-        management = await reach_management(access, stack)
+    management = await _management(place, broker, stack)
+    topologies = tuple(
+        Target(name, place.hardened and _is_design(name)).topology() for name in place.topologies
+    )
     operations = Operations(
         broker,
         management=management,
         vhost=vhost,
-        topologies=tuple(
-            Target(name, place.hardened and _is_design(name)).topology()
-            for name in place.topologies
-        ),
+        topologies=topologies,
         overrides=tuple(_override(text) for text in place.named),
         journal=await open_journal(place.store, clock, stack),
         settings=Settings(exports=state_folder() / "exports"),
         clock=clock,
     )
-    return LibraryDesk(await stack.enter_async_context(operations), _user(), clock)
+    await stack.enter_async_context(operations)
+    return Library(operations, broker, management, vhost, topologies, clock)
+
+
+async def _management(place: Place, broker: Broker, stack: AsyncExitStack) -> LiveView | None:
+    if place.broker is None:
+        return None
+    if place.broker == EMBEDDED:
+        from hopback.broker.simulator import EmbeddedBroker
+        from hopback.broker.simulator.management import EmbeddedManagement
+
+        return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
+    access = Access(place.broker, place.management, place.amqp_only)
+    return await reach_management(access, stack)
 
 
 def _is_design(name: str) -> bool:
@@ -210,6 +260,10 @@ def _broker(url: str | None) -> tuple[Broker, str]:
 
     if url is None:
         return _NoBroker(), "/"
+    if url == EMBEDDED:
+        from hopback.broker.simulator import EmbeddedBroker
+
+        return EmbeddedBroker(), "/"
     try:
         return RabbitMQ(url), virtual_host(url)
     except ValueError as error:

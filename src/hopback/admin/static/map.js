@@ -18,7 +18,6 @@
     elements: graph.elements,
     minZoom: 0.15,
     maxZoom: 2.5,
-    wheelSensitivity: 0.3,
     layout: { name: "dagre", rankDir: "LR", nodeSep: 18, rankSep: 90, edgeSep: 8, padding: 24, animate: false },
     style: [
       { selector: "node", style: {
@@ -36,6 +35,7 @@
         "curve-style": "bezier", label: "data(label)", "font-size": 10, color: dark ? "#c9c6ba" : "#5c5d55",
         "text-background-color": dark ? "#1f211d" : "#ffffff", "text-background-opacity": 0.9, "text-background-padding": 2 } },
       { selector: 'edge[kind = "dead-letter"]', style: { "line-style": "dashed", "line-color": dark ? "#f08d74" : "#b4412a", "target-arrow-color": dark ? "#f08d74" : "#b4412a" } },
+      { selector: 'edge[kind = "publish"]', style: { "line-style": "dotted", width: 2.2 } },
       { selector: ".reached", style: { "border-color": dark ? "#7fc9b8" : "#23685b", "border-width": 4, "border-style": "solid", "background-color": dark ? "#21352f" : "#e3efeb" } },
       { selector: ".faded", style: { opacity: 0.25 } },
     ],
@@ -51,5 +51,26 @@
     near.removeClass("faded");
   });
   map.on("tap", (event) => { if (event.target === map) map.elements().removeClass("faded"); });
+  const look = (target, least) => {
+    map.fit(target, 30);
+    if (map.zoom() < least) { map.zoom(least); map.center(target); }
+    if (map.zoom() > 1.2) { map.zoom(1.2); map.center(target); }
+  };
+  const named = (name) => map.nodes().filter((each) => each.data("name") === name && each.data("kind") !== "exchange");
+  const focus = place.dataset.focus ? named(place.dataset.focus) : map.nodes(".reached");
+  // A whole broker is too small to read at once: begin where the dead letters are.
+  const dead = map.nodes('[kind = "dead-letter"][messages > 0]');
+  const start = focus.length ? focus : dead;
+  const family = start.length ? start.union(start.predecessors()).union(start.successors()) : map.elements();
+  look(family.length ? family : map.elements(), 0.7);
+  const tools = document.querySelector(".map-tools");
+  tools.hidden = false;
+  tools.addEventListener("click", (event) => {
+    const verb = event.target.dataset.map;
+    const middle = { x: place.clientWidth / 2, y: place.clientHeight / 2 };
+    if (verb === "fit") map.fit(undefined, 24);
+    if (verb === "in") map.zoom({ level: map.zoom() * 1.3, renderedPosition: middle });
+    if (verb === "out") map.zoom({ level: map.zoom() / 1.3, renderedPosition: middle });
+  });
   place.dataset.nodes = String(map.nodes().length);
 })();

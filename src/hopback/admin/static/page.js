@@ -1,21 +1,21 @@
 // What makes the page live. Everything works without it; nothing here makes HTML from text.
 "use strict";
 
-const quietly = { sources: new Map() };
+const lines = new Map();
 
 // An element with data-live asks its server to say when it is out of date, and then fetches itself.
 function follow(root) {
-  for (const [url, source] of quietly.sources) {
+  for (const [url, source] of lines) {
     if (!document.querySelector(`[data-live="${CSS.escape(url)}"]`)) {
       source.close();
-      quietly.sources.delete(url);
+      lines.delete(url);
     }
   }
   for (const element of root.querySelectorAll("[data-live]")) {
     const url = element.dataset.live;
-    if (quietly.sources.has(url)) continue;
+    if (lines.has(url)) continue;
     const source = new EventSource(url);
-    quietly.sources.set(url, source);
+    lines.set(url, source);
     const refresh = () => {
       const now = document.querySelector(`[data-live="${CSS.escape(url)}"]`);
       // Whoever types or selects text is not interrupted.
