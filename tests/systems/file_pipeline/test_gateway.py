@@ -273,3 +273,17 @@ async def test_content_that_is_not_what_it_claims_is_rejected(
         found = await door.done(content, name, kind)
         assert (found["status"], found["rejection"]["code"]) == ("rejected", code)
         assert found["rejection"]["reason"].endswith(".")
+
+
+@in_virtual_time
+async def test_people_outside_learn_nothing_of_the_machine(tmp_path: Path) -> None:
+    """What failed is told without a path, also where the system's own words have one."""
+    async with front_door(tmp_path) as door:
+        magic = await door.done(png()[:8], *_PNG)
+        assert magic["failure"]["reason"] == "BrokenPicture: Pillow finds no picture in it"
+        lost = (await door.upload(png(), *_PNG)).json()["fileId"]
+        os.unlink(door.system.workshop.folder.incoming(lost))
+        await door.system.settle()
+        told = (await door.client.get("/notifications")).text
+        assert "FileNotFoundError" in told
+        assert str(tmp_path) not in told

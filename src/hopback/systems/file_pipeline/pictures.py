@@ -6,7 +6,7 @@ import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hopback.systems.file_pipeline.stages import Hopeless
 
@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["describe_picture", "thumbnail_of"]
+__all__ = ["BrokenPicture", "describe_picture", "thumbnail_of"]
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)
 _LONGEST = 200
 _MOST_TAGS = 60
+
+
+class BrokenPicture(Exception):
+    """A file with the head of a picture and nothing that could be one behind it."""
 
 
 @contextmanager
@@ -29,6 +33,8 @@ def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
         picture = Image.open(path, formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
         raise Hopeless(f"expected at most {max_pixels} pixels, got far more: {bomb}") from bomb
+    except UnidentifiedImageError:
+        raise BrokenPicture("Pillow finds no picture in it") from None  # its own words name a path
     with picture:
         width, height = picture.size
         if width * height > max_pixels:

@@ -68,11 +68,16 @@ def stage(
             return Park(str(error))
         except Exception as error:
             if context.is_last_attempt:
-                reason = f"{type(error).__name__}: {error}"
-                await _give_up(workshop, message, producer, reason)
+                await _give_up(workshop, message, producer, _words(error))
             raise
         await workshop.conclude(queue, message, *results, producer=producer)
         return None
+
+
+def _words(error: Exception) -> str:
+    """What went wrong, for people outside: no paths of this machine."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{type(error).__name__}: {text}"
 
 
 async def _give_up(workshop: Workshop, message: Envelope, producer: str, reason: str) -> None:
