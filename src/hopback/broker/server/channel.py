@@ -46,7 +46,6 @@ class ServerChannel:
         self._confirmed_from = 0
         self._confirmed_to = 0
         self._tags: dict[str, bytes] = {}
-        self._held: list[Taken] | None = None
 
     # What the client says.
 
@@ -162,9 +161,7 @@ class ServerChannel:
 
     def deliver(self, taken: Taken) -> None:
         """A delivery for one of our consumers."""
-        if self._held is not None:
-            self._held.append(taken)
-        elif taken.consumer is not None:
+        if taken.consumer is not None:
             self._write(taken, taken.consumer.tag)
 
     def _write(self, taken: Delivery, tag: str) -> None:
@@ -191,13 +188,12 @@ class ServerChannel:
 
     def hold(self) -> None:
         """Deliveries wait until `let_go`: the answer to `basic.consume` goes first."""
-        self._held = []
+        self.state.paused = True
 
     def let_go(self) -> None:
-        """Send what waited."""
-        held, self._held = self._held or [], None
-        for taken in held:
-            self.deliver(taken)
+        """Deliver, unless the client has as much as it can take."""
+        if not self.client.paused and self.state.is_open:
+            self.state.flow(active=True)
 
     def cancelled(self, tag: str) -> None:
         """The node has ended a consumer; clients that cannot be told so are not."""

@@ -72,7 +72,8 @@ class Client:
         self._confirming: list[ServerChannel] = []
         self._last: tuple[bytes, Properties] | None = None
         self._queued = 0
-        self._paused = False
+        self.paused = False
+        """Whether deliveries wait, because there are enough on the way."""
         self._unread: deque[Event] | None = None
         self._refused = False
 
@@ -157,7 +158,7 @@ class Client:
             return
         if self._session is not None:
             channel = self._channels[number] = ServerChannel(self, self._session, number)
-            channel.state.paused = self._paused
+            channel.state.paused = self.paused
             self.core.send(number, "channel.open-ok")
 
     def _end_channel(self, channel: ServerChannel) -> None:
@@ -276,7 +277,7 @@ class Client:
         """A delivery of this size waits to be written; too much at once, and they stop."""
         self._queued += size
         self.line.wake()
-        if self._queued > _TURN_BYTES and not self._paused:
+        if self._queued > _TURN_BYTES and not self.paused:
             self._pause(paused=True)
         self.house.spoke()
 
@@ -285,17 +286,17 @@ class Client:
         self._queued = 0
         if not self.line.writable:
             self._pause(paused=True)
-        elif self._paused:
+        elif self.paused:
             self._loop.call_soon(self._resume)
 
     def _pause(self, *, paused: bool) -> None:
-        self._paused = paused
+        self.paused = paused
         for channel in self._channels.values():
             channel.state.paused = paused
 
     def _resume(self) -> None:
-        if self._paused and self.line.writable:
-            self._paused = False
+        if self.paused and self.line.writable:
+            self.paused = False
             for channel in tuple(self._channels.values()):
                 channel.state.flow(active=True)
 

@@ -1,0 +1,277 @@
+"""Clients that mean harm, or are merely broken: the broker bears them, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ClockKind, ServerLimits, ServerSettings
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue
+from hopback.wire.frames import PROTOCOL_HEADER, frame
+from hopback.wire.methods import METHODS, encode_arguments
+from hopback.wire.properties import encode_properties
+from tests.integration.raw_client import RawClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.broker.port import Channel
+    from hopback.fields import Headers
+
+pytestmark = pytest.mark.socket
+
+_MIB = 1024 * 1024
+
+
+def _served(**limits: Any) -> BrokerServer:
+    settings = ServerSettings(
+        port=0, http_port=0, clock=ClockKind.SYSTEM, limits=ServerLimits(**limits)
+    )
+    return BrokerServer(settings)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BrokerServer]:
+    """A server that drops silent strangers soon."""
+    async with _served(handshake_seconds=0.2) as server:
+        yield server
+
+
+@pytest.fixture
+async def good(server: BrokerServer) -> AsyncIterator[Channel]:
+    """A client that behaves, with a queue of its own."""
+    connection = await RabbitMQ(server.url).connect("good")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("good"))
+    yield channel
+    await connection.close()
+
+
+async def _works(channel: Channel) -> None:
+    """Publish, get, ack: within a time that others must not use up."""
+    async with asyncio.timeout(5):
+        await channel.publish(Message("", "good", b"m"))
+        found = await channel.get("good")
+        assert found is not None
+        channel.ack(found.tag)
+
+
+def _method(channel: int, name: str, **arguments: Any) -> bytes:
+    return frame(1, channel, encode_arguments(METHODS[name], arguments))
+
+
+def _conversation() -> bytes:
+    """What an ordinary client says after its handshake, frame by frame."""
+    headers: Headers = {"a": 1, "b": [1, {"c": None}], "CC": ["q"]}
+    raw = encode_properties(Properties(headers=headers, expiration="5", delivery_mode=2))
+    body = b"x" * 100
+    content = frame(2, 1, b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + raw) + frame(3, 1, body)
+    declared = {"queue": "q", "arguments": {"x-message-ttl": 5, "x-max-length": 3}}
+    return b"".join(
+        (
+            _method(1, "channel.open"),
+            _method(1, "confirm.select"),
+            _method(1, "queue.declare", **declared),
+            _method(
+                1, "queue.bind", queue="q", exchange="amq.headers", arguments={"x-match": "any"}
+            ),
+            _method(1, "basic.qos", prefetch_count=2),
+            _method(1, "basic.consume", queue="q", consumer_tag="c"),
+            _method(1, "basic.publish", exchange="amq.headers", routing_key="k", mandatory=True),
+            content,
+            _method(1, "basic.publish", routing_key="q"),
+            content,
+            frame(1, 1, b"\0\x3c\0\x50" + b"\0" * 7 + b"\1\1"),
+            _method(1, "basic.get", queue="q"),
+            _method(1, "queue.delete", queue="q"),
+            _method(1, "channel.close"),
+        )
+    )
+
+
+def _spoiled(data: bytes, chance: random.Random) -> bytes:
+    """The same with bytes changed, left out, doubled, or cut off."""
+    spoiled = bytearray(data)
+    for _ in range(chance.randint(1, 6)):
+        place = chance.randrange(len(spoiled))
+        match chance.randrange(5):
+            case 0 | 1:
+                spoiled[place] = chance.randrange(256)
+            case 2:
+                del spoiled[place : place + chance.randint(1, 20)]
+            case 3:
+                spoiled[place:place] = spoiled[place : place + chance.randint(1, 40)]
+            case _:
+                spoiled[place:place] = chance.randbytes(chance.randint(1, 12))
+    return bytes(spoiled)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_spoiled_frames_cost_their_sender_and_nobody_else(
+    server: BrokerServer, good: Channel, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is sent, the broker neither stumbles nor keeps anything of it."""
+    chance = random.Random(seed)
+    for _ in range(25):
+        client = RawClient(server.url)
+        await client.connect()
+        await client.log_in()
+        client.writer.write(_spoiled(_conversation(), chance))
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(0.02):
+                while await client.reader.read(65_536):
+                    pass
+        client.writer.transport.abort()
+    await _works(good)
+    assert [r for r in caplog.records if r.exc_info] == []
+    assert len(server.house.node.sessions) <= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_spoiled_handshakes_are_borne(
+    server: BrokerServer, good: Channel, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also before anybody has logged in."""
+    chance = random.Random(seed)
+    start = _method(
+        0, "connection.start-ok", mechanism="PLAIN", response=b"\0guest\0guest", locale="en_US"
+    )
+    tune = _method(0, "connection.tune-ok", channel_max=1, frame_max=4096, heartbeat=1)
+    opening = _method(0, "connection.open", virtual_host="/")
+    for _ in range(40):
+        _, writer = await asyncio.open_connection(*_place(server))
+        writer.write(_spoiled(PROTOCOL_HEADER + start + tune + opening, chance))
+        with suppress(OSError):
+            await writer.drain()
+        await asyncio.sleep(0)
+        writer.transport.abort()
+    await _works(good)
+    assert [r for r in caplog.records if r.exc_info] == []
+
+
+def _place(server: BrokerServer) -> tuple[str, int]:
+    host, _, port = server.url.removeprefix("amqp://").partition(":")
+    return host, int(port)
+
+
+async def test_another_protocol_is_answered_with_ours(server: BrokerServer) -> None:
+    """As AMQP wants it: with the header of the version that is spoken here."""
+    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00", b"\x16\x03\x01\x02\x00"):
+        reader, writer = await asyncio.open_connection(*_place(server))
+        writer.write(greeting)
+        async with asyncio.timeout(5):
+            assert await reader.read() == PROTOCOL_HEADER
+        writer.close()
+
+
+async def test_who_says_nothing_is_dropped(server: BrokerServer, good: Channel) -> None:
+    """Half-open connections do not stay, nor do they hold anybody up."""
+    lines = [await asyncio.open_connection(*_place(server)) for _ in range(50)]
+    lines[0][1].write(PROTOCOL_HEADER)
+    await _works(good)
+    async with asyncio.timeout(5):
+        for reader, writer in lines:
+            while await reader.read(65_536):
+                pass
+            writer.close()
+    assert len(server.house.clients) == 1
+
+
+async def test_a_slow_reader_holds_up_nobody_and_takes_little_memory(
+    server: BrokerServer, good: Channel
+) -> None:
+    """Deliveries to it stop when its line is full, and go on when it reads."""
+    connection = await RabbitMQ(server.url).connect()
+    filler = await connection.open_channel()
+    await filler.declare_queue(Queue("much"))
+    sent = 6000
+    for _ in range(sent):
+        await filler.room()
+        filler.publish(Message("", "much", b"x" * 4096))
+    async with RawClient(server.url) as slow:
+        slow.send(1, "basic.consume", queue="much", no_ack=True)
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        slow.flush()
+        await _works(good)
+        await asyncio.sleep(0.1)
+        await _works(good)
+        assert len(server.house.node.queues["much"].ready) > 1000
+        assert max(_waiting(client.line) for client in server.house.clients) < 2 * _MIB
+        slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await slow.method("basic.consume-ok")
+        async with asyncio.timeout(20):
+            for _ in range(sent):
+                await slow.event()
+    assert len(server.house.node.queues["much"].ready) == 0
+    await connection.close()
+
+
+async def test_a_flood_of_requests_that_nobody_reads_is_stopped(
+    server: BrokerServer, good: Channel
+) -> None:
+    """What is answered waits within bounds; then the client is not read any more."""
+    async with RawClient(server.url) as flood:
+        await flood.call(1, "queue.declare", queue="x" * 200)
+        flood.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        request = _method(1, "queue.declare", queue="x" * 200, passive=True) * 1000
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                for _ in range(400):
+                    flood.writer.write(request)
+                    await flood.writer.drain()
+                    await _works(good)
+        waiting = [client.line for client in server.house.clients]
+        assert max(_waiting(line) for line in waiting) < 12 * _MIB
+        await _works(good)
+
+
+def _waiting(line: Any) -> int:
+    return int(line._socket.get_write_buffer_size())
+
+
+async def test_messages_that_are_never_finished_do_not_fill_the_memory() -> None:
+    """Who begins many large ones is dropped before others have to wait."""
+    async with _served(memory_bytes=8 * _MIB, message_bytes=4 * _MIB) as server:
+        connection = await RabbitMQ(server.url).connect()
+        good = await connection.open_channel()
+        await good.declare_queue(Queue("good"))
+        async with RawClient(server.url) as hoarder:
+            begun = b""
+            for number in range(2, 6):
+                await hoarder.call(number, "channel.open")
+                header = b"\0\x3c\0\0" + (4 * _MIB).to_bytes(8, "big") + b"\0\0"
+                begun += _method(number, "basic.publish", routing_key="good")
+                begun += frame(2, number, header) + frame(3, number, b"x" * 100_000) * 9
+            hoarder.writer.write(begun)
+            async with asyncio.timeout(10):
+                with suppress(ConnectionResetError):
+                    assert await hoarder.reader.read() == b""
+        await _works(good)
+        assert not server.house.blocked
+        await connection.close()
+
+
+async def test_a_consumer_with_a_broken_line_costs_its_publisher_nothing(
+    server: BrokerServer, good: Channel
+) -> None:
+    """What it held goes back to the queue."""
+    for _ in range(20):
+        client = RawClient(server.url)
+        await client.connect()
+        await client.log_in()
+        await client.call(1, "channel.open")
+        await client.call(1, "basic.consume", queue="good")
+        client.writer.transport.abort()
+        await asyncio.sleep(0)
+        await good.publish(Message("", "good", b"m"))
+    for _ in range(500):
+        if (await good.declare_queue(Queue("good"), passive=True)).messages == 20:
+            break
+        await asyncio.sleep(0.01)
+    assert (await good.declare_queue(Queue("good"), passive=True)).messages == 20

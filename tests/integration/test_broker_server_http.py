@@ -1,0 +1,275 @@
+"""The management API and the clock of the broker on a socket."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
+from hopback.errors import ManagementError, ManagementNotFound
+from hopback.message import Message
+from hopback.patterns import DESIGNS
+from hopback.topology.definitions import read_definitions, write_definitions
+from hopback.topology.diff import diff
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.socket
+
+_TOPOLOGY = Topology(
+    "made",
+    (Exchange("events", "topic"), Exchange("inner", "headers")),
+    (Queue("plain"), Queue("waits", QueueType.QUORUM, arguments={"x-message-ttl": 9})),
+    (
+        Binding("events", "plain", "a.#"),
+        Binding("events", "inner", "#", to_exchange=True),
+        Binding("inner", "waits", "", arguments={"x-match": "all", "kind": "slow"}),
+    ),
+)
+
+
+def _served(**settings: Any) -> BrokerServer:
+    return BrokerServer(
+        ServerSettings(**{"port": 0, "http_port": 0, "clock": ClockKind.VIRTUAL, **settings})
+    )
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BrokerServer]:
+    """A server in virtual time."""
+    async with _served() as server:
+        yield server
+
+
+@pytest.fixture
+async def management(server: BrokerServer) -> AsyncIterator[Management]:
+    """Hopback's own client of the API."""
+    async with Management(ManagementAddress.derive(None, server.http_url)) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(server: BrokerServer) -> AsyncIterator[httpx.AsyncClient]:
+    """Any other client."""
+    async with httpx.AsyncClient(
+        base_url=server.http_url or "", auth=("guest", "guest"), trust_env=False
+    ) as client:
+        yield client
+
+
+async def _declare(server: BrokerServer, topology: Topology) -> None:
+    connection = await RabbitMQ(server.url).connect("test")
+    channel = await connection.open_channel()
+    for exchange in topology.exchanges:
+        await channel.declare_exchange(exchange)
+    for queue in topology.queues:
+        await channel.declare_queue(queue)
+    for binding in topology.bindings:
+        await channel.bind(binding)
+    await connection.close()
+
+
+async def test_what_was_declared_over_amqp_is_read_back(
+    server: BrokerServer, management: Management
+) -> None:
+    """The live topology equals what was declared, and nothing besides."""
+    await _declare(server, _TOPOLOGY)
+    live = await management.live_topology("/")
+    found = diff(_TOPOLOGY, live)
+    assert (found.create, found.conflict, found.extra) == ((), (), ())
+    assert sorted(live.bindings, key=repr) == sorted(_TOPOLOGY.bindings, key=repr)
+    overview = await management.overview()
+    assert (overview.version, overview.product) == (BrokerVersion(4, 0), "RabbitMQ")
+    assert [flag.name for flag in await management.feature_flags()] == ["quorum_queue"]
+
+
+async def test_counts_are_exact_and_do_not_lag(
+    server: BrokerServer, management: Management
+) -> None:
+    """Ready, unacked and held back, at once."""
+    connection = await RabbitMQ(server.url).connect()
+    channel = await connection.open_channel()
+    jam = {"x-dead-letter-exchange": "none", "x-dead-letter-strategy": "at-least-once"}
+    arguments = {**jam, "x-overflow": "reject-publish"}
+    await channel.declare_queue(Queue("q", QueueType.QUORUM, arguments=arguments))
+    for _ in range(3):
+        await channel.publish(Message("", "q", b"m"))
+    first = await channel.get("q")
+    await channel.get("q")
+    assert first is not None
+    channel.nack(first.tag, requeue=False)
+    await channel.qos(1)
+    found = (await management.queue("/", "q")).counts
+    assert (found.messages, found.ready, found.unacked, found.held_back) == (3, 1, 1, 1)
+    await connection.close()
+
+
+async def test_policies_are_set_read_and_deleted(
+    server: BrokerServer, management: Management
+) -> None:
+    """They hold at once, and operators' are merged on top."""
+    await _declare(server, _TOPOLOGY)
+    policy = Policy("odd name/1", "^plain$", {"max-length": 7}, 3, "queues")
+    await management.put_policy("/", policy)
+    assert await management.policies("/") == (policy,)
+    server.set_policy(Policy("op", ".*", {"max-length": 5}), operator=True)
+    reading = await management.queue("/", "plain")
+    assert (reading.policy, reading.operator_policy) == (policy.name, "op")
+    assert dict(reading.effective_policy or {}) == {"max-length": 5}
+    assert [each.name for each in await management.operator_policies("/")] == ["op"]
+    await management.delete_policy("/", policy.name)
+    await management.delete_policy("/", policy.name)
+    assert await management.policies("/") == ()
+
+
+@pytest.mark.parametrize("definition", [{"max-lenght": 1}, {"delivery-limit": -1}])
+async def test_a_bad_policy_is_refused(definition: dict[str, int]) -> None:
+    """400 with the reason, and nothing was set."""
+    async with (
+        _served(version=BrokerVersion(3, 10)) as server,
+        Management(ManagementAddress.derive(None, server.http_url)) as management,
+    ):
+        with pytest.raises(ManagementError, match="expected") as caught:
+            await management.put_policy("/", Policy("p", "^x", definition))
+        assert caught.value.status == 400
+        with pytest.raises(ManagementError, match="regular expression"):
+            await management.put_policy("/", Policy("p", "[", {"max-length": 1}))
+        assert await management.policies("/") == ()
+
+
+@pytest.mark.parametrize("name", sorted(DESIGNS))
+async def test_definitions_in_and_out(management: Management, name: str) -> None:
+    """Our export imports without loss, and the broker's export reads back as the same topology."""
+    desired = DESIGNS[name].build({}, hardened=True)
+    document, _ = write_definitions(desired, vhost="/")
+    await management.import_definitions(document, "/")
+    await management.import_definitions(document)
+    for vhost in ("/", None):
+        exported = read_definitions(await management.definitions(vhost))
+        found = diff(desired, exported)
+        assert (found.create, found.conflict, found.extra) == ((), (), ())
+
+
+async def test_an_alarm_is_told(server: BrokerServer, management: Management) -> None:
+    """As RabbitMQ tells it: with 503."""
+    assert await management.alarms() == ()
+    server.block()
+    assert [alarm.resource for alarm in await management.alarms()] == ["memory"]
+
+
+async def test_queues_and_exchanges_are_made_and_removed(
+    management: Management, http: httpx.AsyncClient
+) -> None:
+    """201 for what is new, 204 for what was there, 400 for what differs, 404 for what is not."""
+    place = "/api/queues/%2F/a%2Fb"
+    quorum = {"arguments": {"x-queue-type": "quorum"}}
+    answers = [(await http.put(place, json=quorum)).status_code for _ in range(2)]
+    assert answers == [201, 204]
+    refused = await http.put(place, json={})
+    assert (refused.status_code, refused.json()["error"]) == (400, "bad_request")
+    assert "inequivalent arg" in refused.json()["reason"]
+    assert (await management.queue("/", "a/b")).queue.type is QueueType.QUORUM
+    assert (await http.put("/api/exchanges/%2F/e", json={"type": "topic"})).status_code == 201
+    assert (await http.delete("/api/exchanges/%2F/e")).status_code == 204
+    assert (await http.delete("/api/queues/%2F/a%2Fb/contents")).status_code == 204
+    assert [(await http.delete(place)).status_code for _ in range(2)] == [204, 404]
+    with pytest.raises(ManagementNotFound):
+        await management.queue("/", "a/b")
+    with pytest.raises(ManagementNotFound):
+        await management.queues("other")
+
+
+async def test_a_listing_comes_in_pages(server: BrokerServer, http: httpx.AsyncClient) -> None:
+    """As large as asked for, and not beyond the last."""
+    await _declare(server, Topology("many", queues=tuple(Queue(f"q{n}") for n in range(5))))
+    page = (await http.get("/api/queues/%2F?page=2&page_size=2")).json()
+    assert [each["name"] for each in page["items"]] == ["q2", "q3"]
+    assert (page["page_count"], page["total_count"]) == (3, 5)
+    for query in ("page=4&page_size=2", "page=0", "page=x", "page=1&page_size=501"):
+        assert (await http.get(f"/api/queues?{query}")).status_code == 400
+
+
+async def test_half_an_hour_passes_over_http(server: BrokerServer, http: httpx.AsyncClient) -> None:
+    """Tests in any language turn the clock; what waits is ready then."""
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+    waits = Queue("waits", arguments={"x-message-ttl": 1_800_000, **back})
+    await _declare(server, Topology("clock", queues=(Queue("q"), waits)))
+    connection = await RabbitMQ(server.url).connect()
+    channel = await connection.open_channel()
+    await channel.publish(Message("", "waits", b"m"))
+    clock = (await http.get("/clock")).json()
+    assert (clock["clock"], clock["next_deadline"]) == ("virtual", clock["now"] + 1800)
+    turned = (await http.post("/clock/advance", json={"seconds": 1800})).json()
+    assert turned == {"now": clock["now"] + 1800, "deadlines": 1}
+    assert await channel.get("q") is not None
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"{}", b'{"seconds": -1}', b'{"seconds": "9"}', b'{"seconds": NaN}']
+)
+async def test_a_wrong_advance_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
+    """With what was expected."""
+    answer = await http.post("/clock/advance", content=body)
+    assert answer.status_code == 400
+    assert "expected" in answer.json()["reason"]
+
+
+async def test_nobody_turns_the_clock_of_the_machine() -> None:
+    """The refusal says how to have another."""
+    async with (
+        _served(clock=ClockKind.SYSTEM) as server,
+        httpx.AsyncClient(base_url=server.http_url or "", auth=("guest", "guest")) as http,
+    ):
+        answer = await http.post("/clock/advance", json={"seconds": 1})
+    assert answer.status_code == 400
+    assert "--clock virtual" in answer.json()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Basic !!!"}, 401),
+        ({"Authorization": "Bearer x"}, 401),
+        ({"Authorization": "Basic " + base64.b64encode(b"guest:wrong").decode()}, 401),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "rebound.example"}, 403),
+    ],
+)
+async def test_strangers_and_other_sites_are_refused(
+    server: BrokerServer, headers: dict[str, str], status: int
+) -> None:
+    """Without a password nothing is told; a page of another site cannot ask at all."""
+    async with httpx.AsyncClient(base_url=server.http_url or "", trust_env=False) as http:
+        answer = await http.get("/api/overview", headers=headers)
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"queues": 1},
+        {"queues": [{"name": 1}]},
+        {"queues": [{"name": "q", "vhost": "other"}]},
+        {"policies": [{"name": "p", "pattern": "(", "definition": {"max-length": 1}}]},
+        {"bindings": [{"source": "no", "destination": "no", "destination_type": "queue"}]},
+        {"queues": [{"name": "q", "arguments": {"x-message-ttl": "soon"}}]},
+        {"exchanges": [{"name": "\ud800", "type": "direct"}]},
+    ],
+)
+async def test_wrong_definitions_are_refused(http: httpx.AsyncClient, document: object) -> None:
+    """400 with the place, and the broker goes on."""
+    answer = await http.post("/api/definitions", content=json.dumps(document))
+    assert answer.status_code == 400
+    assert answer.json()["reason"]
+    assert (await http.get("/api/overview")).status_code == 200
