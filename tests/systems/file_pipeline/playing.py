@@ -134,10 +134,12 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def pipeline(folder: Path, **settings: Any) -> AsyncIterator[Pipeline]:
-    """The pipeline at work in a folder, on an embedded broker of its own."""
+async def pipeline(
+    folder: Path, *, broker: EmbeddedBroker | None = None, **settings: Any
+) -> AsyncIterator[Pipeline]:
+    """The pipeline at work in a folder, on an embedded broker."""
     workshop = Workshop(Settings(folder=folder, **settings), LoopClock(lambda: 0.0))
-    async with AppTest(whole_app(workshop), broker=EmbeddedBroker()) as test:
+    async with AppTest(whole_app(workshop), broker=broker or EmbeddedBroker()) as test:
         system = Pipeline(test, workshop)
         await system.listen()
         yield system
