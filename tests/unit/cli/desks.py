@@ -1,0 +1,95 @@
+"""A desk in a test: the library's operations on an embedded broker with dead letters, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.broker.declare import declare
+from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.cli.desk import LibraryDesk
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.requests import Who
+from hopback.deadletters.settings import Settings
+from hopback.headers.names import FAILURE, QUEUE
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Office", "office"]
+
+TOPOLOGY = DESIGNS["raffle"].build({}, hardened=False)
+MAIN = TOPOLOGY.plans[0].queue
+DLQ = TOPOLOGY.plans[0].parking.queue
+ANN = Who("ann@host", "ann")
+HOSTILE = "\x1b]0;owned\x07\x1b[2J"
+"""What a terminal must never get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """The desk, what stands behind it, and the broker below."""
+
+    desk: LibraryDesk
+    operations: Operations
+    broker: EmbeddedBroker
+
+    async def park(self, count: int, **failure: object) -> None:
+        """Put dead letters of a consumer's into the dead-letter queue, number 0 first."""
+        connection = await self.broker.connect("a consumer")
+        channel = await connection.open_channel()
+        await asyncio.gather(*(channel.publish(_letter(n, failure)) for n in range(count)))
+        await connection.close()
+
+    def held(self, queue: str) -> list[str]:
+        """The ids of the messages that are ready in a queue, in order."""
+        found = self.broker.snapshot().queue(queue)
+        return [str(message.properties.message_id) for message in found.ready]
+
+
+def _letter(number: int, failure: dict[str, object]) -> Message:
+    record = {
+        "type": "shop.OutOfStock" if number % 2 else "TimeoutError",
+        "message": "nothing left",
+        "fingerprint": "aaaa1111" if number % 2 else "bbbb2222",
+        "first": "2023-11-14T20:00:00.000Z",
+        "last": "2023-11-14T22:00:00.000Z",
+        "attempts": 4,
+        **failure,
+    }
+    properties = Properties(
+        message_id=f"m-{number}",
+        type="OrderPlaced",
+        headers={FAILURE: json.dumps(record), QUEUE: MAIN, "x-number": number},
+    )
+    return Message("", DLQ, b'{"number":%d}' % number, properties)
+
+
+@asynccontextmanager
+async def office(
+    *, version: str = "3.13", exports: Path | None = None, editing: bool = False
+) -> AsyncIterator[Office]:
+    """The raffle's queues on an embedded broker, and a desk in front of them."""
+    broker = EmbeddedBroker(version=BrokerVersion.parse(version))
+    connection = await broker.connect("setup")
+    await declare(connection, TOPOLOGY)
+    await connection.close()
+    clock = LoopClock(time.time)
+    operations = Operations(
+        broker,
+        management=EmbeddedManagement(broker),
+        topologies=(TOPOLOGY,),
+        settings=Settings(exports=exports, editing=editing),
+        clock=clock,
+    )
+    async with operations:
+        yield Office(LibraryDesk(operations, ANN, clock), operations, broker)
