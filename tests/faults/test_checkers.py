@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.faults.ledger.application import two_queues
-from tests.faults.ledger.books import BROKER, LINE, PROCESS, keep_books
+from tests.faults.ledger.books import BROKER, LINE, OPERATOR, PROCESS, keep_books
 from tests.faults.ledger.checks import Promise, check_books
 from tests.faults.ledger.entry import Entry, FilePen, Kind, read_entries
 from tests.faults.ledger.order import Fate, Order, fates
@@ -45,11 +45,10 @@ class _Story:
         queue: str = "left",
         attempt: int = 1,
         who: str = "c1",
-        takes: float = 0.0,
+        redrives: int = 0,
     ) -> None:
         """A handler was called, and said so; None: it never ended."""
-        self.note(Kind.BEGUN, str(number), queue, attempt, who=who)
-        self.now += takes
+        self.note(Kind.BEGUN, str(number), queue, attempt, who=who, note=f"-;{redrives}")
         if said is not None:
             self.note(said, str(number), queue, attempt, who=who)
         settled = {Kind.FAILED: Kind.RETRIED, Kind.HOPELESS: Kind.PARKED}.get(said or Kind.DONE)
@@ -98,8 +97,7 @@ def test_a_history_in_which_all_went_well_has_no_findings() -> None:
     story.run(4)
     story.sent(5, Fate.HOPELESS)
     story.run(5, Kind.HOPELESS)
-    story.note(Kind.REDRIVEN, "5", "left")
-    story.run(5)
+    story.run(5, redrives=1)
     story.sent(6, Fate.HOPELESS)
     story.run(6, Kind.HOPELESS)
     story.note(Kind.DISCARDED, "6", "left")
@@ -215,6 +213,20 @@ def test_a_duplicate_is_explained_only_by_a_fault_in_its_window(
     verdict = check_books(keep_books(story.entries, TOPOLOGY))
     assert (verdict.findings == ()) is explained
     assert verdict.duplicates == 1
+
+
+def test_a_second_run_after_a_re_drive_needs_an_interrupted_one() -> None:
+    """A re-drive gives one life more; another copy is explained only by an operator who was killed."""
+    for killed, expected in ((False, {Promise.DUPLICATED}), (True, set())):
+        story = _Story()
+        story.sent(1, Fate.HOPELESS)
+        story.run(1, Kind.HOPELESS)
+        if killed:
+            story.note(Kind.FAULT, queue=OPERATOR, note="kill -9")
+        story.run(1, redrives=1)
+        story.now += 5
+        story.run(1, redrives=1)
+        assert _broken(story.entries) == expected
 
 
 def test_a_fault_lasts_until_it_is_healed() -> None:

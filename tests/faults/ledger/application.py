@@ -83,16 +83,22 @@ def _begin(context: Context, pen: Pen) -> tuple[Order, int]:
     delivery = context.delivery
     order, attempt = Order.read(delivery.body), context.attempt
     again = "again" if delivery.redelivered else "-"
-    pen.write(Kind.BEGUN, order.id, context.queue, attempt, again)
+    redrives = _redrives(context)
+    note = f"{again};{redrives}" if redrives else again
+    pen.write(Kind.BEGUN, order.id, context.queue, attempt, note)
     if not order.is_unaltered(delivery):
         pen.write(Kind.ALTERED, order.id, context.queue, attempt)
     return order, attempt
 
 
+def _redrives(context: Context) -> int:
+    found = context.headers.get(REDRIVES, 0)
+    return found if isinstance(found, int) else 0
+
+
 def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcome | None]:
     """What the order says of this run; only its first queue fails, and a re-driven one works."""
-    redrives = context.headers.get(REDRIVES, 0)
-    again = isinstance(redrives, int) and redrives > 0
+    again = _redrives(context) > 0
     if context.queue != order.to[0] or order.fate is Fate.DONE:
         return Kind.DONE, None
     match order.fate:

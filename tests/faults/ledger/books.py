@@ -16,9 +16,19 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from tests.faults.ledger.entry import Entry
 
-__all__ = ["BROKER", "LINE", "PROCESS", "Account", "Books", "Broken", "Run", "keep_books"]
+__all__ = [
+    "BROKER",
+    "LINE",
+    "OPERATOR",
+    "PROCESS",
+    "Account",
+    "Books",
+    "Broken",
+    "Run",
+    "keep_books",
+]
 
-PROCESS, LINE, BROKER = "process", "line", "broker"
+PROCESS, LINE, BROKER, OPERATOR = "process", "line", "broker", "operator"
 """The scopes of a fault: whose deliveries may come twice because of it."""
 
 _FOREVER = float("inf")
@@ -34,6 +44,7 @@ class Run:
     begun: float
     attempt: int
     again: bool
+    redrives: int = 0
     ended: float = _FOREVER
     said: Kind | None = None
     settled: float = _FOREVER
@@ -58,7 +69,6 @@ class Account:
     expected: bool = False
     runs: list[Run] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
-    redriven: int = 0
     discarded: int = 0
     altered: int = 0
 
@@ -68,9 +78,9 @@ class Account:
         return any(run.said is Kind.DONE for run in self.runs)
 
     @property
-    def failures(self) -> int:
-        """How many runs failed."""
-        return sum(run.said is Kind.FAILED for run in self.runs)
+    def redriven(self) -> int:
+        """How often it was re-driven, as its own header says."""
+        return max((run.redrives for run in self.runs), default=0)
 
 
 @dataclass(slots=True)
@@ -88,6 +98,8 @@ class Broken:
         if self.scope == BROKER:
             last = max((run.begun for run in account.runs), default=_FOREVER)
             return account.first_sent <= self.end + slack and self.begin <= last + slack
+        if self.scope == OPERATOR:
+            return account.redriven > 0
         return any(self._meets(run, slack) for run in account.runs)
 
     def _meets(self, run: Run, slack: float) -> bool:
@@ -200,7 +212,8 @@ def _place(books: Books, entry: Entry, destinations: dict[str, list[str]]) -> No
 
 def _book(account: Account, entry: Entry) -> None:
     if entry.kind is Kind.BEGUN:
-        run = Run(entry.who, entry.at, entry.attempt, entry.note == "again")
+        again, _, redrives = entry.note.partition(";")
+        run = Run(entry.who, entry.at, entry.attempt, again == "again", int(redrives or 0))
         account.runs.append(run)
     elif entry.kind in _SAID:
         for run in _latest(account, entry, lambda one: one.said is None):
@@ -208,8 +221,6 @@ def _book(account: Account, entry: Entry) -> None:
     elif entry.kind in _SETTLED:
         for run in _latest(account, entry, lambda one: one.settled == _FOREVER):
             run.settled = entry.at
-    elif entry.kind is Kind.REDRIVEN:
-        account.redriven += 1
     elif entry.kind is Kind.DISCARDED:
         account.discarded += 1
     elif entry.kind is Kind.ALTERED:

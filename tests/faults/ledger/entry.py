@@ -26,7 +26,8 @@ class Kind(StrEnum):
     """A producer is about to publish; `note` lists the queues that are to get it."""
     CONFIRMED = "confirmed"
     BEGUN = "begun"
-    """A handler was called; `note` is `again` if the broker may have handed it out before."""
+    """A handler was called; `note` is `again` if the broker may have handed it out before, and
+    `;n` if the message was re-driven n times."""
     DONE = "done"
     FAILED = "failed"
     """The handler asked for a retry."""
@@ -39,7 +40,6 @@ class Kind(StrEnum):
     """The runtime said so: a failed delivery was published on and settled."""
     PARKED = "parked"
     ABANDONED = "abandoned"
-    REDRIVEN = "re-driven"
     DISCARDED = "discarded"
     FOUND = "found"
     """At the end the message lies in `queue`."""

@@ -1,0 +1,119 @@
+"""What is done to a campaign: each function breaks one thing, writes it down, and lets it heal."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hopback import RabbitMQ
+from tests.faults.ledger.books import BROKER, LINE, PROCESS
+from tests.harness.management import ManagementFailed
+
+if TYPE_CHECKING:
+    from tests.faults.campaign import Campaign, Worker
+    from tests.harness.rabbitmq import RabbitNode
+    from tests.integration.proxy import Proxy
+
+__all__ = [
+    "close_connections",
+    "cut",
+    "delete_queue",
+    "kill_broker",
+    "kill_consumer",
+    "memory_alarm",
+    "restart_broker",
+    "stall",
+]
+
+
+async def kill_consumer(campaign: Campaign, victim: Worker) -> None:
+    """`kill -9` of a consumer; another takes its place."""
+    async with campaign.fault("consumer: kill -9", PROCESS, victim.name):
+        victim.kill()
+    campaign.keep_consumers()
+
+
+async def restart_broker(campaign: Campaign, node: RabbitNode) -> None:
+    """The broker is stopped in order and started again."""
+    async with campaign.fault("broker: restart", BROKER):
+        await asyncio.to_thread(node.restart)
+
+
+async def kill_broker(campaign: Campaign, node: RabbitNode) -> None:
+    """`kill -9` of the broker, and a new start."""
+    async with campaign.fault("broker: kill -9", BROKER):
+        await asyncio.to_thread(node.kill)
+        await asyncio.to_thread(node.start)
+
+
+async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> None:
+    """Every line is reset, at once or after so many more bytes: in the middle of a frame."""
+    async with campaign.fault("network: cut", LINE):
+        if after is None:
+            proxy.cut()
+        else:
+            accepted = proxy.accepted
+            proxy.cut_after(after)
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                if proxy.accepted > accepted:
+                    break
+            else:
+                proxy.cut()
+
+
+async def stall(campaign: Campaign, proxy: Proxy, seconds: float) -> None:
+    """Nothing gets through for a while; nobody is told."""
+    async with campaign.fault("network: stall", LINE):
+        proxy.stall()
+        await asyncio.sleep(seconds)
+        proxy.resume()
+
+
+async def close_connections(campaign: Campaign) -> int:
+    """An operator closes every connection of the virtual host; how many there were."""
+    names = await asyncio.to_thread(_connections, campaign)
+    if names:
+        async with campaign.fault("operator: connections closed", LINE):
+            await asyncio.to_thread(_close, campaign, names)
+    return len(names)
+
+
+def _connections(campaign: Campaign) -> list[str]:
+    """The connections as the HTTP API knows them; it takes a moment until it does."""
+    for _ in range(25):
+        with suppress(OSError, http.client.HTTPException, ManagementFailed):
+            found = campaign.management.call("GET", "/connections")
+            names = [one["name"] for one in found if one.get("vhost") == campaign.vhost]
+            if names:
+                return names
+        time.sleep(0.2)
+    return []
+
+
+def _close(campaign: Campaign, names: list[str]) -> None:
+    for name in names:
+        with suppress(OSError, http.client.HTTPException, ManagementFailed):
+            campaign.management.call("DELETE", f"/connections/{quote(name, safe='')}")
+
+
+async def memory_alarm(campaign: Campaign, node: RabbitNode, seconds: float) -> None:
+    """The broker says that it is out of memory, and reads no publisher until it is over."""
+    async with campaign.fault("broker: memory alarm", LINE):
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.0001")
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.4")
+
+
+async def delete_queue(campaign: Campaign, queue: str) -> int:
+    """A queue is deleted under its consumer; how many messages went with it."""
+    async with campaign.fault("operator: queue deleted", LINE):
+        connection = await RabbitMQ(campaign.url).connect("operator")
+        channel = await connection.open_channel()
+        gone = await channel.delete_queue(queue)
+        await connection.close()
+    return gone

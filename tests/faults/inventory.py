@@ -1,0 +1,94 @@
+"""What lies in the queues: counted while they run, and taken stock of when everything is over."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hopback import Queue, RabbitMQ
+from hopback.errors import BrokerError, NotFound
+from tests.faults.ledger.entry import Kind
+from tests.faults.ledger.order import Order
+from tests.harness.management import ManagementFailed
+
+if TYPE_CHECKING:
+    from hopback import Topology
+    from hopback.broker.port import Connection
+    from hopback.message import Delivery
+    from tests.faults.ledger.entry import Pen
+    from tests.harness.management import Management
+
+__all__ = ["take_stock", "unfinished"]
+
+
+async def take_stock(url: str, topology: Topology, pen: Pen) -> int:
+    """Write down every message that lies in a queue of the topology, and leave all of them there."""
+    connection = await RabbitMQ(url).connect("inventory")
+    try:
+        counts = [await _count(connection, queue.name, pen) for queue in topology.queues]
+    finally:
+        await connection.close()
+    return sum(counts)
+
+
+async def _count(connection: Connection, queue: str, pen: Pen) -> int:
+    """Take everything unsettled; closing the channel gives it back."""
+    channel = await connection.open_channel()
+    found: list[Delivery] = []
+    try:
+        await channel.qos(0)
+        await channel.consume(queue, found.append)
+        seen = -1
+        while seen != len(found):
+            seen = len(found)
+            await asyncio.sleep(0.3)
+    except NotFound:
+        return 0
+    finally:
+        await channel.close()
+    for delivery in found:
+        pen.write(Kind.FOUND, str(Order.read(delivery.body).number), queue)
+    return len(found)
+
+
+async def unfinished(url: str, management: Management, topology: Topology) -> dict[str, int] | None:
+    """How many messages each queue but the dead-letter queues holds in any way; None: no answer.
+
+    What is ready is asked for by AMQP, which is exact; what is unacked or held for dead-lettering
+    only the HTTP API knows, a moment late.
+    """
+    parked = {plan.parking.queue for plan in topology.plans}
+    ours = sorted({queue.name for queue in topology.queues} - parked)
+    try:
+        ready = await _ready(url, ours)
+    except (BrokerError, OSError):
+        return None
+    return ready or await asyncio.to_thread(_held, management, url.rpartition("/")[2], ours)
+
+
+async def _ready(url: str, queues: list[str]) -> dict[str, int]:
+    connection = await RabbitMQ(url).connect("inventory")
+    try:
+        channel = await connection.open_channel()
+        found = {}
+        for name in queues:
+            state = await channel.declare_queue(Queue(name), passive=True)
+            found[name] = state.messages
+    finally:
+        await connection.close()
+    return {name: count for name, count in found.items() if count}
+
+
+def _held(management: Management, vhost: str, ours: list[str]) -> dict[str, int] | None:
+    try:
+        found = management.call("GET", f"/queues/{quote(vhost, safe='')}")
+    except (OSError, http.client.HTTPException, ManagementFailed):
+        return None
+    held = {
+        one["name"]: one.get("messages", 1) + one.get("messages_dlx", 0)
+        for one in found
+        if one["name"] in ours
+    }
+    return {name: count for name, count in held.items() if count}

@@ -1,0 +1,86 @@
+"""An operator as a process: `python -m tests.faults.operator`. It re-drives or discards dead letters."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hopback import RabbitMQ
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
+from tests.faults.ledger.books import OPERATOR
+from tests.faults.ledger.entry import FilePen, Kind
+from tests.faults.topologies import TOPOLOGIES
+from tests.faults.tripwire import Point, Tripwire
+
+if TYPE_CHECKING:
+    from hopback import Topology
+    from hopback.deadletters.requests import Request
+
+__all__ = ["main"]
+
+
+async def _run(options: argparse.Namespace) -> None:
+    folder = Path(options.folder)
+    pen = FilePen(folder / f"{options.name}.ledger", options.name, time.time)
+    point, _, count = options.dies.partition(":")
+    wire = Tripwire(
+        RabbitMQ(options.url, confirm_timeout=15),
+        pen,
+        Point(point) if point else None,
+        int(count or 1),
+        scope=OPERATOR,
+    )
+    topology = TOPOLOGIES[options.design]()
+    async with Operations(wire, topologies=[topology]) as operations:
+        for queue in sorted({plan.parking.queue for plan in topology.plans}):
+            export = folder / f"{options.name}-{queue}.ndjson"
+            job = await operations.start(_request(queue, export, discard=options.discard))
+            ended = await operations.wait(job.id)
+            sys.stdout.write(f"{queue}: {ended.state} {ended.counts} {ended.reason}\n")
+            if options.discard:
+                _book(folder, queue, topology, pen)
+
+
+def _request(queue: str, export: Path, *, discard: bool) -> Request:
+    if discard:
+        return DiscardRequest(
+            queue=queue,
+            selection=FromHead(),
+            reason="proof",
+            confirm=queue,
+            export_to=str(export),
+            forced=True,
+        )
+    return RedriveRequest(queue=queue, selection=FromHead(), reason="proof", forced=True)
+
+
+def _book(folder: Path, queue: str, topology: Topology, pen: FilePen) -> None:
+    """What discards removed is what they wrote down before, also those that were killed."""
+    plan = next(plan for plan in topology.plans if plan.parking.queue == queue)
+    exports = [path.read_text(encoding="utf-8") for path in folder.glob(f"o*-{queue}*")]
+    for line in "".join(exports).splitlines():
+        message = json.loads(line)
+        if "properties" in message:
+            pen.write(Kind.DISCARDED, message["properties"]["message_id"], plan.queue)
+
+
+def main() -> None:
+    """Work through every dead-letter queue of the topology."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", action="append", required=True)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--name", default="operator")
+    parser.add_argument("--design", choices=TOPOLOGIES, default="recommended")
+    parser.add_argument("--dies", default="", help="POINT:COUNT, the step at which it kills itself")
+    parser.add_argument("--discard", action="store_true")
+    asyncio.run(_run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

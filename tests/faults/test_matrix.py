@@ -1,0 +1,149 @@
+"""The fault matrix on a real RabbitMQ, short form: consumers are processes, and every promise holds.
+
+`make test-faults` plays the same faults long, at random moments, under load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import blows
+from tests.faults.campaign import Campaign
+from tests.faults.ledger.entry import Kind
+from tests.faults.tripwire import Point
+from tests.integration.proxy import Proxy
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tests.harness.rabbitmq import RabbitNode
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-matrix")]
+
+MOVES = [
+    Point.HANDLER,
+    Point.RETRY_SENT,
+    Point.RETRY_CONFIRMED,
+    Point.PARK_SENT,
+    Point.PARK_CONFIRMED,
+    Point.SETTLING,
+    Point.SETTLED,
+]
+
+
+def _campaign(node: RabbitNode, **options: Any) -> Campaign:
+    url = node.vhost_url(f"faults-{uuid.uuid4().hex[:8]}")
+    return Campaign(url, node.management, **options)
+
+
+async def test_a_consumer_killed_at_every_step_of_a_move(node: RabbitNode) -> None:
+    """Between handler and ack, retry and ack, park and ack; in a batch; in a topology."""
+    async with _campaign(node, consumers=1, batch=("audit",)) as campaign:
+        campaign.produce(400, failing=0.3)
+        for point in (*MOVES, Point.DECLARING):
+            campaign.keep_consumers(dies=f"{point}:3")
+            worker = campaign.workers[0]
+            await campaign.until(lambda worker=worker: not worker.is_alive)  # type: ignore[misc]
+        await campaign.until_calm()
+        verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.messages == verdict.confirmed == 400
+    assert sum(verdict.faults.values()) == len(MOVES) + 1
+    # A retry or a parked copy that was stored before the kill is there twice: known by its id.
+    assert verdict.duplicates >= 2
+
+
+async def test_a_re_drive_killed_between_publish_and_ack(node: RabbitNode) -> None:
+    """Killed in the middle, begun again, and at last through: nothing is lost, copies are few."""
+    async with _campaign(node, consumers=1) as campaign:
+        campaign.produce(600, fate="hopeless")
+        await campaign.until_calm()
+        for dies in ("moved:40", "settling:3", "settled:20"):
+            operator = campaign.operate(dies=dies)
+            await campaign.until(lambda operator=operator: not operator.is_alive)  # type: ignore[misc]
+        campaign.operate()
+        await campaign.until_calm()
+        verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.confirmed == 600
+    assert verdict.parked == 0
+    assert sum(verdict.faults.values()) == 3
+    assert 1 <= verdict.duplicates <= 3 * 500
+
+
+async def test_a_discard_leaves_nothing_unrecorded(node: RabbitNode) -> None:
+    """What is gone was written to the export before; a kill in the middle loses no record."""
+    async with _campaign(node, consumers=1) as campaign:
+        campaign.produce(200, fate="hopeless")
+        await campaign.until_calm()
+        for dies in ("settling:70", ""):
+            operator = campaign.operate(discard=True, dies=dies)
+            await campaign.until(lambda operator=operator: not operator.is_alive)  # type: ignore[misc]
+        verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.parked == 0
+    assert sum(verdict.faults.values()) == 1
+
+
+async def test_a_broker_restarted_and_killed(node: RabbitNode) -> None:
+    """Producers and consumers are at work, come back by themselves and go on."""
+    async with _campaign(node) as campaign:
+        campaign.keep_consumers()
+        campaign.produce(3000, rate=250, failing=0.1, lanes=True)
+        await campaign.until(lambda: campaign.count(Kind.DONE) > 300)
+        await blows.kill_broker(campaign, node)
+        await campaign.until(lambda: campaign.count(Kind.DONE) > 1500)
+        await blows.restart_broker(campaign, node)
+        await campaign.until_calm()
+        verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.confirmed == 3000
+    assert verdict.faults == {"broker:_kill_-9": 1, "broker:_restart": 1}
+
+
+async def test_a_network_that_cuts_stalls_and_cuts_frames(node: RabbitNode) -> None:
+    """All lines of the consumers go through a proxy that breaks them, also in the middle of frames."""
+    campaign = _campaign(node)
+    async with Proxy(campaign.url) as proxy:
+        campaign.consumer_urls = (proxy.url,)
+        async with campaign:
+            campaign.keep_consumers()
+            campaign.produce(2500, rate=400, failing=0.2)
+            await campaign.until(lambda: campaign.count(Kind.DONE) > 100)
+            for after in (None, 10, 1000, None, 20_000):
+                await blows.cut(campaign, proxy, after=after)
+                await asyncio.sleep(0.5)
+            await blows.stall(campaign, proxy, 1.5)
+            await campaign.until_calm()
+            verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.faults == {"network:_cut": 5, "network:_stall": 1}
+
+
+async def test_an_operator_who_closes_alarms_and_deletes(node: RabbitNode) -> None:
+    """Connections closed, a memory alarm, and a queue deleted under its consumers."""
+    async with _campaign(node) as campaign:
+        campaign.keep_consumers()
+        campaign.produce(1500, rate=400, failing=0.1)
+        await campaign.until(lambda: campaign.count(Kind.DONE) > 100)
+        assert await blows.close_connections(campaign)
+        await blows.memory_alarm(campaign, node, 1.0)
+        await campaign.until_calm()
+        # What lies in a queue goes with it: it is empty now, and comes back with its consumers.
+        assert await blows.delete_queue(campaign, "left") == 0
+        await campaign.until(lambda: _exists(campaign, "left"))
+        campaign.produce(300, failing=0.1)
+        await campaign.until_calm()
+        verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.confirmed == 1800
+    assert len(verdict.faults) == 3
+
+
+def _exists(campaign: Campaign, queue: str) -> bool:
+    found = campaign.management.call("GET", f"/queues/{campaign.vhost}")
+    return any(one["name"] == queue and one.get("consumers") for one in found)

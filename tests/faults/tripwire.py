@@ -1,0 +1,124 @@
+"""A tripwire around a broker: the process kills itself, as `kill -9` would, at a chosen step.
+
+It stands between the application and the library, in the test's own process; the library knows nothing
+of it. The steps of a move are those of the fault matrix: sent, confirmed, about to settle, settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.ledger.books import PROCESS
+from tests.faults.ledger.entry import Kind
+
+if TYPE_CHECKING:
+    from hopback import Broker, Message
+    from tests.faults.ledger.entry import Pen
+    from tests.faults.ledger.order import Order
+
+__all__ = ["Point", "Tripwire"]
+
+
+class Point(StrEnum):
+    """Where a process dies."""
+
+    HANDLER = "handler"
+    """The handler has ended; nothing was sent."""
+    RETRY_SENT = "retry-sent"
+    """The retry was written to the socket; its confirm has not come."""
+    RETRY_CONFIRMED = "retry-confirmed"
+    """The retry is stored; the delivery is not acked."""
+    PARK_SENT = "park-sent"
+    PARK_CONFIRMED = "park-confirmed"
+    SETTLING = "settling"
+    """The ack is about to be written."""
+    SETTLED = "settled"
+    """The ack was written."""
+    DECLARING = "declaring"
+    """In the middle of a topology."""
+    MOVED = "moved"
+    """A re-driven message is stored in its queue; the dead letter is not acked."""
+
+
+class Tripwire:
+    """Counts the moments of one kind and dies at the n-th."""
+
+    def __init__(
+        self, broker: Broker, pen: Pen, point: Point | None, count: int = 1, *, scope: str = PROCESS
+    ) -> None:
+        self._broker = broker
+        self._pen = pen
+        self._scope = scope
+        self._point = point
+        self._left = count
+
+    @property
+    def address(self) -> str:
+        """Where the broker is."""
+        return self._broker.address
+
+    async def connect(self, name: str = "hopback") -> Any:
+        """A connection with a tripwire; without a point, a plain one."""
+        connection = await self._broker.connect(name)
+        return connection if self._point is None else _Connection(connection, self)
+
+    def at_run(self, kind: Kind, _order: Order, _queue: str) -> None:
+        """A handler has begun or ended."""
+        if kind is not Kind.BEGUN:
+            self.step(Point.HANDLER)
+
+    def step(self, point: Point) -> None:
+        """Die, if this is the moment."""
+        if point is self._point:
+            self._left -= 1
+            if self._left <= 0:
+                self._pen.write(Kind.FAULT, queue=self._scope, note=f"kill -9: {point}")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Passing:
+    def __init__(self, real: Any, wire: Tripwire) -> None:
+        self._real = real
+        self._wire = wire
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _Connection(_Passing):
+    async def open_channel(self) -> Any:
+        return _Channel(await self._real.open_channel(), self._wire)
+
+
+class _Channel(_Passing):
+    def publish(self, message: Message, *, mandatory: bool = True) -> Any:
+        fate = self._real.publish(message, mandatory=mandatory)
+        sent, confirmed = _points_of(message)
+        # What was handed over is written at the end of this turn of the loop.
+        asyncio.get_running_loop().call_later(0.002, self._wire.step, sent)
+        # Registered before anybody waits for it: the ack has not been asked for yet.
+        fate.add_done_callback(lambda _fate: self._wire.step(confirmed))
+        return fate
+
+    def ack(self, tag: int, *, multiple: bool = False) -> None:
+        self._wire.step(Point.SETTLING)
+        self._real.ack(tag, multiple=multiple)
+        asyncio.get_running_loop().call_later(0.002, self._wire.step, Point.SETTLED)
+
+    async def declare_queue(self, *args: Any, **options: Any) -> Any:
+        self._wire.step(Point.DECLARING)
+        return await self._real.declare_queue(*args, **options)
+
+
+def _points_of(message: Message) -> tuple[Point, Point]:
+    """What kind of move a publish is part of."""
+    where = f"{message.exchange} {message.routing_key}"
+    if ".retry" in where:
+        return Point.RETRY_SENT, Point.RETRY_CONFIRMED
+    if ".dlq" in where:
+        return Point.PARK_SENT, Point.PARK_CONFIRMED
+    return Point.MOVED, Point.MOVED
