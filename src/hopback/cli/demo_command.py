@@ -99,22 +99,45 @@ def _lacking(error: ImportError) -> CommandFailed:
 
 
 async def _run(settings: DemoSettings) -> int:
-    from hopback.cli.demo_stage import Demo
+    """Play until the first signal, then end in order; a second one ends at once."""
     from hopback.cli.run_service import Stopper, listen_to_signals
 
     stopping = asyncio.Event()
-    stopper = Stopper(stopping.set)
+    playing = asyncio.create_task(_play(settings, stopping))
+    stopper = Stopper(lambda: playing.cancel() if stopping.is_set() else stopping.set())
     listen_to_signals(stopper)
-    async with AsyncExitStack() as stack:
-        try:
-            guide = await Demo(settings, stack).start()
-        except ImportError as error:
-            raise _lacking(error) from error
-        _print(guide)
-        await stopping.wait()
-        click.echo("Stopping.")
+    try:
+        await playing
+    except asyncio.CancelledError:
+        return Exit.INTERRUPTED
     click.echo("Stopped; nothing is left running.")
     return Exit.OK
+
+
+async def _play(settings: DemoSettings, stopping: asyncio.Event) -> None:
+    from hopback.cli.demo_stage import Demo
+
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(Demo(settings, stack).start())
+        asked = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return
+            _print(_started(starting))
+            await asked
+            click.echo("Stopping.")
+        finally:
+            starting.cancel()
+            asked.cancel()
+            await asyncio.gather(starting, asked, return_exceptions=True)
+
+
+def _started(starting: asyncio.Task[Guide]) -> Guide:
+    try:
+        return starting.result()
+    except ImportError as error:
+        raise _lacking(error) from error
 
 
 def _print(guide: Guide) -> None:

@@ -115,6 +115,7 @@ class Demo:
                     code=Exit.USAGE,
                 ) from error
             self._management = self._settings.management
+            await (await RabbitMQ(self._amqp).connect("hopback demo")).close()
             return
         server = await self._own_broker()
         place = server.url.removeprefix("amqp://")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEM"]
 
-_EVERY = 3.0
+_EVERY = 5.0
 """Seconds between two events."""
 
 

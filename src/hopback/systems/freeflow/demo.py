@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEM"]
 
-_EVERY = 2.0
+_EVERY = 4.0
 """Seconds between two events."""
 
 

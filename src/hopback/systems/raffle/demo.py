@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["SYSTEM"]
 
 _NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
-_EVERY = 3.0
+_EVERY = 5.0
 """Seconds between two things that happen."""
 
 

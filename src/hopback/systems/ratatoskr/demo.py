@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEM"]
 
-_EVERY = 3.0
+_EVERY = 5.0
 """Seconds between two orders."""
 _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
 """From RabbitMQ 4.0 on the documented form can lose messages, and `check` refuses it by these names."""

@@ -1,0 +1,76 @@
+"""A system on a real RabbitMQ and a real database, its web application on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from hopback import Publisher, Queue, RabbitMQ
+from hopback.cli.demo_front import Front, bound, served
+from hopback.observe.metrics import Metrics
+from hopback.systems import load_system
+from hopback.systems.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from hopback import Message
+
+__all__ = ["Played", "on_stage"]
+
+_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A system at work: a client of its web application, and a look at its queues."""
+
+    client: httpx.AsyncClient
+    broker: RabbitMQ
+
+    async def publish(self, message: Message) -> None:
+        """Publish as another program might."""
+        async with Publisher(self.broker) as publisher:
+            await publisher.publish(message)
+
+    async def depth(self, queue: str) -> int:
+        """How many messages a queue has ready."""
+        connection = await self.broker.connect("test")
+        try:
+            channel = await connection.open_channel()
+            return (await channel.declare_queue(Queue(queue), passive=True)).messages
+        finally:
+            await connection.close()
+
+    async def json(self, path: str) -> Any:
+        """What is found at a path; None if nothing is."""
+        answer = await self.client.get(path)
+        return answer.json() if answer.status_code == 200 else None
+
+    async def until(self, condition: Callable[[], Awaitable[object]]) -> Any:
+        """What the condition says when it holds at last."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while not (found := await condition()):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        return found
+
+
+@asynccontextmanager
+async def on_stage(
+    name: str, amqp_url: str, database: str, folder: Path, **environment: str
+) -> AsyncIterator[Played]:
+    """Start the system and its web server."""
+    front, listening, system = Front(Metrics()), bound("127.0.0.1", 0), load_system(name)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
+    broker = RabbitMQ(amqp_url)
+    stage = Stage(broker, database, folder, url, environment=environment)
+    async with served(front, listening), system.start(stage) as playing:
+        assert playing.web is not None
+        front.add(name, playing.web)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            yield Played(client, broker)

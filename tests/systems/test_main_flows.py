@@ -1,0 +1,152 @@
+"""The main flow of each system on a real RabbitMQ, with SQLite and with PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import Message
+from tests.harness.postgres import PostgresNode
+from tests.integration.database import database_url, postgres
+from tests.systems.real_stage import on_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from tests.systems.real_stage import Played
+
+__all__ = ["database_url", "postgres"]
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
+
+
+def _found(played: Played, path: str) -> Callable[[], Awaitable[Any]]:
+    """Whether there is something at a path."""
+
+    async def look() -> Any:
+        return await played.json(path)
+
+    return look
+
+
+def _holds(played: Played, queue: str, count: int) -> Callable[[], Awaitable[bool]]:
+    """Whether a queue holds so many messages."""
+
+    async def look() -> bool:
+        return await played.depth(queue) == count
+
+    return look
+
+
+async def test_raffle(amqp_url: str, database_url: str, tmp_path: Path) -> None:
+    """Users are inserted, a raffle is drawn; a taken e-mail and malformed JSON end in the DLQ."""
+    quick = {"RETRY_TTL_MS": "200", "USERS_BATCH_TIMEOUT_MS": "50"}
+    async with on_stage("raffle", amqp_url, database_url, tmp_path, **quick) as raffle:
+        created = []
+        for name in ("Ana", "Bruno"):
+            body = {"name": name, "email": f"{name}@email.com"}
+            answer = await raffle.client.post("/api/v1/users", json=body)
+            created.append(answer.json()["id"])
+        for user_id in created:
+            await raffle.until(_found(raffle, f"/api/v1/users/{user_id}"))
+        body = {"name": "Impostor", "email": "Ana@email.com"}
+        assert (await raffle.client.post("/api/v1/users", json=body)).status_code == 200
+        await raffle.publish(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
+
+        made = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
+        url = f"/api/v1/raffles/{made.json()['id']}"
+        for user_id in created:
+            await raffle.client.post(f"{url}/entries", json={"userId": user_id})
+        draws = await asyncio.gather(*(raffle.client.post(f"{url}/draw") for _ in range(3)))
+        assert sorted(answer.status_code for answer in draws) == [200, 409, 409]
+        assert (await raffle.json(url))["winners"][0]["id"] in created
+        await raffle.until(_holds(raffle, "raffle_dlq", 2))
+        assert await raffle.depth("raffle_retry_10s") == 0
+
+
+async def test_raffle_outlives_its_database(amqp_url: str, tmp_path: Path) -> None:
+    """PostgreSQL is stopped and started again: a user of the time between is inserted by itself."""
+    node = PostgresNode().start()
+    quick = {"RETRY_TTL_MS": "500", "USERS_BATCH_TIMEOUT_MS": "50", "MAX_RETRIES": "100"}
+    try:
+        async with on_stage("raffle", amqp_url, node.url(), tmp_path, **quick) as raffle:
+            first = {"name": "Ana", "email": "ana@email.com"}
+            answer = await raffle.client.post("/api/v1/users", json=first)
+            await raffle.until(_found(raffle, f"/api/v1/users/{answer.json()['id']}"))
+            await asyncio.to_thread(node.stop, "immediate")
+            between = {"name": "Bruno", "email": "bruno@email.com"}
+            answer = await raffle.client.post("/api/v1/users", json=between)
+            assert answer.status_code == 200
+            await raffle.until(_holds(raffle, "raffle_retry_10s", 1))
+            away = await raffle.client.get(f"/api/v1/users/{answer.json()['id']}")
+            assert (away.status_code, "try again" in away.json()["error"]) == (503, True)
+            await asyncio.to_thread(node.start)
+            await raffle.until(_found(raffle, f"/api/v1/users/{answer.json()['id']}"))
+    finally:
+        node.remove()
+
+
+async def test_event_bus(amqp_url: str, tmp_path: Path) -> None:
+    """Both services get an event over real HTTP; the one that fails gets it again, alone."""
+    async with on_stage("event-bus", amqp_url, "sqlite://", tmp_path) as bus:
+        shaky = {"status": 503, "times": 1}
+        await bus.client.put("/receiver/wms-orders/behaviour", json=shaky)
+        event = {"type": "order.created", "payload": {"order": 1}}
+        assert (await bus.client.post("/buses/wms/events", json=event)).status_code == 202
+
+        async def came_back() -> Any:
+            seen = (await bus.json("/receiver/wms-orders/events"))["events"]
+            return seen if len(seen) == 2 else None
+
+        seen = await bus.until(came_back)
+        assert [(one["attempt"], one["answered"]) for one in seen] == [(1, 503), (2, 200)]
+        others = (await bus.json("/receiver/wms-cincout/events"))["events"]
+        assert [(one["attempt"], one["answered"]) for one in others] == [(1, 200)]
+
+
+async def test_freeflow(amqp_url: str, database_url: str, tmp_path: Path) -> None:
+    """Domains do their work; what is early waits in its tier, what is hopeless is in the DLQ."""
+    async with on_stage("freeflow", amqp_url, database_url, tmp_path) as office:
+        for key, data in (
+            ("workflow.started", {"id": "w1", "owner": "una@example.org", "steps": 1}),
+            ("auth.succeeded", {"user": "nobody"}),
+            ("notification.requested", {"to": "busy@example.org", "text": "lunch"}),
+            ("document.created", {"id": "d1"}),
+        ):
+            assert (await office.client.post(f"/events/{key}", json=data)).status_code == 202
+        await office.until(_found(office, "/workflows"))
+        await office.until(_holds(office, "freeflow.auth.retry.30s", 1))
+        await office.until(_holds(office, "freeflow.notification.retry.5m", 1))
+        await office.until(_holds(office, "freeflow.events.dlq", 1))
+        await office.client.post("/events/workflow.advanced", json={"id": "w1"})
+        (note,) = await office.until(_found(office, "/notifications"))
+        assert note["recipient"] == "una@example.org"
+
+        async def audited() -> bool:
+            return len(await office.json("/audit")) == 6
+
+        await office.until(audited)
+
+
+async def test_ratatoskr(amqp_url: str, database_url: str, tmp_path: Path) -> None:
+    """On quorum queues: a payment before its order waits, an unknown thing is parked, twice is once."""
+    quick = {"RATATOSKR_RETRY_DELAY_MS": "300", "RATATOSKR_MAX_RETRIES": "20"}
+    async with on_stage("ratatoskr", amqp_url, database_url, tmp_path, **quick) as shop:
+        paid = {"type": "payment.received", "order": "o1", "cents": 10}
+        placed = {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": 2}
+        await shop.client.post("/events", json=paid)
+        await asyncio.sleep(0.2)
+        for _ in range(2):
+            again = {"idempotency-key": "event-1"}
+            await shop.client.post("/events", json=placed, headers=again)
+        await shop.client.post("/events", json={**placed, "order": "o2", "sku": "coconut"})
+
+        async def is_paid() -> bool:
+            return (await shop.json("/orders/o1") or {}).get("state") == "paid"
+
+        await shop.until(is_paid)
+        await shop.until(_holds(shop, "my-service.events.dlq", 1))
+        assert await shop.json("/orders/o2") is None
