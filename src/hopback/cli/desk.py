@@ -120,14 +120,17 @@ class Desk(Protocol):
 
 
 class LibraryDesk:
-    """The operations of the library, in this process."""
+    """The operations of the library, in this process; `everywhere` lists the jobs of all brokers."""
 
     runs_jobs_here = True
 
-    def __init__(self, operations: Operations, who: Who, clock: Clock) -> None:
+    def __init__(
+        self, operations: Operations, who: Who, clock: Clock, *, everywhere: bool = False
+    ) -> None:
         self._operations = operations
         self._who = who
         self._clock = clock
+        self._everywhere = everywhere
 
     async def queues(self) -> list[Document]:
         """Every dead-letter queue, by name."""
@@ -209,7 +212,8 @@ class LibraryDesk:
 
     async def jobs(self, queue: str, active: bool, limit: int) -> list[Document]:
         """Jobs, the newest first."""
-        found = await self._operations.jobs(queue=queue, active=active, limit=limit)
+        source = self._operations.journal if self._everywhere else self._operations
+        found = await source.jobs(queue=queue, active=active, limit=limit)
         return [job_document(job) for job in found]
 
     async def job(self, ident: str) -> Document:

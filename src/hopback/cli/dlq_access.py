@@ -207,7 +207,8 @@ async def _library(place: Place, stack: AsyncExitStack) -> Desk:
     from hopback.cli.desk import LibraryDesk
 
     found = await open_library(place, stack)
-    return LibraryDesk(found.operations, _user(), found.clock)
+    everywhere = place.broker is None
+    return LibraryDesk(found.operations, _user(), found.clock, everywhere=everywhere)
 
 
 async def open_library(place: Place, stack: AsyncExitStack) -> Library:

@@ -317,9 +317,15 @@ class Operations:
             await self._workshop.wish(ident, lambda wish: replace(wish, paused=False))
         else:
             job.to(JobState.RUNNING, self.clock.now())
+            self._check_broker(job)
             job = await self._workshop.begin_again(job, await self._desk.bench(job.spec))
         await self._told("job.resume", job, by)
         return job
+
+    def _check_broker(self, job: Job) -> None:
+        """A store may hold jobs of several brokers: none may go on with another's messages."""
+        if job.spec.broker != self._name:
+            raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
 
     async def cancel(self, ident: str, *, by: Who = NOBODY) -> Job:
         """Let it finish what is in flight, then give the rest back."""
@@ -346,6 +352,7 @@ class Operations:
     async def retry_failures(self, ident: str, *, by: Who = NOBODY, reason: str = "") -> Job:
         """A new job for exactly what this one could not move; BadRequest if there is nothing."""
         job = await self.job(ident)
+        self._check_broker(job)
         spec = await self._desk.spec_for_failures(job, self.journal, by, reason)
         again = await self._workshop.begin(new_job_id(), spec, await self._desk.bench(spec))
         await self._told("job.retry-failures", again, by, spec.why)
@@ -354,6 +361,7 @@ class Operations:
     async def came_back(self, ident: str, *, forced: bool = False, by: Who = NOBODY) -> int:
         """Look through the queue for messages that this job had sent and that died again."""
         job = await self.job(ident)
+        self._check_broker(job)
         found = await self._showing.came_back(job, forced=forced)
         if not job.is_active:
             await self.journal.amend(replace(job, counts=replace(job.counts, came_back=found)))

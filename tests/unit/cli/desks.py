@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from hopback.deadletters.journal import Journal
+
 __all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Office", "office"]
 
 TOPOLOGY = DESIGNS["raffle"].build({}, hardened=False)
@@ -76,7 +78,10 @@ def _letter(number: int, failure: dict[str, object]) -> Message:
 
 @asynccontextmanager
 async def office(
-    *, version: str = "3.13", exports: Path | None = None, editing: bool = False
+    *,
+    version: str = "3.13",
+    exports: Path | None = None,
+    journal: Journal | None = None,
 ) -> AsyncIterator[Office]:
     """The raffle's queues on an embedded broker, and a desk in front of them."""
     broker = EmbeddedBroker(version=BrokerVersion.parse(version))
@@ -88,7 +93,8 @@ async def office(
         broker,
         management=EmbeddedManagement(broker),
         topologies=(TOPOLOGY,),
-        settings=Settings(exports=exports, editing=editing),
+        journal=journal,
+        settings=Settings(exports=exports),
         clock=clock,
     )
     async with operations:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from hopback.broker.simulator.virtual_time import LoopClock
 from hopback.cli.asking import ask, ask_for_reason
-from hopback.cli.desk import Look
+from hopback.cli.desk import LibraryDesk, Look
 from hopback.cli.dlq_acting import carry_out
 from hopback.cli.dlq_archives import export_messages, import_messages
 from hopback.cli.dlq_printing import print_job, print_jobs, print_plan
@@ -20,10 +22,11 @@ from hopback.cli.job_following import Signals, ending, follow, see_through
 from hopback.cli.jobs_commands import resume_job, watch_job
 from hopback.cli.redrive_target import Ramp, target_of
 from hopback.deadletters.pacing import Pace
+from hopback.deadletters.refusals import BadRequest
 from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
 from hopback.deadletters.targets import Target, TargetKind
 from hopback.testing import in_virtual_time
-from tests.unit.cli.desks import DLQ, MAIN, Office, office
+from tests.unit.cli.desks import ANN, DLQ, MAIN, Office, office
 
 _Output = pytest.CaptureFixture[str]
 
@@ -237,6 +240,22 @@ async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
         assert refused.value.code is Exit.CONFLICT
         assert file.read_bytes() == written
         assert found.held(DLQ) == ["m-0", "m-1"]
+
+
+@in_virtual_time
+async def test_a_job_goes_on_only_at_its_own_broker() -> None:
+    """A store holds jobs of several brokers; those of others are listed, never carried out."""
+    async with office() as found, office(version="4.0", journal=found.operations.journal) as other:
+        await found.park(5)
+        await other.park(5)
+        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        await found.desk.interrupt(job["id"])
+        with pytest.raises(BadRequest, match="belongs to"):
+            await other.desk.resume(job["id"])
+        assert len(other.held(DLQ)) == 5
+        assert await other.desk.jobs("", False, 10) == []
+        everywhere = LibraryDesk(other.operations, ANN, LoopClock(time.time), everywhere=True)
+        assert [one["id"] for one in await everywhere.jobs("", False, 10)] == [job["id"]]
 
 
 @in_virtual_time
