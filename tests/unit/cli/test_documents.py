@@ -1,0 +1,175 @@
+"""The command's documents are those of the HTTP API, and a server's desk answers like the library's."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import msgspec
+import pytest
+
+from hopback.admin.answers import failure_answer, job_answer, queue_answer
+from hopback.admin.answers_messages import group_answer, letter_answer, message_answer
+from hopback.admin.api_jobs import plan_answer
+from hopback.admin.application import create_app
+from hopback.broker.simulator import EmbeddedManagement
+from hopback.cli.desk import Look
+from hopback.cli.documents import (
+    failure_document,
+    job_document,
+    plan_document,
+    queue_document,
+)
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.letter_documents import group_document, letter_document, message_document
+from hopback.cli.server_desk import ServerDesk
+from hopback.deadletters.jobs import FailedMessage
+from hopback.deadletters.pacing import Pace
+from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
+from hopback.deadletters.targets import Target, TargetKind
+from hopback.errors import UnsafeOperation
+from hopback.testing import in_virtual_time
+from tests.unit.cli.desks import DLQ, MAIN, Office, office
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def _plain(answer: object) -> Any:
+    return json.loads(msgspec.json.encode(answer))
+
+
+def _request(**more: Any) -> RedriveRequest:
+    target = Target(TargetKind.QUEUE, routing_key=MAIN)
+    return RedriveRequest(queue=DLQ, selection=FromHead(), reason="mended", target=target, **more)
+
+
+@in_virtual_time
+async def test_documents_have_the_names_and_values_of_the_api() -> None:
+    """Queue, plan, job, letter, group and message; the command may only know more."""
+    async with office() as found:
+        await found.park(3)
+        operations = found.operations
+        detail = await operations.queue(DLQ)
+        assert _plain(queue_answer(detail, 9.0)) == queue_document(detail, 9.0)
+        plan = await operations.plan(_request())
+        _agree(_plain(plan_answer(plan)), plan_document(plan))
+        session = await operations.open_session(DLQ)
+        page = operations.messages(session.id)
+        for letter in page.letters:
+            assert _plain(letter_answer(letter)) == letter_document(letter)
+            view = await operations.message(session.id, letter.id)
+            _agree(_plain(message_answer(view, "s")), message_document(view), {"bodyUrl"})
+        for group in operations.groups(session.id):
+            assert _plain(group_answer(group)) == group_document(group)
+        await operations.release(session.id)
+        job = await operations.wait((await operations.start(_request())).id)
+        _agree(_plain(job_answer(job)), job_document(job))
+    failed = FailedMessage("1-a", "a", "m", "no", 7.0)
+    assert _plain(failure_answer(failed)) == failure_document(failed)
+
+
+def _agree(
+    answer: dict[str, Any],
+    document: dict[str, Any],
+    without: frozenset[str] | set[str] = frozenset(),
+) -> None:
+    """All that the API says, the document says."""
+    assert {name: document.get(name) for name in answer if name not in without} == {
+        name: value for name, value in answer.items() if name not in without
+    }
+
+
+@asynccontextmanager
+async def _served() -> AsyncIterator[tuple[Office, ServerDesk]]:
+    """A server's desk, over the real application without a socket."""
+    async with office() as found:
+        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        transport = httpx.ASGITransport(app)
+        async with ServerDesk("http://localhost", transport=transport) as desk:
+            yield found, desk
+
+
+@in_virtual_time
+async def test_a_server_is_asked_with_the_same_verbs() -> None:
+    """Look, plan, act and follow: the same documents as from the library."""
+    async with _served() as (found, desk):
+        await found.park(6)
+        assert [one["messages"] for one in await desk.queues()] == [6]
+        here, there = await found.desk.queue(DLQ), await desk.queue(DLQ)
+        assert {**there, "depth": 0} == {**here, "depth": 0}
+        async with desk.hold(Look(DLQ, 5)) as held:
+            letters = await held.letters("error:TimeoutError", 10)
+            first = letters["items"][0]
+            assert letters["matching"] == 3
+            assert (await held.message(first["id"]))["payload"] == {"number": 0}
+            assert await held.body(first["id"]) == b'{"number":0}'
+        groups = await desk.groups(Look(DLQ, where="error:TimeoutError"), "error")
+        assert (groups["seen"], groups["matching"], groups["complete"]) == (6, 3, True)
+        plan = await desk.plan(_request(pace=Pace(rate=5.0, ramp=(1, 2))))
+        assert (plan["selected"], plan["mayStart"]) == (6, True)
+        job = await desk.start(_request())
+        states = [one["state"] async for one in desk.events(job["id"])]
+        assert states[-1] == "completed"
+        assert [one["id"] for one in await desk.jobs(DLQ, False, 10)] == [job["id"]]
+        assert await desk.failures(job["id"], 0, 10) == []
+        assert found.held(DLQ) == []
+        assert len(found.held(MAIN)) == 6
+
+
+@in_virtual_time
+async def test_a_job_at_a_server_is_steered() -> None:
+    """Pause, another rate, resume, cancel."""
+    async with _served() as (found, desk):
+        await found.park(9)
+        job = await desk.start(_request(pace=Pace(rate=1.0)))
+        assert (await desk.set_rate(job["id"], 2.0))["rate"] == 2.0
+        await desk.pause(job["id"])
+        async for now in found.desk.events(job["id"]):
+            if now["state"] == "paused":
+                break
+        await desk.resume(job["id"])
+        await desk.cancel(job["id"])
+        assert (await found.operations.wait(job["id"])).state == "cancelled"
+        assert (await desk.interrupt(job["id"]))["state"] == "cancelled"
+
+
+@in_virtual_time
+async def test_a_server_refuses_in_words_with_a_code() -> None:
+    """Not found, conflict, bad filter, unsafe; each as the library's own refusal would leave."""
+    async with _served() as (found, desk):
+        await found.park(2)
+        for work, code in (
+            (desk.queue("no/such queue"), Exit.NOT_FOUND),
+            (desk.job("j-none"), Exit.NOT_FOUND),
+            (desk.plan(_request(max_redrives=-1)), Exit.USAGE),
+            (desk.start(_request(expected_count=99)), Exit.CONFLICT),
+            (desk.groups(Look(DLQ, where="nonsense"), "error"), Exit.USAGE),
+        ):
+            with pytest.raises(CommandFailed) as refused:
+                await work
+            assert refused.value.code is code, refused.value
+            assert refused.value.do
+        discard = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm="other")
+        with pytest.raises(CommandFailed, match="confirm"):
+            await desk.start(discard)
+        with pytest.raises(UnsafeOperation):
+            await desk.start(_into_nowhere())
+        with pytest.raises(CommandFailed, match="does not export"):
+            desk.export(Look(DLQ))
+
+
+def _into_nowhere() -> RedriveRequest:
+    target = Target(TargetKind.QUEUE, routing_key="no.such")
+    return RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", target=target)
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "amqp://localhost", "http://ann:pw@localhost"])
+def test_an_address_that_is_no_servers_is_refused(url: str) -> None:
+    """Without repeating a password."""
+    with pytest.raises(CommandFailed) as refused:
+        ServerDesk(url)
+    assert refused.value.code is Exit.USAGE
+    assert "pw" not in str(refused.value)
