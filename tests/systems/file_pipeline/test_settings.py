@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.broker.simulator.virtual_time import LoopClock
 from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.workshop import NotReady, Workshop
 from hopback.systems.settings import SettingsError
+from hopback.testing import in_virtual_time
+
+if TYPE_CHECKING:
+    from hopback import Message
 
 
 def test_without_variables_the_documented_numbers_hold() -> None:
@@ -49,3 +58,42 @@ def test_everything_wrong_is_said_at_once_and_no_secret_is_shown() -> None:
         Settings.read({"ADMIN_JWT_SECRET": "hunter2"})
     assert "ADMIN_JWT_SECRET" in str(short.value)
     assert "hunter2" not in str(short.value)
+
+
+@in_virtual_time
+async def test_a_database_that_does_not_answer_is_waited_for_and_then_named(tmp_path: Path) -> None:
+    """20 s, then an error that says what to do and shows no address."""
+    url = "postgresql://files:hunter2@127.0.0.1:1/files"
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(NotReady, match="does not answer") as refused:
+        async with Workshop(Settings(folder=tmp_path, database=url)).open(_nobody):
+            pass
+    assert "hunter2" not in str(refused.value)
+    assert 20 <= asyncio.get_running_loop().time() - began < 60
+
+
+@in_virtual_time
+async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """A file in its place is no folder."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotReady, match="file cannot be used"):
+        async with Workshop(Settings(folder=tmp_path / "file")).open(_nobody):
+            pass
+
+
+@in_virtual_time
+async def test_what_an_upload_left_that_never_ended_is_removed(tmp_path: Path) -> None:
+    """After a day; what is younger may still be coming in."""
+    (tmp_path / "incoming").mkdir()
+    old, young = (tmp_path / "incoming" / f"{name}.part" for name in ("old", "young"))
+    now = asyncio.get_running_loop().time()
+    for path, age in ((old, 90_000), (young, 60)):
+        path.write_bytes(b"x")
+        os.utime(path, (now - age, now - age))
+    workshop = Workshop(Settings(folder=tmp_path), LoopClock(lambda: 0.0))
+    async with workshop.open(_nobody):
+        assert [path.exists() for path in (old, young)] == [False, True]
+
+
+async def _nobody(message: Message) -> None:
+    raise AssertionError(f"nothing was to be published, got {message}")

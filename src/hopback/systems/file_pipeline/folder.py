@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ __all__ = ["Fingerprint", "Folder", "fingerprint", "shown_name"]
 
 _BLOCK = 1 << 20
 _LONGEST_NAME = 200
+_FORGOTTEN_S = 24 * 3600.0
 _UNFIT = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -35,10 +37,14 @@ class Folder:
 
     root: Path
 
-    def prepare(self) -> None:
-        """Make what is missing."""
+    def prepare(self, now: float) -> None:
+        """Make what is missing, and remove what an upload left that never ended."""
         for name in ("incoming", "files", "thumbnails"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
+        for path in (self.root / "incoming").glob("*.part"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - _FORGOTTEN_S:
+                    path.unlink()
 
     def incoming(self, file_id: str) -> Path:
         """Where a file is received."""

@@ -7,10 +7,12 @@ import logging
 import os
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from hopback import Relay, SystemClock
-from hopback.store import Outbox, migrate, open_database, transaction
+from sqlalchemy.exc import SQLAlchemyError
+
+from hopback import HopbackError, Relay, SystemClock
+from hopback.store import Outbox, forget_processed, migrate, open_database, transaction
 from hopback.systems.file_pipeline.folder import Folder
 from hopback.systems.file_pipeline.messages import message_of
 from hopback.systems.file_pipeline.tables import create_tables
@@ -25,10 +27,19 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.messages import Envelope, Payload
     from hopback.systems.file_pipeline.settings import Settings
 
-__all__ = ["Workshop"]
+__all__ = ["NotReady", "Workshop"]
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REST_S = 1.0
+_PATIENCE_S = 20.0
+_REMEMBERED_S = 30 * 24 * 3600.0
+_FORGET_EVERY_S = 6 * 3600.0
+
+
+class NotReady(HopbackError):
+    """The folder or the database of the pipeline cannot be used."""
+
+    remedy: ClassVar[str] = "Start the database, or correct DATABASE_URL and FILES_FOLDER."
 
 
 class Workshop:
@@ -56,19 +67,40 @@ class Workshop:
     @asynccontextmanager
     async def open(self, publish: Callable[[Message], Awaitable[None]]) -> AsyncIterator[Workshop]:
         """Have the tables and the folder ready, and the outbox published, until the block ends."""
-        await asyncio.to_thread(self.folder.prepare)
+        await self._prepare_folder()
         self._engine = open_database(self.settings.database_url)
         try:
-            await migrate(self._engine, self.clock)
-            await create_tables(self._engine)
+            await self._prepare_database()
             owner = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
             self._relay = Relay(Outbox(self._engine, owner, self.clock), publish)
-            async with _running(_relaying(self._relay), *(work() for work in self._attendants)):
+            works = (_relaying(self._relay), self._forget(), *(one() for one in self._attendants))
+            async with _running(*works):
                 yield self
             await _last_sweep(self._relay)
         finally:
             await self._engine.dispose()
             self._engine = None
+
+    async def _prepare_folder(self) -> None:
+        try:
+            await asyncio.to_thread(self.folder.prepare, self.clock.now())
+        except OSError as error:
+            raise NotReady(f"{self.settings.folder} cannot be used: {error.strerror}") from error
+
+    async def _prepare_database(self) -> None:
+        """Have the tables; a database that is still starting is waited for a while."""
+        waited = 0.0
+        while True:
+            try:
+                await migrate(self.engine, self.clock)
+                return await create_tables(self.engine)
+            except (SQLAlchemyError, OSError) as error:
+                if waited >= _PATIENCE_S:
+                    what = f"the database does not answer: {type(error).__name__}"
+                    raise NotReady(what) from error
+                _LOG.warning("the database does not answer yet: %s", type(error).__name__)
+            await asyncio.sleep(_REST_S)
+            waited += _REST_S
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -105,6 +137,15 @@ class Workshop:
             if await tx.first_time(consumer, cause.messageId):
                 for result in results:
                     await self.announce(tx, result, producer=producer, cause=cause)
+
+    async def _forget(self) -> None:
+        """Forget now and then what was processed so long ago that nobody sends it again."""
+        while True:
+            try:
+                await forget_processed(self.engine, self.clock.now() - _REMEMBERED_S)
+            except Exception:
+                _LOG.exception("old marks were not removed; the next time they will be")
+            await asyncio.sleep(_FORGET_EVERY_S)
 
 
 async def _relaying(relay: Relay) -> None:
