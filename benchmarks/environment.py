@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["ROOT", "WORK", "Machine", "build_c_client", "describe", "peers_python"]
+__all__ = [
+    "ROOT",
+    "WORK",
+    "Machine",
+    "build_c_client",
+    "c_version",
+    "describe",
+    "peers_python",
+    "processor",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work" / "bench"
@@ -69,12 +78,12 @@ def describe(python: Path, broker: str) -> Machine:
         "hopback": metadata.version("hopback"),
         **_peer_versions(python),
     }
-    if (c := _c_version()) is not None:
+    if (c := c_version()) is not None:
         versions["librabbitmq (C)"] = c
     return Machine(
         os.cpu_count() or 1,
         round(memory, 1),
-        _processor(),
+        processor(),
         f"{platform.system()} {platform.machine()}",
         platform.python_version(),
         versions,
@@ -90,7 +99,8 @@ def _peer_versions(python: Path) -> dict[str, str]:
     return dict(zip(_PEERS, ran.stdout.split(), strict=True))
 
 
-def _c_version() -> str | None:
+def c_version() -> str | None:
+    """The version of librabbitmq, if it can be known."""
     try:
         ran = subprocess.run(
             ["pkg-config", "--modversion", "librabbitmq"],
@@ -103,7 +113,8 @@ def _c_version() -> str | None:
     return ran.stdout.strip() or None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The model of the machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGE_BYTES", "Pressure"]
 
-MESSAGE_BYTES = 1000
+MESSAGE_BYTES = 600
 """What a message takes beside its body, roughly."""
 _HIGH = 0.95
 _LOW = 0.8

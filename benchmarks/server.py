@@ -1,0 +1,188 @@
+"""How fast `hopback broker` is: publish+confirm and consume+ack by the C client, start, memory.
+
+    python -m benchmarks.server [--count N] [--write]
+
+Each figure is the median of several runs of the C client on a fresh queue, alone on the broker.
+`--write` puts the results into benchmarks/SERVER.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.environment import ROOT, build_c_client, c_version, processor
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.topology.model import Queue, QueueType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE = ROOT / "benchmarks" / "SERVER.md"
+_BODY = b"x" * 1024
+_RUNS = 5
+_GOAL = 10_000
+_WORDS = {"publish": "publish and confirm", "consume": "consume and ack"}
+
+
+_TEXT = """\
+# How fast is `hopback broker`?
+
+Written by `python -m benchmarks.server --write`; do not edit. The C client (librabbitmq) publishes
+{count:,} persistent messages of 1 KiB with confirms, 1,000 in flight, and then consumes them with a
+prefetch of 1,000, acking one by one; client and broker share the machine with whatever else runs on it.
+The median of {runs} runs, with the lowest and the highest. What the broker uses of a processor hardly
+depends on what else runs: its inverse is what one core could do.
+
+{table}
+
+The goal is 10,000 messages a second, each way alone.
+
+{processor}, {cores} cores, {memory} GiB, {system}, Python {python}; hopback {hopback}, librabbitmq {library}.
+"""
+
+
+@contextmanager
+def _broker() -> Iterator[tuple[str, subprocess.Popen[str], float]]:
+    """The installed command as a process: its URL, and how long it took to answer."""
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "hopback", "broker", "--port", "0", "--no-http"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        lines = [process.stdout.readline() for _ in range(2)]
+        took = time.monotonic() - begin
+        yield lines[1].split()[-1], process, took
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _declare(url: str, name: str, kind: QueueType) -> None:
+    connection = await RabbitMQ(url).connect("benchmark")
+    channel = await connection.open_channel()
+    await channel.delete_queue(name)
+    await channel.declare_queue(Queue(name, kind))
+    await connection.close()
+
+
+def _run(program: Path, url: str, scenario: str, queue: str, count: int) -> float:
+    """Messages a second."""
+    host, _, port = url.removeprefix("amqp://").partition(":")
+    told = subprocess.run(
+        [str(program), scenario, host, port, "/", queue, "", str(count), "1000", "1000"],
+        input=_BODY,
+        capture_output=True,
+        check=True,
+    )
+    found = json.loads(told.stdout)
+    return float(found["count"]) / float(found["seconds"])
+
+
+def _processor_seconds(process: subprocess.Popen[str]) -> float:
+    """What the broker has used of a processor so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident(process: subprocess.Popen[str]) -> int:
+    """What the broker takes of memory, in bytes."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+Figures = dict[str, list[float]]
+
+
+def measure(program: Path, count: int) -> Figures:
+    """All figures, run by run."""
+    found: Figures = {}
+    for kind in (QueueType.CLASSIC, QueueType.QUORUM):
+        with _broker() as (url, process, _):
+            before = _resident(process)
+            for run in range(_RUNS):
+                asyncio.run(_declare(url, "bench", kind))
+                for scenario in ("publish", "consume"):
+                    used = _processor_seconds(process)
+                    rate = _run(program, url, scenario, "bench", count)
+                    cost = (_processor_seconds(process) - used) / count * 1e6
+                    found.setdefault(f"{kind}, {_WORDS[scenario]}: a second", []).append(rate)
+                    found.setdefault(f"{kind}, {_WORDS[scenario]}: µs of processor", []).append(
+                        cost
+                    )
+                    if not run and scenario == "publish":
+                        growth = (_resident(process) - before) / count
+                        found[f"{kind}: bytes for a message of 1,024"] = [growth]
+    found["start: seconds"], found["start: seconds of processor"] = _starts()
+    return found
+
+
+def _starts() -> tuple[list[float], list[float]]:
+    seconds, used = [], []
+    for _ in range(_RUNS):
+        with _broker() as (_, process, took):
+            seconds.append(took)
+            used.append(_processor_seconds(process))
+    return seconds, used
+
+
+def report(found: dict[str, list[float]]) -> str:
+    """The figures as a table: median, and the range of the runs."""
+    lines = ["| what | median | lowest | highest |", "|---|---|---|---|"]
+    for name, values in found.items():
+        digits = 2 if "seconds" in name else 1 if "µs" in name else 0
+        figures = (statistics.median(values), min(values), max(values))
+        cells = " | ".join(f"{value:,.{digits}f}" for value in figures)
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines)
+
+
+def page(table: str, count: int) -> str:
+    """The page with the figures and what they were measured on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return _TEXT.format(
+        table=table,
+        runs=_RUNS,
+        count=count,
+        processor=processor(),
+        cores=os.cpu_count(),
+        memory=round(memory, 1),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        hopback=metadata.version("hopback"),
+        library=c_version(),
+    )
+
+
+def main() -> int:
+    """Measure, print, and say whether the goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    program = build_c_client()
+    if program is None:
+        print("needs gcc and librabbitmq-dev for the C client", file=sys.stderr)
+        return 1
+    found = measure(program, options.count)
+    table = report(found)
+    print(table)
+    if options.write:
+        _PAGE.write_text(page(table, options.count))
+    rates = [values for name, values in found.items() if name.endswith("a second")]
+    return 0 if all(statistics.median(values) >= _GOAL for values in rates) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
