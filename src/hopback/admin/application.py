@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.deadletters.operations import Operations
+    from hopback.deadletters.overview import QueueSummary
     from hopback.deadletters.places import LiveView
     from hopback.deadletters.requests import Who
     from hopback.topology.model import Topology
@@ -137,7 +138,10 @@ def _documented(services: Services) -> list[Route]:
     async def authorize(request: Request) -> Who:
         return who(await admitted(services, request))
 
-    routes = documented_routes(services.operations, authorize, services.clock)
+    async def read() -> tuple[QueueSummary, ...]:
+        return (await services.sweep.get()).queues
+
+    routes = documented_routes(services.operations, authorize, services.clock, read=read)
     for route in routes:
         route.app = _Decoded(route.app)
     return routes

@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,6 +22,7 @@ from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
 from hopback.deadletters.jobs import JobState
 from hopback.deadletters.requests import FromHead, RedriveRequest, Who
 from hopback.deadletters.sessions import Window
+from hopback.errors import UnsafeOperation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.overview import QueueSummary
 
-__all__ = ["Authorize", "documented_routes"]
+__all__ = ["Authorize", "ReadQueues", "documented_routes"]
 
 _PEEKED = 20
 _REDRIVEN = 10
@@ -46,6 +48,8 @@ _WENT_ON = frozenset({JobState.FAILED, JobState.INTERRUPTED, JobState.CANCELLED}
 
 Authorize: TypeAlias = "Callable[[Request], Awaitable[Who]]"
 """Says who asks; Refused with 401 or 403 if they may not."""
+ReadQueues: TypeAlias = "Callable[[], Awaitable[tuple[QueueSummary, ...]]]"
+"""Gives every dead-letter queue with its depth."""
 
 
 def documented_routes(
@@ -54,9 +58,13 @@ def documented_routes(
     clock: Clock,
     *,
     queues: Collection[str] | None = None,
+    read: ReadQueues | None = None,
 ) -> list[Route]:
-    """The routes. `queues` are the names that are accepted; None accepts every one that is known."""
-    made = _Documented(operations, authorize, clock, queues)
+    """The routes. `queues` are the names that are accepted; None accepts every one that is known.
+
+    `read` gives the queues with their depths; the operations do, unless somebody else is quicker.
+    """
+    made = _Documented(operations, authorize, clock, queues, read or operations.queues)
     path = "/admin/dlq/queues/{queue}"
     return [
         Route("/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
@@ -71,6 +79,7 @@ class _Documented:
     authorize: Authorize
     clock: Clock
     queues: Collection[str] | None
+    read: ReadQueues
 
     def answering(
         self, work: Callable[[Request, Who], Awaitable[Response]]
@@ -93,7 +102,7 @@ class _Documented:
 
     async def list_queues(self, _request: Request, _who: Who) -> Response:
         """Every accepted queue, sorted, with its depth; nothing is looked into."""
-        found = sorted(await self.operations.queues(), key=lambda one: one.queue)
+        found = sorted(await self.read(), key=lambda one: one.queue)
         items = [_queue_item(one) for one in found if self._accepts(one.queue)]
         return _json({"items": items, "total": len(items)})
 
@@ -102,7 +111,10 @@ class _Documented:
         limit = _limit(_number(request.query_params.get("limit")), _PEEKED)
         summary = await self._queue(request)
         window = Window(limit, _PEEK_BYTES, _PEEK_S)
-        session = await self.operations.open_session(summary["queue"], window, by=who)
+        try:
+            session = await self.operations.open_session(summary["queue"], window, by=who)
+        except UnsafeOperation as unsafe:
+            raise _too_dear(unsafe, summary["queue"]) from unsafe
         try:
             page = self.operations.messages(session.id, size=limit)
             views = [
@@ -154,7 +166,7 @@ class _Documented:
     async def _queue(self, request: Request) -> dict[str, Any]:
         """The queue in the path, if it is accepted; anything else is the documented 400."""
         name = request.path_params["queue"]
-        known = {one.queue: one for one in await self.operations.queues()}
+        known = {one.queue: one for one in await self.read()}
         if name not in known or not self._accepts(name):
             raise Refused(400, "unsupported-queue", f"Unsupported DLQ queue {name[:255]!r}.")
         one = known[name]
@@ -178,6 +190,22 @@ class _Documented:
         }
         headers = {**refused.headers, "Cache-Control": "no-store"}
         return Response(json.dumps(body), refused.status, headers, MEDIA_TYPE)
+
+
+def _too_dear(unsafe: UnsafeOperation, queue: str) -> Refused:
+    """Looking could lose messages: the price, and how to look all the same."""
+    url = f"/admin/dlq/queues/{quote(queue, safe='')}/sessions"
+    more = {
+        "remedy": unsafe.remedy,
+        "browse": {
+            "method": "POST",
+            "url": url,
+            "lift": {"limit": 20, "lift": True},
+            "force": {"limit": 20, "force": True},
+        },
+    }
+    detail = f"{unsafe} A browse session costs one look however many pages are read: POST {url}."
+    return Refused(409, "unsafe", detail, more=more)
 
 
 def _queue_item(one: QueueSummary) -> dict[str, object]:

@@ -1,0 +1,141 @@
+"""A broker with dead letters at rest, and a client of the admin service over it. No sockets."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from hopback.admin import AdminSettings, create_app
+from hopback.admin.settings import parse_settings
+from hopback.broker.declare import declare
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.simulator.management import EmbeddedManagement
+from hopback.clock import ManualClock
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.settings import Settings
+from hopback.headers import Failure, failure_json
+from hopback.message import Message, Properties
+from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
+from hopback.version import BrokerVersion
+from tests.harness.seeded import publish
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["DLQ", "MAIN", "NOW", "SECRET", "Admin", "admin", "dead_letter", "settings", "topology"]
+
+MAIN, DLQ = "orders", "orders.dlq"
+NOW = 1_700_000_000.0
+SECRET = "a secret of more than thirty-two bytes, for tests"
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The service, a client of it, and what lies below."""
+
+    client: httpx.AsyncClient
+    operations: Operations
+    broker: EmbeddedBroker
+    clock: ManualClock
+
+    async def session(self, queue: str = DLQ, **body: Any) -> dict[str, Any]:
+        """Open a browse session by the API."""
+        answer = await self.client.post(f"/admin/dlq/queues/{queue}/sessions", json=body)
+        assert answer.status_code == 201, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def topology() -> Topology:
+    """One queue of the recommended design behind a topic exchange."""
+    plan = recommended_plan(MAIN, tiers_ms=[30_000], attempts=2)
+    return Topology(
+        "shop",
+        exchanges=(Exchange("shop.events", ExchangeType.TOPIC),),
+        queues=tuple(hardened_queues(plan)),
+        bindings=(Binding("shop.events", MAIN, "order.#"),),
+        plans=(plan,),
+    )
+
+
+def dead_letter(number: int, error: str = "LookupError", body: bytes | None = None) -> Message:
+    """A message as a consumer of ours parks it."""
+    failure = Failure(
+        type=error,
+        message=f"order {number} cannot be found",
+        fingerprint=f"{hash(error) & 0xFFFFFFFF:08x}",
+        frame="shop.orders:find",
+        stack="shop.orders:find:12\nshop.app:main:3",
+        host="box-1",
+        first=NOW - 120,
+        last=NOW - 60,
+        attempts=2,
+    )
+    properties = Properties(
+        content_type="application/json",
+        delivery_mode=2,
+        message_id=f"m-{number}",
+        type="OrderCreated",
+        headers={
+            "hopback-attempts": 2,
+            "hopback-queue": MAIN,
+            "hopback-failure": failure_json(failure) or "",
+            "hopback-origin-exchange": "shop.events",
+            "hopback-origin-routing-key": "order.created",
+        },
+    )
+    content = json.dumps({"order": {"id": number}}).encode() if body is None else body
+    return Message("", DLQ, content, properties)
+
+
+def settings(**auth: Any) -> AdminSettings:
+    """Settings with a sign-in by tokens of a shared secret; `auth` adds to them."""
+    jwt = {"issuer": "https://id.test", "audience": "hopback", "secret_env": "JWT_SECRET"}
+    return parse_settings({"auth": {"jwt": jwt, **auth}}, {"JWT_SECRET": SECRET}, "test")
+
+
+@asynccontextmanager
+async def admin(
+    *letters: Message,
+    exports: Path | None = None,
+    version: str = "4.3",
+    extra: tuple[Queue, ...] = (),
+    raising: bool = True,
+    **options: Any,
+) -> AsyncIterator[Admin]:
+    """The service over these dead letters; `options` are for `create_app`."""
+    broker = EmbeddedBroker(version=BrokerVersion.parse(version))
+    declared, clock = topology(), ManualClock(NOW)
+    connection = await broker.connect("declaring")
+    await declare(connection, declared)
+    channel = await connection.open_channel()
+    for queue in extra:
+        await channel.declare_queue(queue)
+    await connection.close()
+    await publish(broker, *letters)
+    view = EmbeddedManagement(broker)
+    async with Operations(
+        broker,
+        management=view,
+        topologies=(declared,),
+        settings=Settings(exports=exports),
+        clock=clock,
+    ) as operations:
+        app = create_app(
+            operations,
+            broker,
+            view=view,
+            topologies=(declared,),
+            clock=clock,
+            environment={"JWT_SECRET": SECRET},
+            **options,
+        )
+        transport = httpx.ASGITransport(app, raise_app_exceptions=raising)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield Admin(client, operations, broker, clock)

@@ -1,0 +1,137 @@
+"""Queues, browse sessions and messages by the API."""
+
+from __future__ import annotations
+
+from hopback.broker.simulator import Fault
+from hopback.topology.model import Queue, QueueType
+from tests.unit.admin.stage import DLQ, MAIN, admin, dead_letter
+
+
+async def test_a_queue_tells_what_looking_costs_and_where_messages_can_go() -> None:
+    """The detail of a queue has type, depth with source and age, cost and targets."""
+    async with admin(dead_letter(1), dead_letter(2)) as stage:
+        found = (await stage.client.get(f"/admin/dlq/queues/{DLQ}")).json()
+    assert (found["queue"], found["mainQueue"], found["type"]) == (DLQ, MAIN, "quorum")
+    assert found["depth"]["messages"] == 2
+    assert found["depth"]["source"] == "amqp"
+    assert found["cost"]["price"] in {"free", "counted"}
+    default = next(target for target in found["targets"] if target["isDefault"])
+    assert (default["exchange"], default["routingKey"], default["flaw"]) == ("", MAIN, None)
+
+
+async def test_the_overview_comes_from_one_sweep_and_never_looks() -> None:
+    """Depths carry the moment of the sweep; a second question within a second asks nobody."""
+    async with admin(dead_letter(1)) as stage:
+        first = (await stage.client.get("/admin/dlq/overview")).json()
+        connections = len(stage.broker.connections)
+        stage.clock.advance(0.5)
+        second = (await stage.client.get("/admin/dlq/overview")).json()
+        assert len(stage.broker.connections) == connections
+        queue = stage.broker.snapshot().queue(DLQ)
+    assert [item["queue"] for item in first["items"]] == [DLQ]
+    assert second["readAt"] == first["readAt"]
+    assert second["ageSeconds"] == 0.5
+    assert [message.redelivered for message in queue.ready] == [False]
+
+
+async def test_a_session_holds_pages_groups_and_gives_back() -> None:
+    """Messages are held while they are looked at and back in order after release."""
+    letters = [
+        dead_letter(number, "LookupError" if number < 3 else "KeyError") for number in range(5)
+    ]
+    async with admin(*letters) as stage:
+        session = await stage.session(limit=10)
+        assert (session["held"], session["complete"]) == (5, True)
+        page = (await stage.client.get(f"{session['url']}/messages?limit=2")).json()
+        assert [item["messageId"] for item in page["items"]] == ["m-0", "m-1"]
+        assert page["matching"] == 5
+        more = await stage.client.get(
+            f"{session['url']}/messages",
+            params={"cursor": page["cursor"], "filter": "error:KeyError"},
+        )
+        assert [item["messageId"] for item in more.json()["items"]] == ["m-3", "m-4"]
+        groups = (await stage.client.get(f"{session['url']}/groups?by=error")).json()
+        assert {item["key"]: item["count"] for item in groups["items"]} == {
+            "LookupError": 3,
+            "KeyError": 2,
+        }
+        assert (await stage.client.delete(session["url"])).status_code == 204
+        gone = await stage.client.get(session["url"])
+        assert (gone.status_code, gone.json()["code"]) == (404, "session-over")
+        ready = stage.broker.snapshot().queue(DLQ).ready
+    assert [message.properties.message_id for message in ready] == [f"m-{n}" for n in range(5)]
+
+
+async def test_a_message_is_shown_whole_and_its_showing_is_audited() -> None:
+    """Story, way back, headers with their types, payload; and who looked is written down."""
+    async with admin(dead_letter(7)) as stage:
+        session = await stage.session()
+        listed = (await stage.client.get(f"{session['url']}/messages")).json()["items"][0]
+        found = (await stage.client.get(f"{session['url']}/messages/{listed['id']}")).json()
+        body = await stage.client.get(found["bodyUrl"])
+        audit = (await stage.client.get("/admin/audit?action=message.show")).json()["items"]
+    assert found["payload"] == {"order": {"id": 7}}
+    assert "LookupError" in found["sentence"]
+    assert found["way"] == {"exchange": "", "routingKey": MAIN, "flaw": None}
+    assert {"name": "hopback-attempts", "type": "int64", "value": 2} in found["headers"]
+    assert body.content == b'{"order": {"id": 7}}'
+    assert body.headers["content-disposition"].startswith("attachment;")
+    assert body.headers["x-content-type-options"] == "nosniff"
+    assert [entry["queue"] for entry in audit] == [DLQ, DLQ]
+
+
+async def test_a_bad_filter_is_refused_at_once_with_its_term() -> None:
+    """400 names the term."""
+    async with admin(dead_letter(1)) as stage:
+        session = await stage.session()
+        answer = await stage.client.get(
+            f"{session['url']}/messages", params={"filter": "nonsense>1"}
+        )
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad-filter")
+    assert "nonsense>1" in answer.json()["detail"]
+
+
+async def test_looking_that_could_lose_messages_is_refused_with_its_price() -> None:
+    """A quorum queue with the default limit of 20: 409 and the remedy; by lifting, it can be done."""
+    risky = Queue("plain.dlq", QueueType.QUORUM), Queue("plain", QueueType.QUORUM)
+    async with admin(extra=risky) as stage:
+        refused = await stage.client.post("/admin/dlq/queues/plain.dlq/sessions", json={})
+        assert (refused.status_code, refused.json()["code"]) == (409, "unsafe")
+        peek = await stage.client.get("/admin/dlq/queues/plain.dlq/messages")
+        assert peek.status_code == 409
+        assert "sessions" in peek.text
+        lifted = await stage.session("plain.dlq", lift=True)
+        assert lifted["cost"]["price"] != "refused"
+
+
+async def test_one_caller_holds_only_so_many_sessions() -> None:
+    """The sixth session of one caller is refused with the URLs of the others."""
+    async with admin(*(dead_letter(n) for n in range(9))) as stage:
+        held = [(await stage.session(limit=1))["url"] for _ in range(5)]
+        answer = await stage.client.post(f"/admin/dlq/queues/{DLQ}/sessions", json={"limit": 1})
+    assert (answer.status_code, answer.json()["code"]) == (429, "too-many-sessions")
+    assert sorted(answer.json()["sessions"]) == sorted(held)
+
+
+async def test_a_name_with_slashes_and_spaces_is_one_name() -> None:
+    """A queue's name travels percent-encoded, whatever is in it."""
+    odd = Queue("eu/orders é.dlq"), Queue("eu/orders é")
+    async with admin(extra=odd) as stage:
+        answer = await stage.client.get("/admin/dlq/queues/eu%2Forders%20%C3%A9.dlq")
+        documented = await stage.client.get("/admin/dlq/queues/eu%2Forders%20%C3%A9.dlq/messages")
+    assert answer.json()["queue"] == "eu/orders é.dlq"
+    assert documented.json()["queue"] == "eu/orders é.dlq"
+
+
+async def test_an_unreachable_broker_is_a_503_until_it_is_back() -> None:
+    """The service stays up, says why, and recovers by itself."""
+    async with admin(dead_letter(1)) as stage:
+        stage.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        refused = await stage.client.get(f"/admin/dlq/queues/{DLQ}")
+        assert (refused.status_code, refused.json()["code"]) == (503, "broker-unreachable")
+        assert refused.headers["retry-after"]
+        assert (await stage.client.get("/healthz")).status_code == 200
+        page = await stage.client.get(f"/queues/{DLQ}")
+        assert (page.status_code, "does not answer" in page.text) == (503, True)
+        stage.broker.faults.clear()
+        assert (await stage.client.get(f"/admin/dlq/queues/{DLQ}")).status_code == 200
