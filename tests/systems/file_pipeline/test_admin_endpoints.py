@@ -71,8 +71,8 @@ class _Admin:
 
 
 @asynccontextmanager
-async def _admin(folder: Path) -> AsyncIterator[_Admin]:
-    async with front_door(folder, secret=_SECRET) as door:
+async def _admin(folder: Path, *, hardened: bool = False) -> AsyncIterator[_Admin]:
+    async with front_door(folder, secret=_SECRET, hardened=hardened) as door:
         yield _Admin(door)
 
 
@@ -136,6 +136,18 @@ async def test_peeking_shows_messages_and_takes_none(tmp_path: Path) -> None:
         assert first["properties"]["message_id"] == "m-0"
         assert first["properties"]["headers"] == {"n": 0, "raw": "/w=="}
         assert admin.system.dead() == {"q.validator": 5}
+
+
+@in_virtual_time
+async def test_looking_often_at_a_quorum_queue_loses_nothing(tmp_path: Path) -> None:
+    """RabbitMQ 4.0 would delete a message at the 21st look; the hardened form has no such limit."""
+    async with _admin(tmp_path, hardened=True) as admin:
+        await admin.park(b"1", b"2", b"3")
+        for _ in range(30):
+            answer = await admin.get(f"{_QUEUES}/q.validator.dlq/messages")
+            assert [one["payload"] for one in answer.json()["items"]] == [1, 2, 3]
+        moved = (await admin.redrive("q.validator.dlq")).json()
+        assert (moved["moved"], moved["failures"]) == (3, [])
 
 
 @in_virtual_time

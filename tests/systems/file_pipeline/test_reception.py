@@ -1,0 +1,68 @@
+"""The form of an upload, however it is cut into pieces and whatever it is made of."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.systems.file_pipeline.reception import FileForm
+from hopback.systems.web import Refused
+from tests.systems.file_pipeline.front_door import part
+
+_TYPE = "multipart/form-data; boundary=b"
+_END = b"--b--\r\n"
+
+
+def _fed(body: bytes, cuts: list[int]) -> tuple[FileForm, bytes]:
+    form, content = FileForm(_TYPE), b""
+    places = sorted({min(cut, len(body)) for cut in cuts} | {0, len(body)})
+    for start, end in pairwise(places):
+        content += form.feed(body[start:end])
+    return form, content
+
+
+@given(
+    st.binary(max_size=300).filter(lambda content: b"\r\n--b" not in content),
+    st.lists(st.integers(0, 600), max_size=20),
+)
+def test_the_file_is_the_same_however_the_form_is_cut(content: bytes, cuts: list[int]) -> None:
+    """Bytes that look like boundaries, pieces of one byte: what went in comes out."""
+    note = b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\nhello\r\n'
+    body = note + part("file", "a.png", "image/png", content) + note + _END
+    form, found = _fed(body, cuts)
+    form.finish()
+    assert (form.name, form.declared_type, found) == ("a.png", "image/png", content)
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
+def test_any_bytes_at_all_are_refused_in_words(body: bytes, cuts: list[int]) -> None:
+    """Nothing but Refused comes out of noise."""
+    with pytest.raises(Refused):
+        _fed(body, cuts)[0].finish()
+
+
+@given(st.data())
+def test_a_form_with_a_broken_byte_is_a_file_or_refused(data: st.DataObject) -> None:
+    """One byte of a good form is changed: it is still a form, or it is refused in words."""
+    good = part("file", "a.png", "image/png", b"pixels") + _END
+    place = data.draw(st.integers(0, len(good) - 1))
+    value = data.draw(st.integers(0, 255))
+    try:
+        form, _ = _fed(good[:place] + bytes([value]) + good[place + 1 :], [])
+        form.finish()
+    except Refused:
+        return
+    assert form.name
+
+
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "multipart/form-data", "multipart/mixed; boundary=b", "\xff"]
+)
+def test_what_is_no_form_is_refused_at_once(content_type: str) -> None:
+    """415, before a byte is read."""
+    with pytest.raises(Refused) as refused:
+        FileForm(content_type)
+    assert refused.value.status_code == 415
