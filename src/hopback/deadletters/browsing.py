@@ -32,7 +32,10 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A browse session as it is now. `complete`: it holds everything that was ready."""
+    """A browse session as it is now. `complete`: it holds everything that was ready.
+
+    `order_kept` is False where so many messages had come back before that these will go behind them.
+    """
 
     id: str
     queue: str
@@ -43,6 +46,7 @@ class SessionView:
     complete: bool
     cost: Cost
     by: Who
+    order_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +187,5 @@ def view_of(session: BrowseSession) -> SessionView:
         complete=session.complete,
         cost=session.cost,
         by=session.by,
+        order_kept=session.order_kept,
     )

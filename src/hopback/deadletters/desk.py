@@ -27,6 +27,7 @@ from hopback.deadletters.targets import known_ways, target_flaw
 from hopback.deadletters.walking import walk
 from hopback.deadletters.workshop import Bench
 from hopback.errors import UnsafeOperation
+from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
@@ -114,6 +115,7 @@ class Desk:
             ceremony_of(self._places.design_of(queue)),
             scene.table(),
             forced,
+            _is_classic(scene, queue),
         )
 
     def _picked(self, request: Request, ready: int) -> _Picked:
@@ -221,6 +223,11 @@ class Desk:
         if count < picked.frozen.count:
             return [f"only the first {count} of {picked.frozen.count} messages were looked at"]
         return []
+
+
+def _is_classic(scene: Scene, name: str) -> bool:
+    queue = scene.effective(name)
+    return queue is not None and queue.type is QueueType.CLASSIC
 
 
 def _check_held_back(bench: Bench, frozen: Frozen) -> None:

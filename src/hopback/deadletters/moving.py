@@ -83,6 +83,7 @@ class Work:
     control: Control
     watch: Watch | None = None
     watch_s: float = 0.0
+    is_classic: bool = False
     on_change: Callable[[Job], object] = lambda _job: None
     let_go: Callable[[], Awaitable[object]] | None = None
     """Closes the line that holds the messages: what is unsettled goes back, in order."""
@@ -155,8 +156,7 @@ class Engine:
         """See every ack read; a line that ends now gives back what it held, as it would anyway."""
         await self._drain()
         try:
-            await self._work.source.finish()
-            await self._look()
+            await self._finish()
         except BrokerError as lost:
             self._lost = lost
 
@@ -175,8 +175,14 @@ class Engine:
             if self._exhausted:
                 await self._drain()
         self._check()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        """See every ack read and what arrived; hold what must be held to give back in order."""
         await self._work.source.finish()
         await self._look()
+        if self._work.source.given > self._acked and not self._work.is_classic:
+            await self._work.source.round_out()
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -404,7 +410,8 @@ class Engine:
         """Count what arrived meanwhile; whether it could be looked at."""
         if self._work.watch is None:
             return False
-        found = await self._work.watch.look(self._work.source.taken)
+        holding = self._work.source.given > self._acked
+        found = await self._work.watch.look(self._work.source.taken, holding=holding)
         came_back = self._counts.came_back if found.came_back is None else found.came_back
         arrived = self._arrived_before + found.count
         self._counts = replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)

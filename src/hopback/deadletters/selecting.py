@@ -42,6 +42,7 @@ class Selecting:
         self._wanted = None if selection.digests is None else Counter(selection.digests)
         self._unfound = Counter(checkpoint.window)
         self._gone = 0
+        self._strangers = checkpoint.kept
         self._budget = checkpoint.kept + checkpoint.rest
         self._taken = 0
         self._kept = 0
@@ -81,8 +82,7 @@ class Selecting:
             self._found(delivery, mark)
             return delivery
         self._source.keep(delivery.tag)
-        self._gone += self._unfound.total()
-        self._unfound.clear()
+        self._give_up_finding()
         return None
 
     def _note(self, delivery: Delivery) -> None:
@@ -93,8 +93,24 @@ class Selecting:
             self._found(delivery, mark)
             self._source.more(1)
             return
+        if self._unfound:
+            self._stranger(delivery)
         self._taken += 1
         self._open[delivery.tag] = mark
+
+    def _stranger(self, delivery: Delivery) -> None:
+        """Only what came back before stands among those that were being sent; then the rest begins.
+
+        There a message may be the twin of one that is done: it must not be taken for it.
+        """
+        if self._strangers:
+            self._strangers -= 1
+        elif not delivery.redelivered:
+            self._give_up_finding()
+
+    def _give_up_finding(self) -> None:
+        self._gone += self._unfound.total()
+        self._unfound.clear()
 
     def _found(self, delivery: Delivery, mark: str) -> None:
         self._unfound[mark] -= 1
@@ -132,4 +148,6 @@ class Selecting:
         if self._wanted is not None:
             return Checkpoint()
         window = (*self._acked, *self._open.values(), *self._unfound.elements())
-        return Checkpoint(self._kept, window, max(self._budget - self._taken, 0))
+        waiting = self._strangers if self._unfound else 0
+        rest = max(self._budget - self._taken - waiting, 0)
+        return Checkpoint(self._kept + waiting, window, rest)

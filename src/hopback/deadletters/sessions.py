@@ -1,8 +1,8 @@
 """Browse sessions: messages held for looking at, on a channel of their own, for a limited time.
 
-Nothing is settled here. Messages are taken with `basic.get` and given back all at once by closing
-the channel, which keeps their order on every version; never by nack, which on some moves them to the
-tail. A process that dies releases everything, because its connection dies with it.
+Nothing is settled here. Messages are taken by a consumer and given back all at once by closing the
+channel, which keeps their order on every version; never by nack, which on some moves them to the tail. A
+process that dies releases everything, because its connection dies with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from hopback.deadletters.filters import EVERYTHING, BadFilter
 from hopback.deadletters.letters import letter_of
 from hopback.deadletters.refusals import NoSuch, SessionOver
 from hopback.deadletters.requests import NOBODY
+from hopback.deadletters.taking import ROOM_BYTES, Head
 from hopback.errors import BrokerError, UnsafeOperation
+from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,8 +47,7 @@ __all__ = [
     "groups_of",
 ]
 
-_FETCHED_AT_ONCE = 32
-_SAMPLE_MESSAGE = 200
+_PREFETCH = 1000
 
 
 class GroupBy(StrEnum):
@@ -133,6 +134,8 @@ class BrowseSession:
         self.held_bytes = 0
         self.complete = False
         """Whether the queue had nothing more ready."""
+        self.order_kept = True
+        """False if too many messages had come back before: then these go behind the others."""
         self.why_closed = ""
         self._connection = connection
         self._channel = channel
@@ -148,16 +151,21 @@ class BrowseSession:
 
     async def fill(self) -> None:
         """Take messages until the window is full or the queue is empty; then let time run."""
-        while len(self._letters) < self.window.limit and self.held_bytes < self.window.max_bytes:
-            count = min(self._at_once(), self.window.limit - len(self._letters))
-            answers = await asyncio.gather(
-                *(self._channel.get(self.source.name) for _ in range(count))
-            )
-            found = [delivery for delivery in answers if delivery is not None]
-            self._hold(found)
-            if len(found) < count:
-                self.complete = True
+        queue = Queue(self.source.name)
+        ready = (await self._channel.declare_queue(queue, passive=True)).messages
+        count = min(self.window.limit, ready)
+        room = min(ROOM_BYTES, self.window.max_bytes)
+        head = Head(self._channel, self.source.name, count, _PREFETCH, room_bytes=room)
+        while self.held_bytes < self.window.max_bytes:
+            delivery = await head.next()
+            if delivery is None:
                 break
+            head.keep(delivery.tag)
+            self._hold(delivery)
+        self.complete = len(self._letters) >= ready
+        await head.finish()
+        if self.source.queue is None or self.source.queue.type is not QueueType.CLASSIC:
+            self.order_kept = await head.round_out(ready)
         self._set_timer()
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.id}")
 
@@ -168,26 +176,18 @@ class BrowseSession:
             self._end(f"the broker took everything back: {error}")
             await self._connection.close()
 
-    def _at_once(self) -> int:
-        """How many to ask for at once: fewer when the messages are large and the room is short."""
-        if not self._letters:
-            return 1
-        average = max(self.held_bytes // len(self._letters), 1)
-        return max(min((self.window.max_bytes - self.held_bytes) // average, _FETCHED_AT_ONCE), 1)
-
-    def _hold(self, found: Iterable[Delivery]) -> None:
-        for delivery in found:
-            letter = letter_of(delivery, len(self._letters) + 1, self.source)
-            self._letters.append(letter)
-            if self.window.bodies:
-                self._deliveries[letter.id] = delivery
-                self.held_bytes += letter.size
-            if not self.forced and spent_too_much(letter.delivery_count, self.cost):
-                raise UnsafeOperation(
-                    f"looking at {self.source.name!r} stopped: a message was delivered"
-                    f" {letter.delivery_count} times already and the queue removes it after"
-                    f" {self.cost.limit}; lift the limit before looking again"
-                )
+    def _hold(self, delivery: Delivery) -> None:
+        letter = letter_of(delivery, len(self._letters) + 1, self.source)
+        self._letters.append(letter)
+        if self.window.bodies:
+            self._deliveries[letter.id] = delivery
+            self.held_bytes += letter.size
+        if not self.forced and spent_too_much(letter.delivery_count, self.cost):
+            raise UnsafeOperation(
+                f"looking at {self.source.name!r} stopped: a message was delivered"
+                f" {letter.delivery_count} times already and the queue removes it after"
+                f" {self.cost.limit}; lift the limit before looking again"
+            )
 
     # --- looking
 

@@ -1,15 +1,20 @@
 """Taking a known number of messages from the head of a queue, never one more.
 
-Few are fetched one by one, many by a consumer. A consumer never holds more than its prefetch, so it
-is ended before it could hand over more than was asked for: acks wait where they would let it go on
-beyond the count, and the last messages are fetched. What is never acked (skipped, failed) fills its
-prefetch; then another consumer is started beside what is held. Large messages make small prefetches.
+Consumers do it, never `basic.get`: a quorum queue of RabbitMQ 3.10 gives back what was fetched in the
+order of a hash, and what consumers hold in the order of their tags. So there is one consumer at a time,
+each with a greater tag than the one before. None holds more than its prefetch, and no ack is sent that
+would let it go on beyond the count: such acks wait until the consumer is ended. What is never acked
+(skipped, failed) fills its prefetch; then a larger one follows. Large messages make small prefetches.
+
+A quorum queue hands out first what came back first. Who gives back a few of many that had come back
+before puts them behind the others. To keep the order one has to hold all of those: `round_out`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.errors import BrokerError
@@ -21,13 +26,16 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.message import Delivery
 
-__all__ = ["Head", "Held", "Source"]
+__all__ = ["ROOM_BYTES", "Head", "Held", "Source"]
 
-_FETCHED_AT_ONCE = 32
-_LOOK_AGAIN_S = 0.25
-_ROOM_BYTES = 64 * 1024 * 1024
-_FEW = 64
-"""Below this many a consumer is not worth its round trips."""
+ROOM_BYTES = 64 * 1024 * 1024
+"""How much one consumer may hold, by the size of the messages so far."""
+
+_LOOK_AGAIN_S = 0.05
+_FIRST = 20
+"""The first consumer is a small one, to see how large the messages are."""
+_MOST = 65_535
+_ROUNDED_OUT = 10_000
 
 
 class Source(Protocol):
@@ -58,6 +66,9 @@ class Source(Protocol):
 
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
+
+    async def round_out(self) -> bool:
+        """Hold what must be held for everything to come back in order; False if that is too much."""
 
 
 class Held:
@@ -94,25 +105,41 @@ class Held:
         """Return when the broker has read every ack."""
         await _round_trip(self._channel, self._queue)
 
+    async def round_out(self) -> bool:
+        """The session held all that it had to."""
+        return True
+
 
 class Head:
-    """The first `count` messages of a queue, at most `prefetch` of them, or 64 MiB, at a time."""
+    """The first `count` messages of a queue, about `prefetch` of them at a time."""
 
-    def __init__(self, channel: Channel, queue: str, count: int, prefetch: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        queue: str,
+        count: int,
+        prefetch: int,
+        *,
+        room_bytes: int = ROOM_BYTES,
+    ) -> None:
         self._channel = channel
         self._queue = queue
         self._count = count
-        self._most = prefetch
-        self._prefetch = prefetch
+        self._wanted = prefetch
+        self._room = room_bytes
+        self._prefetch = 0
         self._arrived: deque[Delivery] = deque()
         self._news = asyncio.Event()
         self._consumer: str | None = None
+        self._consumers = 0
+        self._ending: asyncio.Task[None] | None = None
         self._before = 0
         self._acked = 0
         self._kept = 0
         self._late_acks: list[int] = []
         self._lost: BrokerError | None = None
         self._bytes = 0
+        self._fresh = False
         self.taken = 0
 
     @property
@@ -141,7 +168,7 @@ class Head:
         """This message is done with for good."""
         if self._consumer is not None and not self._may_go_on(self._acked + 1):
             self._late_acks.append(tag)
-            self._news.set()
+            self._end_soon()
             return
         self._channel.ack(tag)
         self._acked += 1
@@ -155,65 +182,105 @@ class Head:
         await self._end_consumer()
         await _round_trip(self._channel, self._queue)
 
+    async def round_out(self, ready: int | None = None) -> bool:
+        """Hold on beyond the count until a message comes that never came back before.
+
+        `ready` is how many messages the queue had, if that is known: then nothing is waited for.
+        """
+        block = 100
+        most = self.taken + _ROUNDED_OUT
+        while self.taken and not self._fresh and self.taken != ready:
+            step = min(block, most - self.taken, block if ready is None else ready - self.taken)
+            if step <= 0 or self._bytes > 4 * self._room:
+                return False
+            self._count = self.taken + step
+            self._wanted = max(self._wanted, step)
+            block *= 10
+            while (delivery := await self.next()) is not None:
+                self.keep(delivery.tag)
+            if self.taken < self._count:
+                return True
+        return True
+
     def _may_go_on(self, acked: int) -> bool:
         """Whether the consumer, with so many acks, cannot hand over more than was asked for."""
         return self._before + acked + self._prefetch <= self._count
 
     async def _more(self) -> bool:
         """Wait for messages; False if the queue has no more."""
-        if self._consumer is not None:
-            if self._late_acks or self._kept * 2 >= self._prefetch or self._is_too_large():
-                await self._end_consumer()
-                return True
+        if self._consumer is None:
+            await self._start_consumer()
+        elif self._is_spent():
+            await self._end_consumer()
+        else:
             return await self._wait()
-        fitting = self._fitting()
-        if self.taken and fitting > _FEW and self.taken + fitting <= self._count:
-            await self._start_consumer(fitting)
-            return True
-        return await self._fetch(fitting)
+        return True
 
-    def _average(self) -> int:
-        return max(self._bytes // max(self.taken, 1), 1)
+    def _is_spent(self) -> bool:
+        """Whether this consumer cannot give what is wanted: full of kept ones, or of a wrong size."""
+        small = self._prefetch < self._next_prefetch() // 2
+        large = self._prefetch > self._fitting() * 2
+        return bool(self._late_acks) or self._kept * 2 >= self._prefetch or small or large
 
     def _fitting(self) -> int:
         """How many messages of this size there is room for."""
-        return max(min(self._most, _ROOM_BYTES // self._average()), 1)
+        average = max(self._bytes // max(self.taken, 1), 1)
+        return max(min(self._room // average, _MOST), 1)
 
-    def _is_too_large(self) -> bool:
-        """Whether what comes is much larger than what the prefetch was chosen for."""
-        return self._fitting() * 2 < self._prefetch
+    def _next_prefetch(self) -> int:
+        """More for each consumer that was filled with what stays: few consumers keep the order."""
+        if not self.taken:
+            return min(_FIRST, self._count)
+        left = max(self._count - self.taken, 1)
+        return min(self._wanted, self._fitting(), left)
 
-    async def _fetch(self, fitting: int) -> bool:
-        """Take some one by one; the very first alone, to see how large they are."""
-        most = min(_FETCHED_AT_ONCE, fitting) if self.taken else 1
-        count = min(self._count - self.taken, most)
-        answers = await asyncio.gather(*(self._channel.get(self._queue) for _ in range(count)))
-        for delivery in answers:
-            if delivery is not None:
-                self._on_delivery(delivery)
-        return bool(self._arrived)
-
-    async def _start_consumer(self, prefetch: int) -> None:
+    async def _start_consumer(self) -> None:
+        if self._kept * 2 >= self._prefetch > 0:
+            self._wanted = min(max(self._wanted, 4 * self._prefetch), _MOST)
+        self._prefetch = self._next_prefetch()
         self._before, self._acked, self._kept = self.taken, 0, 0
-        self._prefetch = prefetch
-        await self._channel.qos(prefetch)
+        self._consumers += 1
+        await self._channel.qos(self._prefetch)
         self._consumer = await self._channel.consume(
-            self._queue, self._on_delivery, on_cancel=self._on_cancel
+            self._queue,
+            self._on_delivery,
+            on_cancel=self._on_cancel,
+            tag=f"hopback-{self._consumers:09d}",
         )
+        if self.taken >= self._count:
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        """End the consumer without waiting for it; the acks that wait follow."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name=f"end consumer of {self._queue}")
+
+    async def _end(self) -> None:
+        with suppress(BrokerError):  # whoever takes or acks next is told
+            if self._consumer is not None:
+                await self._channel.cancel(self._consumer)
+            self._consumer = None
+            for late in self._late_acks:
+                self._channel.ack(late)
+        self._late_acks.clear()
+        self._ending = None
+        self._news.set()
 
     async def _end_consumer(self) -> None:
-        if self._consumer is not None:
-            tag, self._consumer = self._consumer, None
-            await self._channel.cancel(tag)
-        for late in self._late_acks:
-            self._channel.ack(late)
-        self._late_acks.clear()
+        if self._ending is None and (self._consumer is not None or self._late_acks):
+            self._end_soon()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._consumer = None
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.taken += 1
         self._bytes += len(delivery.body)
+        self._fresh = self._fresh or not delivery.redelivered
         self._arrived.append(delivery)
         self._news.set()
+        if self.taken >= self._count and self._consumer is not None:
+            self._end_soon()
 
     def _on_cancel(self, _tag: str) -> None:
         self._consumer = None
@@ -230,9 +297,15 @@ class Head:
             ready = await _round_trip(self._channel, self._queue)
             if not ready and not self._arrived and not self._late_acks:
                 await self._end_consumer()
-                # A count may be ahead of a delivery; what a fetch finds is the truth.
-                return bool(self._arrived) or await self._fetch(1)
+                return bool(self._arrived) or await self._one_more()
         return True
+
+    async def _one_more(self) -> bool:
+        """A count may be ahead of a delivery; what a fetch finds is the truth."""
+        found = await self._channel.get(self._queue)
+        if found is not None:
+            self._on_delivery(found)
+        return found is not None
 
 
 async def _round_trip(channel: Channel, queue: str) -> int:

@@ -24,7 +24,10 @@ _BREATH = 32
 
 
 async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Delivery, None]:
-    """The first `count` messages, in order; close the generator to give them back."""
+    """The first `count` messages, in order; close the generator to give them back, in order.
+
+    Of a quorum queue more may be held than are shown, so that the order is kept.
+    """
     connection = await broker.connect(f"hopback look {queue}")
     try:
         head = Head(await connection.open_channel(), queue, count, _PREFETCH)
@@ -35,5 +38,6 @@ async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Deliver
             place += 1
             if place % _BREATH == 0:
                 await asyncio.sleep(0)  # others want to run as well
+        await head.round_out()
     finally:
         await connection.close()

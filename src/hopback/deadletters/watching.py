@@ -28,18 +28,30 @@ class Watch:
     """Compares a queue with what should be left in it.
 
     New messages stand behind old ones: they can be told apart only when nothing old is ready. Then
-    they are looked at and given back, which costs them one delivery count, so only if `may_look`.
+    they are looked at and given back, which costs them one delivery count, so only if `may_look`. A
+    quorum queue hands out first what came back first: while a job holds some of it (`in_order` is
+    then False), a look would put the new before the old.
     """
 
-    def __init__(self, broker: Broker, queue: str, job: str, *, ready: int, may_look: bool) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        queue: str,
+        job: str,
+        *,
+        ready: int,
+        may_look: bool,
+        in_order: bool = False,
+    ) -> None:
         self._broker = broker
+        self._in_order = in_order
         self._queue = queue
         self._job = job
         self._ready = ready
         self._may_look = may_look
 
-    async def look(self, taken: int) -> Arrivals:
-        """What arrived; `taken` is how many the job has taken from the queue."""
+    async def look(self, taken: int, *, holding: bool) -> Arrivals:
+        """What arrived; `taken` is how many the job has taken, `holding` whether it has some still."""
         connection = await self._broker.connect("hopback watch")
         try:
             channel = await connection.open_channel()
@@ -47,7 +59,8 @@ class Watch:
             expected = max(self._ready - taken, 0)
             arrived = max(state.messages - expected, 0)
             seen = None
-            if arrived and not expected and self._may_look:
+            may_look = self._may_look and (self._in_order or not holding)
+            if arrived and not expected and may_look:
                 seen = await self._count_ours(channel, min(arrived, _LOOKED_AT))
             return Arrivals(arrived, 0 if not arrived else seen)
         finally:

@@ -67,6 +67,7 @@ class Bench:
     ceremony: Ceremony
     table: RoutingTable | None = None
     forced: bool = False
+    is_classic: bool = False
 
 
 @dataclass(slots=True)
@@ -206,8 +207,16 @@ class Workshop:
             clock=self._clock,
             pace=spec.pace,
             control=run.control,
-            watch=Watch(self._broker, spec.queue, job.id, ready=bench.ready, may_look=may_look),
+            watch=Watch(
+                self._broker,
+                spec.queue,
+                job.id,
+                ready=bench.ready,
+                may_look=may_look,
+                in_order=bench.is_classic,
+            ),
             watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
+            is_classic=bench.is_classic,
             on_change=run.tell,
             let_go=connection.close,
         )

@@ -19,19 +19,40 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from typing import Any
 
-    from hopback.broker.simulator import QueueSnapshot
+    from hopback.broker.simulator import EmbeddedConnection, QueueSnapshot
     from hopback.topology.model import Topology
 
-__all__ = ["ANN", "DLQ", "MAIN", "Stage", "discard", "properties", "redrive", "stage"]
+__all__ = [
+    "ANN",
+    "DLQ",
+    "MAIN",
+    "CountingBroker",
+    "Stage",
+    "discard",
+    "properties",
+    "redrive",
+    "stage",
+]
 
 MAIN, DLQ = "orders", "orders.dlq"
 ANN = Who("u-1", "Ann")
 
 
+class CountingBroker(EmbeddedBroker):
+    """An embedded broker that counts its connections."""
+
+    connected = 0
+
+    async def connect(self, name: str = "hopback") -> EmbeddedConnection:
+        """A new connection."""
+        self.connected += 1
+        return await super().connect(name)
+
+
 class Stage:
     """An embedded broker with a topology, and operations on it."""
 
-    def __init__(self, broker: EmbeddedBroker, topology: Topology, operations: Operations) -> None:
+    def __init__(self, broker: CountingBroker, topology: Topology, operations: Operations) -> None:
         self.broker = broker
         self.topology = topology
         self.operations = operations
@@ -82,7 +103,7 @@ async def stage(
     """The design on a broker of its own; `live` reads it, `declared` tells the plans."""
     given = {"queue": MAIN} if design in {"recommended", "ratatoskr"} else {}
     topology = DESIGNS[design].build(given if params is None else params)
-    broker = EmbeddedBroker(version=version)
+    broker = CountingBroker(version=version)
     connection = await broker.connect("test")
     await declare(connection, topology)
     await connection.close()

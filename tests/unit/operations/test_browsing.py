@@ -1,0 +1,200 @@
+"""Browse sessions: look without harm. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hopback.deadletters.cost import Price
+from hopback.deadletters.filters import BadFilter
+from hopback.deadletters.refusals import BadRequest, NoSuch, SessionOver
+from hopback.deadletters.sessions import GroupBy, Window
+from hopback.deadletters.settings import Settings
+from hopback.errors import UnsafeOperation
+from hopback.message import Message
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Policy
+from hopback.version import BrokerVersion
+from tests.unit.operations.stage import ANN, DLQ, properties, stage
+
+V3, V4, V43 = BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)
+
+
+@in_virtual_time
+async def test_a_session_pages_filters_groups_and_releases() -> None:
+    """Everything is seen while it is held, and stands as it stood when it is released."""
+    async with stage() as scene:
+        await scene.publish(
+            Message(
+                "",
+                DLQ,
+                b"%d" % n,
+                properties(f"m{n}", {"x-final-error": ("Red", "Green", "Blue")[n % 3]}),
+            )
+            for n in range(50)
+        )
+        operations = scene.operations
+        session = await operations.open_session(DLQ, Window(limit=30), by=ANN)
+        assert (session.held, session.complete, session.by.name) == (30, False, "Ann")
+        page = operations.messages(session.id, size=20)
+        assert ([letter.place for letter in page.letters], page.matching) == (
+            list(range(1, 21)),
+            30,
+        )
+        rest = operations.messages(session.id, cursor=page.next or 0)
+        assert ([letter.place for letter in rest.letters], rest.next) == (list(range(21, 31)), None)
+        assert operations.messages(session.id, "id:m7").letters[0].message_id == "m7"
+        groups = operations.groups(session.id, GroupBy.FINGERPRINT)
+        assert [group.count for group in groups] == [10, 10, 10]
+        ident = page.letters[3].id
+        assert await operations.body(session.id, ident, by=ANN) == b"3"
+        view = await operations.message(session.id, ident)
+        assert view.way is not None
+        assert (view.way.exchange, view.way.routing_key, view.way.flaw) == ("", "orders", None)
+        assert "Red" in view.sentence
+        await operations.release(session.id)
+        assert scene.bodies(DLQ) == [b"%d" % n for n in range(50)]
+        with pytest.raises(SessionOver, match="released"):
+            operations.messages(session.id)
+        shown = [entry.action for entry in await operations.audit()]
+        assert shown == ["message.show", "message.show", "session.open"]
+
+
+@in_virtual_time
+async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
+    """When its time is over everything is back; renewing holds on, but not for ever."""
+    async with stage() as scene:
+        await scene.park(3)
+        session = await scene.operations.open_session(DLQ, Window(seconds=60))
+        await asyncio.sleep(50)
+        scene.operations.renew(session.id)
+        await asyncio.sleep(50)
+        assert scene.bodies(DLQ) == []
+        await asyncio.sleep(20)
+        assert len(scene.bodies(DLQ)) == 3
+        with pytest.raises(SessionOver, match="expired"):
+            scene.operations.renew(session.id)
+        with pytest.raises(NoSuch, match="session"):
+            scene.operations.session("s-unknown")
+
+
+@in_virtual_time
+async def test_a_line_that_ends_takes_the_session_with_it() -> None:
+    """The broker has everything back; who asks is told why."""
+    async with stage() as scene:
+        await scene.park(3)
+        session = await scene.operations.open_session(DLQ)
+        scene.broker.cut()
+        await asyncio.sleep(1)
+        with pytest.raises(SessionOver, match="the broker took everything back"):
+            scene.operations.messages(session.id)
+        assert len(scene.bodies(DLQ)) == 3
+        assert scene.operations.sessions() == ()
+
+
+@pytest.mark.parametrize("version", [V3, V4, V43])
+@in_virtual_time
+async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
+    version: BrokerVersion,
+) -> None:
+    """Large, small, large again: what came back before is held with them and returns in order."""
+    async with stage(version=version) as scene:
+        await scene.park(400)
+        for limit in (200, 50, 1, 120, 400, 7, 200):
+            session = await scene.operations.open_session(DLQ, Window(limit=limit))
+            assert (session.held, session.order_kept) == (limit, True)
+            await scene.operations.release(session.id)
+            assert scene.bodies(DLQ) == [b"%d" % n for n in range(400)]
+
+
+@in_virtual_time
+async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
+    """The window of bytes ends it, give or take the last message."""
+    async with stage("raffle") as scene:
+        await scene.publish(Message("", "raffle_dlq", bytes(1000)) for _ in range(50))
+        session = await scene.operations.open_session("raffle_dlq", Window(max_bytes=10_000))
+        assert (session.held, session.held_bytes) == (10, 10_000)
+
+
+@in_virtual_time
+async def test_limits_of_sessions_are_told() -> None:
+    """Too many messages, too long, too many at once."""
+    async with stage(settings=Settings(sessions=1, session_messages=50)) as scene:
+        await scene.park(3)
+        with pytest.raises(BadRequest, match="limit: expected 1 to 50, got 51"):
+            await scene.operations.open_session(DLQ, Window(limit=51))
+        with pytest.raises(BadRequest, match="ttlSeconds"):
+            await scene.operations.open_session(DLQ, Window(limit=1, seconds=9999))
+        session = await scene.operations.open_session(DLQ, Window(limit=2))
+        with pytest.raises(BadRequest, match="at most 1 at once"):
+            await scene.operations.open_session(DLQ, Window(limit=2))
+        with pytest.raises(BadFilter):
+            scene.operations.messages(session.id, "nonsense")
+        with pytest.raises(NoSuch, match="message"):
+            await scene.operations.body(session.id, "1-0000")
+
+
+@in_virtual_time
+async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
+    """A hundred attempts are refused; with the limit lifted a hundred sessions lose nothing."""
+    async with stage("ratatoskr", version=V4) as scene:
+        await scene.park(5)
+        for _ in range(100):
+            with pytest.raises(UnsafeOperation, match="removes a message when it has come back 21"):
+                await scene.operations.open_session(DLQ)
+            with pytest.raises(UnsafeOperation):
+                await scene.operations.survey(DLQ)
+        assert not any(message.redelivered for message in scene.queue(DLQ).ready)
+        detail = await scene.operations.queue(DLQ)
+        assert (detail.limit, detail.can_lift, detail.cost.price) == (20, True, Price.REFUSED)
+        for _ in range(100):
+            session = await scene.operations.open_session(DLQ, lift=True)
+            await scene.operations.release(session.id)
+        assert scene.bodies(DLQ) == [b"%d" % n for n in range(5)]
+        assert (await scene.operations.queue(DLQ)).limit_lifted
+        await scene.operations.restore_limit(DLQ)
+        assert (await scene.operations.queue(DLQ)).limit == 20
+
+
+@in_virtual_time
+async def test_a_limit_that_no_policy_lifts_is_told() -> None:
+    """An operator policy stays in force, and before 4.0 no policy means no limit."""
+    async with stage("ratatoskr", version=V4) as scene:
+        scene.broker.set_policy(Policy("ops", ".*", {"delivery-limit": 30}), operator=True)
+        with pytest.raises(UnsafeOperation, match="operator policy"):
+            await scene.operations.lift_limit(DLQ)
+        assert (await scene.operations.queue(DLQ)).limit == 30
+    async with stage("ratatoskr", version=V4, live=False) as scene:
+        with pytest.raises(UnsafeOperation, match="no management"):
+            await scene.operations.lift_limit(DLQ)
+
+
+@in_virtual_time
+async def test_danger_can_be_accepted_once() -> None:
+    """`forced` looks anyway; half-way to the limit an unforced look stops by itself."""
+    async with stage("ratatoskr", version=V4) as scene:
+        await scene.park(2)
+        for _ in range(3):
+            session = await scene.operations.open_session(DLQ, forced=True)
+            await scene.operations.release(session.id)
+        assert {message.returns for message in scene.queue(DLQ).ready} == {3}
+
+
+@in_virtual_time
+async def test_a_survey_groups_a_whole_queue() -> None:
+    """Every message is counted once, none is kept, all are back in order."""
+    async with stage() as scene:
+        await scene.publish(
+            Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
+            for n in range(2500)
+        )
+        found = await scene.operations.survey(DLQ, GroupBy.ERROR, who=ANN)
+        assert (found.seen, found.matching, found.complete) == (2500, 2500, True)
+        assert sum(group.count for group in found.groups) == 2500
+        assert len(scene.queue(DLQ).ready) == 2500
+        part = await scene.operations.survey(DLQ, where="id:m1", limit=100)
+        assert (part.seen, part.matching, part.complete) == (100, 1, False)
+        assert [m.properties.message_id for m in scene.queue(DLQ).ready] == [
+            f"m{n}" for n in range(2500)
+        ]
