@@ -60,8 +60,6 @@ def _story() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "audit.checked", {"day": day}
 
 
-_JSON = "-H 'content-type: application/json'"
-
 SYSTEM = System(
     "freeflow",
     "events of seven domains, retried after 30 s, 5 min and 30 min, and an audit of everything",
@@ -74,13 +72,13 @@ SYSTEM = System(
     (
         Try(
             "a document",
-            f"curl {{url}}/events/document.created {_JSON}"
+            "curl {url}/events/document.created"
             ' -d \'{"id": "d1", "title": "Report", "text": "all is well"}\'',
         ),
         Try("the documents, and the audit of everything", "curl {url}/documents {url}/audit"),
         Try(
             "an archive that comes before its document: tried again after 30 s",
-            f'curl {{url}}/events/document.archived {_JSON} -d \'{{"id": "d2"}}\'',
+            'curl {url}/events/document.archived -d \'{"id": "d2"}\'',
         ),
     ),
 )

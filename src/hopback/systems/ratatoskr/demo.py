@@ -53,7 +53,6 @@ async def _traffic(stage: Stage) -> None:
             await asyncio.sleep(_EVERY)
 
 
-_JSON = "-H 'content-type: application/json'"
 _ORDER = '{"type": "order.placed", "order": "mine", "sku": "walnut", "quantity": 2}'
 
 SYSTEM = System(
@@ -66,11 +65,11 @@ SYSTEM = System(
     _start,
     _traffic,
     (
-        Try("place an order", f"curl {{url}}/events {_JSON} -d '{_ORDER}'"),
+        Try("place an order", f"curl {{url}}/events -d '{_ORDER}'"),
         Try("look at it", "curl {url}/orders/mine"),
         Try(
             "close the warehouse: orders wait 5 s and come back, three times",
-            f"curl -X PUT {{url}}/warehouse {_JSON} -d '{{\"open\": false}}'",
+            "curl -X PUT {url}/warehouse -d '{\"open\": false}'",
         ),
     ),
     _KNOWN,

@@ -1,0 +1,159 @@
+"""The READMEs of the systems: their commands work, their tables and diagrams are those of the code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import time
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import DESIGNS, EmbeddedBroker
+from hopback.cli.demo_front import Front, bound, served
+from hopback.observe.metrics import Metrics
+from hopback.systems import HOMES, load_system
+from hopback.systems.stage import Stage
+from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
+from tests.docs.pages import Block, blocks, matches, steps
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_NAMES = ("event-bus", "freeflow", "raffle", "ratatoskr")
+_CURL = 'curl() { command curl -sS --max-time 10 %s"$@"; }\n'
+_PATIENCE_S = 20.0
+_DRAWN = re.compile(r"\(`(hopback topology diagram [^`]+)`\):\n\n```mermaid\n(.*?)```", re.DOTALL)
+_DRAW = {"flow": draw_flow, "sequence": draw_sequence, "states": draw_states}
+
+
+def _home(name: str) -> Path:
+    return Path(str(import_module(HOMES[name]).__file__)).parent
+
+
+def _readme(name: str) -> str:
+    return (_home(name) / "README.md").read_text(encoding="utf-8")
+
+
+@asynccontextmanager
+async def _playing(name: str, folder: Path) -> AsyncIterator[str]:
+    """The system on the embedded broker, in real time; the address of its web application."""
+    front, listening, system = Front(Metrics()), bound("127.0.0.1", 0), load_system(name)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
+    stage = Stage(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
+    async with served(front, listening), system.start(stage) as playing:
+        assert playing.web is not None
+        front.add(name, playing.web)
+        yield url
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("name", _NAMES)
+async def test_the_commands_work_as_they_stand(name: str, tmp_path: Path) -> None:
+    """Every command succeeds; where the page shows what is printed, that is printed."""
+    async with _playing(name, tmp_path) as url:
+        await asyncio.to_thread(_play, _readme(name), url)
+
+
+def _play(text: str, url: str) -> None:
+    environment = {**os.environ, "URL": url}
+    with subprocess.Popen(
+        ["sh", "-eu"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as shell:
+        assert shell.stdin is not None
+        shell.stdin.write(_CURL % "--fail-with-body ")
+        for block in blocks(text):
+            if block.language == "sh":
+                _succeed(shell, block)
+            elif block.language == "console":
+                for step in steps(block):
+                    _show(step.command, step.expected, environment)
+        shell.stdin.close()
+        assert shell.wait(10) == 0
+
+
+def _succeed(shell: subprocess.Popen[str], block: Block) -> None:
+    """Run a block in the reader's shell; the shell ends at the first command that fails."""
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    shell.stdin.write(f"{block.text}\necho; echo __done__\n")
+    shell.stdin.flush()
+    printed = []
+    for line in shell.stdout:
+        if line == "__done__\n":
+            return
+        printed.append(line)
+    raise AssertionError(block.text + "".join(printed))
+
+
+def _show(command: str, expected: str, environment: dict[str, str]) -> None:
+    """Run a command until it prints what the page shows: what it asks for may take a moment."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        ran = subprocess.run(
+            ["sh", "-c", _CURL % "" + command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if matches(expected, ran.stdout):
+            return
+        assert time.monotonic() < deadline, f"$ {command}\n{ran.stdout}{ran.stderr}"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_the_diagrams_are_generated(name: str) -> None:
+    """What the command beside each diagram draws now stands in the page."""
+    text = _readme(name)
+    found = _DRAWN.findall(text)
+    assert len(found) == text.count("```mermaid") >= 2
+    for command, shown in found:
+        words = command.split()
+        options = dict(zip(words[4::2], words[5::2], strict=True))
+        draw: Any = _DRAW[options.get("--diagram", "flow")]
+        queue = (options["--queue"],) if "--queue" in options else ()
+        assert draw(DESIGNS[name].build(), *queue).strip() == shown.strip()
+
+
+class _Asked(dict[str, str]):
+    """Variables of which none is set; it remembers which were asked for."""
+
+    def __init__(self) -> None:
+        self.names = {"HOPBACK_BROKER"}
+        super().__init__()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Nothing."""
+        self.names.add(name)
+        return default
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_every_variable_and_every_part_is_listed(name: str) -> None:
+    """Those that the settings read, and those that the system names."""
+    text, asked = _readme(name), _Asked()
+    import_module(f"{HOMES[name]}.settings").Settings.read(asked)
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", text, flags=re.MULTILINE)) == asked.names
+    for part in load_system(name).parts:
+        assert f"`{part.command}" in text
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_every_file_it_points_to_is_there(name: str) -> None:
+    """No link leads nowhere."""
+    links = re.findall(r"\]\(([\w.]+)\)", _readme(name))
+    assert links
+    assert [link for link in links if not (_home(name) / link).exists()] == []
