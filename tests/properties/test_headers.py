@@ -13,6 +13,8 @@ from hopback.headers import (
     FRAME_BYTES,
     Failure,
     Mark,
+    can_park,
+    can_retry,
     deaths,
     failure_from_reason,
     failure_in,
@@ -165,6 +167,18 @@ def test_what_we_add_is_bounded_and_the_frame_always_holds(
     else:
         assert write is not park_properties or ballast > 120_000
         assert ballast > 100_000
+
+
+@given(hostile_headers(), _marks, st.integers(130_000, 131_400), st.none() | st.just("alice"))
+@moderately
+def test_whether_there_is_room_is_known_before_anything_is_written(
+    headers: Headers, mark: Mark, ballast: int, user: str | None
+) -> None:
+    """`can_retry` and `can_park` say exactly whether the writers have something to offer."""
+    whole = {**headers, "ballast": "b" * max(0, ballast - table_size(headers))}
+    properties = Properties(headers=whole, user_id=user)
+    assert can_retry(properties, mark) is (retry_properties(properties, mark) is not None)
+    assert can_park(properties, mark) is (park_properties(properties, mark) is not None)
 
 
 @given(_failures, st.integers(0, 9000))

@@ -85,18 +85,9 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
 
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
-    room, failure = min(room, FAILURE_BYTES), _bounded(failure)
-    bare = replace(failure, stack="", message="", frame="", host="")
-    unstacked = replace(failure, stack="")
-    for smaller in (
-        *(replace(failure, stack=text) for text in _shrinking(failure.stack, _STACK_BYTES)),
-        *(replace(unstacked, message=m) for m in _shrinking(failure.message, _MESSAGE_BYTES)),
-        bare,
-    ):
-        text = _encoded(smaller)
-        if len(text.encode()) <= room:
-            return text
-    return None
+    room = min(room, FAILURE_BYTES)
+    texts = map(_encoded, _ever_smaller(_bounded(failure)))
+    return next((text for text in texts if len(text.encode()) <= room), None)
 
 
 def failure_in(value: FieldValue) -> Failure | None:
@@ -147,6 +138,15 @@ def _encoded(failure: Failure) -> str:
     fields = {name: getattr(failure, name) for name in Failure.__slots__}
     fields |= {"first": timestamp(failure.first), "last": timestamp(failure.last)}
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def _ever_smaller(failure: Failure) -> Iterator[Failure]:
+    """The record with ever less of its stack, then of its message; at last with neither."""
+    for stack in _shrinking(failure.stack, _STACK_BYTES):
+        yield replace(failure, stack=stack)
+    for message in _shrinking(failure.message, _MESSAGE_BYTES):
+        yield replace(failure, stack="", message=message)
+    yield replace(failure, stack="", message="", frame="", host="")
 
 
 def _shrinking(text: str, limit: int) -> Iterator[str]:

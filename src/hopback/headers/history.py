@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.headers import names
@@ -18,40 +17,69 @@ if TYPE_CHECKING:
 __all__ = ["History", "counter_in", "marked_queue", "read_history"]
 
 
-@dataclass(frozen=True, slots=True)
 class History:
-    """Our headers of one message, for one queue.
+    """Our headers of one message, for one queue; each is read when it is asked for.
 
     `attempts`, `snoozes` and `failure` hold only for the queue they were written for; for another
-    queue they read as if they were not there. `deaths` are the most recent ones, ours and the
-    broker's together.
+    queue they read as if they were not there.
     """
 
-    attempts: int = 0
-    snoozes: int = 0
-    failure: Failure | None = None
-    redrives: int = 0
-    redrive_job: str | None = None
-    origin_exchange: str | None = None
-    origin_routing_key: str | None = None
-    origin_user: str | None = None
-    deaths: tuple[Death, ...] = ()
+    __slots__ = ("_headers", "_here")
+
+    def __init__(self, headers: Headers, queue: str) -> None:
+        self._headers = headers
+        self._here = marked_queue(headers) == queue
+
+    @property
+    def attempts(self) -> int:
+        """The runs that failed so far."""
+        return count_in(self._headers.get(names.ATTEMPTS)) if self._here else 0
+
+    @property
+    def snoozes(self) -> int:
+        """How often it was snoozed."""
+        return count_in(self._headers.get(names.SNOOZES)) if self._here else 0
+
+    @property
+    def failure(self) -> Failure | None:
+        """The record of the last failure."""
+        return failure_in(self._headers.get(names.FAILURE)) if self._here else None
+
+    @property
+    def redrives(self) -> int:
+        """How often it was re-driven."""
+        return count_in(self._headers.get(names.REDRIVES))
+
+    @property
+    def redrive_job(self) -> str | None:
+        """The job that re-drove it last."""
+        return text_in(self._headers.get(names.REDRIVE_JOB))
+
+    @property
+    def origin_exchange(self) -> str | None:
+        """The exchange it was first published to."""
+        return text_in(self._headers.get(names.ORIGIN_EXCHANGE))
+
+    @property
+    def origin_routing_key(self) -> str | None:
+        """The routing key it was first published with."""
+        return text_in(self._headers.get(names.ORIGIN_ROUTING_KEY))
+
+    @property
+    def origin_user(self) -> str | None:
+        """The `user_id` it was first published with."""
+        return text_in(self._headers.get(names.ORIGIN_USER))
+
+    @property
+    def deaths(self) -> tuple[Death, ...]:
+        """The most recent deaths: the broker's record now, then what we remember; each once."""
+        together = dict.fromkeys((*deaths(self._headers), *remembered_deaths(self._headers)))
+        return tuple(together)[:REMEMBERED_DEATHS]
 
 
 def read_history(headers: Headers, queue: str) -> History:
     """Our headers as they concern `queue`; what makes no sense reads as absent, never an error."""
-    here = marked_queue(headers) == queue
-    return History(
-        attempts=count_in(headers.get(names.ATTEMPTS)) if here else 0,
-        snoozes=count_in(headers.get(names.SNOOZES)) if here else 0,
-        failure=failure_in(headers.get(names.FAILURE)) if here else None,
-        redrives=count_in(headers.get(names.REDRIVES)),
-        redrive_job=text_in(headers.get(names.REDRIVE_JOB)),
-        origin_exchange=text_in(headers.get(names.ORIGIN_EXCHANGE)),
-        origin_routing_key=text_in(headers.get(names.ORIGIN_ROUTING_KEY)),
-        origin_user=text_in(headers.get(names.ORIGIN_USER)),
-        deaths=_known_deaths(headers),
-    )
+    return History(headers, queue)
 
 
 def marked_queue(headers: Headers) -> str | None:
@@ -62,9 +90,3 @@ def marked_queue(headers: Headers) -> str | None:
 def counter_in(headers: Headers, name: str | None) -> int:
     """A design's own counter, 0 where there is none or it is no count."""
     return 0 if name is None else count_in(headers.get(name))
-
-
-def _known_deaths(headers: Headers) -> tuple[Death, ...]:
-    """The broker's record now, then what we remember of earlier ones; each once."""
-    together = dict.fromkeys((*deaths(headers), *remembered_deaths(headers)))
-    return tuple(together)[:REMEMBERED_DEATHS]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.headers.deaths import Death
     from hopback.headers.failure import Failure
+    from hopback.headers.history import History
     from hopback.message import Properties
 
 __all__ = [
@@ -101,6 +102,19 @@ def park_properties(properties: Properties, mark: Mark) -> Properties | None:
         or _fitting(properties, kept)
         or _fitting(properties, stripped)
     )
+
+
+def can_retry(properties: Properties, mark: Mark) -> bool:
+    """Whether `retry_properties` has room for the count."""
+    kept = _kept(properties.headers, mark, _is_harmful)
+    history = read_history(properties.headers, mark.queue)
+    return _Budget(properties, kept).take(_indispensable(history, mark))
+
+
+def can_park(properties: Properties, mark: Mark) -> bool:
+    """Whether `park_properties` has anything to offer: what it takes away first is enough."""
+    kept = _kept(properties.headers, mark, _is_harmful)
+    return _plain_size(properties, kept) <= FRAME_BYTES
 
 
 def redrive_properties(
@@ -190,31 +204,38 @@ def _plain(properties: Properties, headers: Headers) -> Properties:
     )
 
 
+def _plain_size(properties: Properties, headers: Headers) -> int:
+    """How large the frame of `_plain` would be, without making it."""
+    unsent = (properties.expiration, properties.user_id)
+    dropped = sum(1 + len(text.encode()) for text in unsent if text is not None)
+    mode = 1 if properties.delivery_mode is None else 0
+    table = table_size(headers) + len(properties.opaque_headers)
+    return _size_without_headers(properties) - dropped + mode + table
+
+
 def _fitting(properties: Properties, headers: Headers) -> Properties | None:
-    plain = _plain(properties, headers)
-    return plain if frame_size(plain) <= FRAME_BYTES else None
+    fits = _plain_size(properties, headers) <= FRAME_BYTES
+    return _plain(properties, headers) if fits else None
 
 
 def _marked(
     properties: Properties, kept: Headers, mark: Mark, known: tuple[Death, ...]
 ) -> Properties | None:
     """The properties with as much of the mark as there is room for; None if the count has none."""
-    plain = _plain(properties, kept)
-    budget = _Budget(plain)
-    if not budget.take(_indispensable(properties.headers, mark)):
+    history, budget = read_history(properties.headers, mark.queue), _Budget(properties, kept)
+    if not budget.take(_indispensable(history, mark)):
         return None
-    for name, value in _desirable(properties, mark).items():
+    for name, value in _desirable(properties, history, mark).items():
         budget.offer({name: value})
     budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
-    failure = mark.failure or read_history(properties.headers, mark.queue).failure
+    failure = mark.failure or history.failure
     if failure is not None:
         budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))
-    return replace(plain, headers=MappingProxyType(budget.headers))
+    return _plain(properties, budget.headers)
 
 
-def _indispensable(headers: Headers, mark: Mark) -> dict[str, FieldValue]:
+def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
     """What keeps a message from being handled, or re-driven, without end."""
-    known = read_history(headers, mark.queue)
     redrives = known.redrives if mark.redrives is None else mark.redrives
     found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
     found |= {names.SNOOZES: mark.snoozes} if mark.snoozes else {}
@@ -222,9 +243,8 @@ def _indispensable(headers: Headers, mark: Mark) -> dict[str, FieldValue]:
     return found | dict(mark.counters)
 
 
-def _desirable(properties: Properties, mark: Mark) -> dict[str, FieldValue]:
+def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
     """Where the message came from and what its design says of it, the most useful first."""
-    known = read_history(properties.headers, mark.queue)
     job = known.redrive_job if mark.redrive_job is None else clipped(mark.redrive_job, _NAME_BYTES)
     ours: Mapping[str, str | None] = {
         names.ORIGIN_ROUTING_KEY: mark.origin_routing_key,
@@ -239,10 +259,9 @@ def _desirable(properties: Properties, mark: Mark) -> dict[str, FieldValue]:
 class _Budget:
     """Headers that grow while there is room: in the frame, and in what we may add."""
 
-    def __init__(self, plain: Properties) -> None:
-        self.headers = dict(plain.headers)
-        used = table_size(plain.headers) + len(plain.opaque_headers)
-        self._frame = FRAME_BYTES - _size_without_headers(plain) - used
+    def __init__(self, properties: Properties, kept: Headers) -> None:
+        self.headers = dict(kept)
+        self._frame = FRAME_BYTES - _plain_size(properties, kept)
         self._ours = ADDED_BYTES
 
     def take(self, entries: dict[str, FieldValue]) -> bool:

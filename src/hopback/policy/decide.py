@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, assert_never
 
 from hopback.headers import (
     Mark,
+    can_park,
+    can_retry,
     deaths,
-    park_properties,
     read_history,
-    retry_properties,
     well_formed_deaths,
 )
 from hopback.policy import decision as decided
@@ -137,7 +137,7 @@ def _park(case: _Case, reason: str) -> Decision:
     if _may_reject(case, case.plan.parking.by):
         return decided.Park(Leave.REJECT, case.attempt, reason)
     bare = Mark(case.plan.queue, case.attempt)
-    if park_properties(case.delivery.properties, bare) is not None:
+    if can_park(case.delivery.properties, bare):
         return decided.Park(Leave.PUBLISH, case.attempt, reason)
     if case.dead_letters_park and _is_trusted(case):
         return decided.Park(Leave.REJECT, case.attempt, reason)
@@ -165,7 +165,7 @@ def _own_count(case: _Case) -> int:
 
 def _count_fits(case: _Case, *, counted: bool) -> bool:
     mark = count_mark(case.delivery, case.plan, case.attempt, counted=counted)
-    return retry_properties(case.delivery.properties, mark) is not None
+    return can_retry(case.delivery.properties, mark)
 
 
 def _route(tier: Tier, routing_key: str) -> Route | None:

@@ -53,11 +53,8 @@ def count_mark(delivery: Delivery, plan: Plan, attempt: int, *, counted: bool) -
 def retry_mark(decision: Retry, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
     """Everything written on a message that leaves for retry; a snooze keeps the last failure."""
     counts = count_mark(delivery, plan, decision.attempt, counted=decision.counted)
-    mark = _with_origin(counts, delivery, plan)
-    if decision.counted:
-        failure = _failure(decision, delivery, plan, occasion)
-        mark = replace(mark, failure=failure)
-    return _with_stamps(mark, plan.retry_stamps, decision, delivery, occasion)
+    failure = _failure(decision, delivery, plan, occasion) if decision.counted else None
+    return _completed(counts, plan.retry_stamps, failure, (decision, delivery, plan, occasion))
 
 
 def park_mark(decision: Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
@@ -65,13 +62,7 @@ def park_mark(decision: Park, delivery: Delivery, plan: Plan, occasion: Occasion
     known = read_history(delivery.properties.headers, plan.queue)
     bare = Mark(queue=plan.queue, attempts=decision.attempt, snoozes=known.snoozes)
     failure = _failure(decision, delivery, plan, occasion)
-    mark = replace(_with_origin(bare, delivery, plan), failure=failure)
-    return _with_stamps(mark, plan.park_stamps, decision, delivery, occasion)
-
-
-def _with_origin(mark: Mark, delivery: Delivery, plan: Plan) -> Mark:
-    exchange, routing_key = origin_of(delivery, plan)
-    return replace(mark, origin_exchange=exchange, origin_routing_key=routing_key)
+    return _completed(bare, plan.park_stamps, failure, (decision, delivery, plan, occasion))
 
 
 def _failure(decision: Retry | Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Failure:
@@ -87,36 +78,45 @@ def _failure(decision: Retry | Park, delivery: Delivery, plan: Plan, occasion: O
     )
 
 
-def _with_stamps(
-    mark: Mark,
+def _completed(
+    counts: Mark,
     stamps: tuple[Stamp, ...],
-    decision: Retry | Park,
-    delivery: Delivery,
-    occasion: Occasion,
+    failure: Failure | None,
+    why: tuple[Retry | Park, Delivery, Plan, Occasion],
 ) -> Mark:
-    """The design's own headers; one that has nothing to say this time is taken away."""
-    facts = _facts(mark, decision, occasion)
+    """The counts with origin, failure and the design's own headers.
+
+    A header of the design that has nothing to say this time is taken away.
+    """
+    decision, delivery, plan, occasion = why
+    origin = origin_of(delivery, plan)
     present = delivery.properties.headers
     due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
+    facts = _facts(counts.queue, origin, decision, occasion) if due else {}
     values = {stamp.header: facts[stamp.fact] for stamp in due}
     return replace(
-        mark,
+        counts,
+        origin_exchange=origin[0],
+        origin_routing_key=origin[1],
+        failure=failure,
         design={name: value for name, value in values.items() if value is not None},
         without=frozenset(name for name, value in values.items() if value is None),
     )
 
 
-def _facts(mark: Mark, decision: Retry | Park, occasion: Occasion) -> Mapping[Fact, FieldValue]:
+def _facts(
+    queue: str, origin: tuple[str, str], decision: Retry | Park, occasion: Occasion
+) -> Mapping[Fact, FieldValue]:
     now, _, failure, status = occasion
     error = None if failure is None else clipped(failure.message or failure.type, _TEXT_BYTES)
     return {
         Fact.NOW: timestamp(now),
-        Fact.QUEUE: mark.queue,
+        Fact.QUEUE: queue,
         Fact.ATTEMPT: decision.attempt,
         Fact.RETRIES: decision.attempt - 1,
         Fact.REASON: clipped(decision.reason, _TEXT_BYTES),
         Fact.ERROR: error,
         Fact.STATUS: status,
-        Fact.ORIGIN_EXCHANGE: mark.origin_exchange,
-        Fact.ORIGIN_ROUTING_KEY: mark.origin_routing_key,
+        Fact.ORIGIN_EXCHANGE: origin[0],
+        Fact.ORIGIN_ROUTING_KEY: origin[1],
     }

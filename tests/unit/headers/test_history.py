@@ -46,19 +46,28 @@ def _headers() -> dict[str, FieldValue]:
     }
 
 
+def _told(history: History) -> dict[str, object]:
+    fields = [name for name in dir(History) if not name.startswith("_")]
+    return {name: getattr(history, name) for name in fields}
+
+
+def _is_empty(history: History) -> bool:
+    return not any(_told(history).values())
+
+
 def test_a_history_is_everything_our_headers_tell() -> None:
     """Counts, failure, re-drives, origin, and deaths of now and before."""
-    assert read_history(_headers(), "q") == History(
-        attempts=2,
-        snoozes=1,
-        failure=Failure("E", "m", first=1.0),
-        redrives=4,
-        redrive_job="job-7",
-        origin_exchange="x",
-        origin_routing_key="k",
-        origin_user="alice",
-        deaths=(Death("q.retry", "expired"), Death("old", "expired")),
-    )
+    assert _told(read_history(_headers(), "q")) == {
+        "attempts": 2,
+        "snoozes": 1,
+        "failure": Failure("E", "m", first=1.0),
+        "redrives": 4,
+        "redrive_job": "job-7",
+        "origin_exchange": "x",
+        "origin_routing_key": "k",
+        "origin_user": "alice",
+        "deaths": (Death("q.retry", "expired"), Death("old", "expired")),
+    }
 
 
 def test_counts_of_another_queue_are_not_ours() -> None:
@@ -70,7 +79,7 @@ def test_counts_of_another_queue_are_not_ours() -> None:
 
 def test_a_message_without_our_headers_has_no_history() -> None:
     """Nothing is made up."""
-    assert read_history({"tenant": "acme"}, "q") == History()
+    assert _is_empty(read_history({"tenant": "acme"}, "q"))
     assert marked_queue({}) is None
     assert marked_queue({"hopback-queue": 3}) is None
 
@@ -78,7 +87,7 @@ def test_a_message_without_our_headers_has_no_history() -> None:
 def test_values_of_a_wrong_type_read_as_absent() -> None:
     """Whatever a hostile producer writes under our names, the history stays empty."""
     wrong: Headers = {name: LongStr(b"\xff") for name in _headers()} | {"hopback-queue": "q"}
-    assert read_history(wrong, "q") == History()
+    assert _is_empty(read_history(wrong, "q"))
 
 
 @pytest.mark.parametrize(
