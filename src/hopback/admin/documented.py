@@ -109,7 +109,7 @@ class _Documented:
     async def peek(self, request: Request, who: Who) -> Response:
         """Messages at the head; they are given back before the answer goes out."""
         limit = _limit(_number(request.query_params.get("limit")), _PEEKED)
-        summary = await self._queue(request)
+        summary, ready = await self._queue(request)
         window = Window(limit, _PEEK_BYTES, _PEEK_S)
         try:
             session = await self.operations.open_session(summary["queue"], window, by=who)
@@ -123,14 +123,14 @@ class _Documented:
             ]
         finally:
             await self.operations.release(session.id)
-        left = range(len(views) - 1, -1, -1)
-        items = [message_item(view, hint) for view, hint in zip(views, left, strict=True)]
+        behind = max(ready, len(views))
+        items = [message_item(view, behind - place) for place, view in enumerate(views, 1)]
         return _json({**summary, "requested": limit, "returned": len(items), "items": items})
 
     async def redrive(self, request: Request, who: Who) -> Response:
         """Messages from the head back to where the design says, each confirmed before it is acked."""
         limit = _limit(await _body_limit(request), _REDRIVEN)
-        summary = await self._queue(request)
+        summary, _ = await self._queue(request)
         operation = str(uuid.uuid4())
         asked = RedriveRequest(
             queue=summary["queue"],
@@ -163,14 +163,15 @@ class _Documented:
             told += [{"index": index, "reason": job.reason} for index in left]
         return told
 
-    async def _queue(self, request: Request) -> dict[str, Any]:
-        """The queue in the path, if it is accepted; anything else is the documented 400."""
+    async def _queue(self, request: Request) -> tuple[dict[str, Any], int]:
+        """The queue in the path and its depth, if it is accepted; else the documented 400."""
         name = request.path_params["queue"]
         known = {one.queue: one for one in await self.read()}
         if name not in known or not self._accepts(name):
             raise Refused(400, "unsupported-queue", f"Unsupported DLQ queue {name[:255]!r}.")
         one = known[name]
-        return {"queue": name, "mainQueue": one.main_queue, "retryExchange": one.retry_exchange}
+        known_as = {"mainQueue": one.main_queue, "retryExchange": one.retry_exchange}
+        return {"queue": name, **known_as}, one.depth.ready or 0
 
     def _accepts(self, name: str) -> bool:
         return self.queues is None or name in self.queues

@@ -16,7 +16,7 @@ __all__ = ["message_item"]
 
 
 def message_item(view: MessageView, hint: int) -> dict[str, Any]:
-    """The message; `hint` is how many came after it."""
+    """The message; `hint` is how many were behind it in the queue."""
     delivery = view.delivery
     payload, encoding = _payload(delivery.body)
     return {

@@ -157,6 +157,7 @@ async def test_the_limit_says_how_many(tmp_path: Path) -> None:
         await admin.park(b"1", b"2", b"3")
         one = (await admin.get(f"{_QUEUES}/q.validator.dlq/messages", limit=1)).json()
         assert (one["requested"], one["returned"], one["items"][0]["payload"]) == (1, 1, 1)
+        assert one["items"][0]["messageCountHint"] == 2
         moved = (await admin.redrive("q.validator.dlq", {"limit": 2})).json()
         assert (moved["requested"], moved["fetched"], moved["moved"]) == (2, 2, 2)
         rest = (await admin.redrive("q.validator.dlq", {})).json()
