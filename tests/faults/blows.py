@@ -15,15 +15,18 @@ from tests.harness.management import ManagementFailed
 
 if TYPE_CHECKING:
     from tests.faults.campaign import Campaign, Worker
+    from tests.harness.cluster import Cluster
     from tests.harness.rabbitmq import RabbitNode
     from tests.integration.proxy import Proxy
 
 __all__ = [
     "close_connections",
     "cut",
+    "cut_off_node",
     "delete_queue",
     "kill_broker",
     "kill_consumer",
+    "kill_node",
     "memory_alarm",
     "restart_broker",
     "stall",
@@ -48,6 +51,26 @@ async def kill_broker(campaign: Campaign, node: RabbitNode) -> None:
     async with campaign.fault("broker: kill -9", BROKER):
         await asyncio.to_thread(node.kill)
         await asyncio.to_thread(node.start)
+
+
+async def kill_node(campaign: Campaign, cluster: Cluster, number: int, *, name: str = "") -> None:
+    """`kill -9` of one node of three; it comes back while the others go on."""
+    async with campaign.fault(name or "cluster: node kill -9", BROKER):
+        await asyncio.to_thread(cluster.nodes[number].kill)
+        await asyncio.sleep(2)
+        await asyncio.to_thread(cluster.nodes[number].start)
+        await asyncio.to_thread(cluster.until_whole)
+
+
+async def cut_off_node(
+    campaign: Campaign, cluster: Cluster, number: int, seconds: float = 14.0
+) -> None:
+    """One node of three is cut off from the others and from its clients, longer than they wait."""
+    async with campaign.fault(f"cluster: node cut off ({cluster.means})", BROKER):
+        await asyncio.to_thread(cluster.cut_off, number)
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(cluster.reconnect, number)
+        await asyncio.to_thread(cluster.until_whole)
 
 
 async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> None:

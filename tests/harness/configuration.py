@@ -14,7 +14,7 @@ __all__ = ["Timings", "write_files"]
 
 _CONF = """\
 loopback_users = none
-management.tcp.ip = 127.0.0.1
+management.tcp.ip = {address}
 management.tcp.port = {management_port}
 collect_statistics_interval = {statistics_ms}
 consumer_timeout = {consumer_timeout_ms}
@@ -43,9 +43,10 @@ def write_files(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, s
     """Write the node's cookie and configuration and return its environment."""
     for name in ("home", "mnesia", "log"):
         (node.folder / name).mkdir()
-    _write_cookie(node.folder / "home" / ".erlang.cookie", node.name)
+    _write_cookie(node.folder / "home" / ".erlang.cookie", node.cookie or node.name)
     timings = {name: getattr(node.timings, name) for name in Timings.__slots__}
-    conf = _CONF.format(management_port=node.management_port, **timings) + node.conf
+    conf = _CONF.format(address=node.address, management_port=node.management_port, **timings)
+    conf += node.conf
     (node.folder / "rabbitmq.conf").write_text(conf)
     (node.folder / "advanced.config").write_text(_ADVANCED.format(**timings))
     (node.folder / "enabled_plugins").write_text(f"[{','.join(node.plugins)}].\n")
@@ -66,9 +67,10 @@ def _environment(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, 
         "LANG": "C.UTF-8",
         "HOME": str(inside / "home"),
         "ERL_EPMD_PORT": str(epmd_port),
-        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_EPMD_ADDRESS": node.address,
         "RABBITMQ_NODENAME": node.name,
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_USE_LONGNAME": str("." in node.name.partition("@")[2]).lower(),
+        "RABBITMQ_NODE_IP_ADDRESS": node.address,
         "RABBITMQ_NODE_PORT": str(node.amqp_port),
         "RABBITMQ_DIST_PORT": str(dist_port),
         "RABBITMQ_MNESIA_BASE": str(inside / "mnesia"),
@@ -80,6 +82,6 @@ def _environment(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, 
         "RABBITMQ_FEATURE_FLAGS_FILE": str(inside / "feature_flags"),
         "RABBITMQ_CONF_ENV_FILE": str(inside / "env.conf"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-            "+S 2:2 -kernel inet_dist_use_interface {127,0,0,1}"
+            f"+S 2:2 -kernel inet_dist_use_interface {{{node.address.replace('.', ',')}}}"
         ),
     }

@@ -56,6 +56,15 @@ class RabbitNode:
     """Further lines for `rabbitmq.conf`."""
     lifeline: int | None = None
     """A descriptor whose end of file means that nobody needs the node; by default, our own end."""
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    """What every program of the node is run by: `ip netns exec …` puts it into a network of its own."""
+    cookie: str = ""
+    """Nodes of one cluster share it; by default it is the node's own."""
+    epmd_port: int = 0
+    """That of an epmd which somebody else runs; by default the node has one of its own."""
+    shared_epmd_port: int = 0
+    """The port of its own epmd, where the nodes of a cluster have to know it."""
     amqp_port: int = 0
     management_port: int = 0
     name: str = ""
@@ -84,12 +93,12 @@ class RabbitNode:
     @property
     def url(self) -> str:
         """`amqp://` address of the default virtual host."""
-        return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/"
+        return f"amqp://guest:guest@{self.address}:{self.amqp_port}/"
 
     @property
     def management_url(self) -> str:
         """Address of the HTTP API, with credentials."""
-        return f"http://guest:guest@127.0.0.1:{self.management_port}"
+        return f"http://guest:guest@{self.address}:{self.management_port}"
 
     @property
     def management(self) -> Management:
@@ -114,7 +123,8 @@ class RabbitNode:
         if not self._environment:
             self._prepare()
         try:
-            self._spawn("epmd", "-port", self._environment["ERL_EPMD_PORT"])
+            if not self.epmd_port:
+                self._spawn("epmd", "-port", self._environment["ERL_EPMD_PORT"])
             self._spawn(server)
             self._await_answer()
         except BaseException:
@@ -147,7 +157,12 @@ class RabbitNode:
             self.installation.script("rabbitmqctl"), "--quiet", *arguments
         )
         done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, check=False, timeout=120
+            [*self.prefix, *command],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         if done.returncode:
             raise NodeFailed(
@@ -189,9 +204,11 @@ class RabbitNode:
         shared.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix="hopback-rabbitmq-", dir=shared))
         self.inside = Path("/") / made.relative_to(self.installation.root)
-        self.name = f"{made.name.replace('_', 'x')}@localhost"
+        self.name = self.name or f"{made.name.replace('_', 'x')}@localhost"
         self.amqp_port, self.management_port, epmd_port, dist_port = _free_ports(4)
-        self._environment = write_files(self, epmd_port, dist_port)
+        self._environment = write_files(
+            self, self.epmd_port or self.shared_epmd_port or epmd_port, dist_port
+        )
         self._set_guard()
         atexit.register(self.remove)
 
@@ -209,7 +226,7 @@ class RabbitNode:
         """Run a program of the node in a process group of its own, known to the guard."""
         with (self.folder / "output").open("ab") as output:
             process = subprocess.Popen(
-                self.installation.command(program, *arguments),
+                [*self.prefix, *self.installation.command(program, *arguments)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -232,7 +249,7 @@ class RabbitNode:
 
     def _answers(self) -> bool:
         """Whether it begins an AMQP handshake, has written its pid, and serves HTTP if it should."""
-        if not ((self.folder / "pid").exists() and _greets(self.amqp_port)):
+        if not ((self.folder / "pid").exists() and _greets(self.address, self.amqp_port)):
             return False
         return "rabbitmq_management" not in self.plugins or self.management.is_up()
 
@@ -260,10 +277,10 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _greets(port: int) -> bool:
+def _greets(address: str, port: int) -> bool:
     """Whether something on that port begins an AMQP 0-9-1 handshake."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as line:
+        with socket.create_connection((address, port), timeout=2) as line:
             line.sendall(b"AMQP\x00\x00\x09\x01")
             return line.recv(1) == b"\x01"
     except OSError:

@@ -1,0 +1,54 @@
+"""The storm: a broker is killed while a consumer sends thousands of failed messages on their way.
+
+All messages are confirmed before it begins, and each fails once. Where the broker moves a failed message
+at most once it loses some of them when it dies; where a message is published and confirmed before it is
+acked, it loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from typing import TYPE_CHECKING
+
+from tests.faults import blows
+from tests.faults.campaign import Campaign
+from tests.faults.ledger.checks import Promise
+from tests.faults.ledger.entry import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.faults.ledger.checks import Verdict
+    from tests.harness.rabbitmq import RabbitNode
+
+__all__ = ["storm", "storms"]
+
+
+async def storm(node: RabbitNode, design: str, messages: int, chance: random.Random) -> Verdict:
+    """One kill of the broker in the middle of a storm of failures."""
+    url = node.vhost_url(f"storm-{uuid.uuid4().hex[:8]}")
+    campaign = Campaign(url, node.management, design=design, consumers=1, concurrency=150)
+    async with campaign:
+        filling = campaign.produce(messages, fate="fail-once")
+        await campaign.until(lambda: not filling.is_alive)
+        moment = chance.uniform(0.1, 0.7) * messages
+        campaign.keep_consumers()
+        await campaign.until(lambda: campaign.count(Kind.RETRIED) > moment)
+        await blows.kill_broker(campaign, node)
+        await campaign.until_calm(60)
+        return await campaign.verdict()
+
+
+async def storms(
+    node: RabbitNode, design: str, *, kills: int, messages: int = 3000, until_lost: bool = False
+) -> AsyncIterator[Verdict]:
+    """Storm after storm; with `until_lost` no more than are needed to see a loss."""
+    chance = random.Random(design)
+    for _ in range(kills):
+        verdict = await storm(node, design, messages, chance)
+        yield verdict
+        if until_lost and verdict.count(Promise.LOST):
+            return
+        await asyncio.sleep(0)

@@ -1,0 +1,35 @@
+"""Three nodes with quorum queues, short form: a leader killed and a node cut off lose nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import blows
+from tests.faults.campaign import Campaign
+from tests.faults.ledger.entry import Kind
+from tests.harness.cluster import Cluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-cluster")]
+
+
+async def test_a_leader_killed_and_a_node_cut_off() -> None:
+    """Producers and consumers know all three nodes; two go on while one is away."""
+    with Cluster() as cluster:
+        urls = cluster.urls("faults")
+        campaign = Campaign(
+            urls[0], cluster.nodes[0].management, consumer_urls=urls, concurrency=10, slack=5.0
+        )
+        async with campaign:
+            campaign.keep_consumers()
+            campaign.produce(4000, urls=urls, rate=120, failing=0.1)
+            await campaign.until(lambda: campaign.count(Kind.DONE) > 200)
+            leader = cluster.leader_of("faults", "left")
+            await blows.kill_node(campaign, cluster, leader, name="cluster: leader kill -9")
+            done = campaign.count(Kind.DONE)
+            assert done > 400  # it went on while one was away
+            await blows.cut_off_node(campaign, cluster, (leader + 1) % 3)
+            await campaign.until_calm()
+            verdict = await campaign.verdict()
+    verdict.require()
+    assert verdict.confirmed == 4000
+    assert len(verdict.faults) == 2

@@ -1,0 +1,215 @@
+"""Three private RabbitMQ nodes as one cluster, to be killed and cut off from each other.
+
+As root each node has a network namespace of its own, joined by a bridge: a node is cut off by taking its
+link down. Without that right the nodes share the loopback interface, and a node is cut off by stopping
+its process (SIGSTOP), the nearest thing; `means` says which it is. Only addresses of these namespaces,
+or loopback, are ever used.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.harness.management import ManagementFailed
+from tests.harness.rabbitmq import NodeFailed, RabbitNode
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Cluster"]
+
+_CONF = """\
+cluster_formation.peer_discovery_backend = classic_config
+cluster_partition_handling = pause_minority
+vm_memory_high_watermark.relative = 0.1
+net_ticktime = 10
+"""
+_GUARD = 'cat >/dev/null; for n in 1 2 3; do ip netns del "$0$n"; done; ip link del "$0"'
+_WHOLE_S = 90.0
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Three nodes; `start` returns when they are one cluster, `remove` leaves nothing behind."""
+
+    namespaces: bool = field(default_factory=lambda: os.geteuid() == 0 and _can_separate())
+    nodes: list[RabbitNode] = field(default_factory=list)
+    _name: str = field(default_factory=lambda: f"hb{secrets.token_hex(3)}")
+    _guard: subprocess.Popen[bytes] | None = None
+    _epmd: subprocess.Popen[bytes] | None = None
+    _stopped: set[int] = field(default_factory=set)
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    @property
+    def means(self) -> str:
+        """How a node is cut off from the others."""
+        return "network namespace, link down" if self.namespaces else "SIGSTOP"
+
+    def start(self) -> Cluster:
+        """Start all three at once and wait until each knows the others."""
+        try:
+            self.nodes = self._in_namespaces() if self.namespaces else self._on_loopback()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(RabbitNode.start, self.nodes))
+            self.until_whole()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def urls(self, vhost: str) -> tuple[str, ...]:
+        """The addresses of a virtual host on every node; it is created if it is missing."""
+        self.nodes[0].management.create_vhost(vhost)
+        return tuple(node.url + vhost for node in self.nodes)
+
+    def until_whole(self) -> None:
+        """Return when every node sees three running ones."""
+        deadline = time.monotonic() + _WHOLE_S
+        while not all(map(_sees_three, self.nodes)):
+            if time.monotonic() > deadline:
+                raise NodeFailed(f"no cluster of three after {_WHOLE_S:g} s: {self.nodes[0].log}")
+            time.sleep(0.5)
+
+    def leader_of(self, vhost: str, queue: str) -> int:
+        """The number of the node that leads a quorum queue."""
+        for node in self.nodes:
+            if node.management.is_up():
+                found = node.management.call("GET", f"/queues/{vhost}/{queue}")
+                return next(n for n, one in enumerate(self.nodes) if one.name == found["leader"])
+        raise NodeFailed("no node answers")
+
+    def cut_off(self, number: int) -> None:
+        """Let nothing pass between this node and the others, nor its clients."""
+        if self.namespaces:
+            _ip("link", "set", f"{self._name}{number + 1}", "down")
+        else:
+            os.kill(self.nodes[number].pid, signal.SIGSTOP)
+            self._stopped.add(number)
+
+    def reconnect(self, number: int) -> None:
+        """Undo `cut_off`."""
+        if self.namespaces:
+            _ip("link", "set", f"{self._name}{number + 1}", "up")
+        else:
+            os.kill(self.nodes[number].pid, signal.SIGCONT)
+            self._stopped.discard(number)
+
+    def remove(self) -> None:
+        """End everything. Safe to repeat."""
+        for number in tuple(self._stopped):
+            self.reconnect(number)
+        for node in self.nodes:
+            node.remove()
+        self.nodes = []
+        for process in (self._epmd, self._guard):
+            if process is not None:
+                if process.stdin is not None:
+                    process.stdin.close()
+                else:
+                    process.kill()
+                process.wait()
+        self._epmd = self._guard = None
+
+    def _in_namespaces(self) -> list[RabbitNode]:
+        """Namespaces `…1` to `…3` on a bridge; the guard removes them when we end, however we do."""
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, self._name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        net = f"10.213.{secrets.randbelow(250) + 1}"
+        _ip("link", "add", self._name, "type", "bridge")
+        _ip("addr", "add", f"{net}.254/24", "dev", self._name)
+        _ip("link", "set", self._name, "up")
+        for number in (1, 2, 3):
+            self._add_namespace(number, f"{net}.{number}")
+        addresses = [f"{net}.{number}" for number in (1, 2, 3)]
+        return [
+            RabbitNode(
+                address=address,
+                prefix=("ip", "netns", "exec", f"{self._name}{number}"),
+                name=f"rabbit@{address}",
+                cookie=self._name,
+                conf=self._conf([f"rabbit@{one}" for one in addresses]),
+                shared_epmd_port=4369,
+            )
+            for number, address in enumerate(addresses, 1)
+        ]
+
+    def _add_namespace(self, number: int, address: str) -> None:
+        name = f"{self._name}{number}"
+        _ip("netns", "add", name)
+        _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", name, "master", self._name, "up")
+        inside = ("netns", "exec", name, "ip")
+        _ip(*inside, "addr", "add", f"{address}/24", "dev", "eth0")
+        _ip(*inside, "link", "set", "eth0", "up")
+        _ip(*inside, "link", "set", "lo", "up")
+
+    def _on_loopback(self) -> list[RabbitNode]:
+        names = [f"{self._name}{number}@localhost" for number in (1, 2, 3)]
+        port = 20_000 + secrets.randbelow(10_000)
+        self._epmd = subprocess.Popen(
+            ["epmd", "-port", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return [
+            RabbitNode(name=name, cookie=self._name, conf=self._conf(names), epmd_port=port)
+            for name in names
+        ]
+
+    def _conf(self, names: list[str]) -> str:
+        lines = [
+            f"cluster_formation.classic_config.nodes.{number} = {name}\n"
+            for number, name in enumerate(names, 1)
+        ]
+        return _CONF + "".join(lines)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NodeFailed(f"ip {' '.join(arguments)}: {done.stderr}")
+
+
+def _can_separate() -> bool:
+    """Whether network namespaces can be made here."""
+    if shutil.which("ip") is None:
+        return False
+    name = f"hb{secrets.token_hex(3)}"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "del", name)
+    except NodeFailed:
+        return False
+    return True
+
+
+def _sees_three(node: RabbitNode) -> bool:
+    try:
+        found = node.management.call("GET", "/nodes")
+    except (OSError, ManagementFailed):
+        return False
+    return sum(bool(one.get("running")) for one in found) == 3
