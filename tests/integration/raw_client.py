@@ -11,6 +11,8 @@ from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import METHODS, encode_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.wire import Event
 
 __all__ = ["RawClient"]
@@ -101,3 +103,13 @@ class RawClient:
         """Ask, and return what is answered."""
         self.send(channel, name, **arguments)
         return await self.method(METHODS[name].replies[0])
+
+    async def rest(self, show: Callable[[Event], object]) -> list[object]:
+        """Everything that is said until there is a pause."""
+        heard: list[object] = []
+        try:
+            while True:
+                async with asyncio.timeout(0.3):
+                    heard.append(show(await self.event()))
+        except (TimeoutError, EOFError, OSError):
+            return heard

@@ -157,9 +157,7 @@ def _declare_reply_queue(channel: ServerChannel, name: str, asked: _Arguments) -
     waiting = channel.client.house.replies.asker(name) is not None
     if name != REPLY_TO and not waiting:
         channel.refuse(no_such("queue", name))
-    channel.reply(
-        "queue.declare-ok", asked, queue=name, message_count=0, consumer_count=int(waiting)
-    )
+    channel.reply("queue.declare-ok", asked, queue=name, message_count=0, consumer_count=1)
 
 
 def _queue_binding(channel: ServerChannel, asked: _Arguments) -> Binding:
