@@ -20,6 +20,7 @@ from hopback.admin.api_queues import QUEUES
 from hopback.admin.api_topology import TOPOLOGY
 from hopback.admin.cookies import SessionCookies
 from hopback.admin.documented import documented_routes
+from hopback.admin.documented_schema import DOCUMENTED_PATHS
 from hopback.admin.endpoints import admitted, api_routes
 from hopback.admin.gate import Gate, new_secret
 from hopback.admin.keys import KeyRing
@@ -148,7 +149,7 @@ def _documented(services: Services) -> list[Route]:
 
 
 def _openapi_route() -> Route:
-    document = msgspec.json.encode(openapi_document(ENDPOINTS))
+    document = msgspec.json.encode(openapi_document(ENDPOINTS, DOCUMENTED_PATHS))
 
     async def answer(_request: Request) -> Response:
         return Response(document, media_type="application/json")

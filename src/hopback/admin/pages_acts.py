@@ -6,7 +6,7 @@ The steps are one form that carries what was said before; nothing is kept on the
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -167,7 +167,9 @@ async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> 
     if not form.reason:
         return await _second(visit, kind, form, "Why: expected a reason; everyone reads it later.")
     try:
-        plan = await visit.services.operations.plan(_request(visit, kind, form))
+        # Nobody has typed the name yet: a plan discards nothing.
+        meant = replace(form, confirm=visit.path["queue"])
+        plan = await visit.services.operations.plan(_request(visit, kind, meant))
     except HopbackError as error:
         return await _back(visit, kind, form, error)
     whole = plan.seen >= plan.selected
@@ -211,7 +213,7 @@ def _request(visit: Visit, kind: str, form: ActForm) -> Request:
         "forced": form.force,
     }
     if kind == "discard":
-        return DiscardRequest(**common, confirm=form.confirm or "", export=form.export)
+        return DiscardRequest(**common, confirm=form.confirm, export=form.export)
     pace = Pace(form.rate, ramp=RAMP if form.ramp else ())
     return RedriveRequest(**common, target=form.aim, pace=pace)
 

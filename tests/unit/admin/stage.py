@@ -32,7 +32,7 @@ __all__ = ["DLQ", "MAIN", "NOW", "SECRET", "Admin", "admin", "dead_letter", "set
 
 MAIN, DLQ = "orders", "orders.dlq"
 NOW = 1_700_000_000.0
-SECRET = "a secret of more than thirty-two bytes, for tests"
+SECRET = "a secret of more than sixty-four bytes, which nobody uses but these tests"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,209 @@
+"""The pages without a browser: what is shown, what is refused, and hostile content made harmless."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from hopback.admin.content import Form, payload_of, visible
+from hopback.message import Message, Properties
+from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
+
+_SAME = {"Sec-Fetch-Site": "same-origin"}
+_EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>"
+
+
+class _Tags(HTMLParser):
+    """Every tag of a page, and what would run or load from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.inline: list[str] = []
+        self.foreign: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name.startswith("on") or name == "style":
+                self.inline.append(f"{tag} {name}")
+            if name in {"src", "href", "action", "formaction"} and re.match(
+                r"\s*(?:[a-z]+:|//)", value or "", re.IGNORECASE
+            ):
+                self.foreign.append(value or "")
+
+
+def _tags(html: str) -> _Tags:
+    found = _Tags()
+    found.feed(html)
+    return found
+
+
+async def test_every_page_is_whole_without_scripts_and_loads_nothing_foreign() -> None:
+    """Each page has one heading, nothing inline, and no address of another host."""
+    async with admin(dead_letter(1)) as stage:
+        await stage.client.post(
+            "/admin/dlq/jobs", json={"kind": "re-drive", "queue": DLQ, "reason": "x"}
+        )
+        job = (await stage.client.get("/admin/dlq/jobs")).json()["items"][0]["id"]
+        await stage.operations.wait(job)
+        paths = [
+            "/", f"/queues/{DLQ}", "/jobs", f"/jobs/{job}", "/topology", "/checks", "/audit", "/you",
+            f"/queues/{DLQ}/re-drive", f"/queues/{DLQ}/discard",
+            "/topology?exchange=shop.events&key=order.x&ask=1",
+        ]  # fmt: skip
+        for path in paths:
+            answer = await stage.client.get(path)
+            found = _tags(answer.text)
+            assert (answer.status_code, found.tags.count("h1")) == (200, 1), path
+            assert (found.inline, found.foreign) == ([], []), path
+
+
+async def test_the_map_answers_who_gets_a_routing_key() -> None:
+    """By the routing rules of the simulator; nobody is said to be nobody."""
+    async with admin() as stage:
+        some = await stage.client.get("/topology?exchange=shop.events&key=order.created&ask=1")
+        none = await stage.client.get("/topology?exchange=shop.events&key=invoice&ask=1")
+        graph = (await stage.client.get("/topology/graph.json")).json()["elements"]
+        route = await stage.client.get(
+            "/admin/topology/route", params={"exchange": "shop.events", "routingKey": "order.a.b"}
+        )
+    assert "1 queue would get it" in some.text
+    assert "Nobody" in none.text
+    assert route.json()["queues"] == ["orders"]
+    kinds = {item["data"]["name"]: item["data"]["kind"] for item in graph if "name" in item["data"]}
+    assert (kinds["orders"], kinds[DLQ]) == ("main", "dead-letter")
+    edges = {
+        (item["data"]["source"], item["data"]["kind"]) for item in graph if "source" in item["data"]
+    }
+    assert ("x:shop.events", "binding") in edges
+    assert any(kind == "dead-letter" for _, kind in edges)
+
+
+async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
+    """Look, choose, three steps, a job: without any script."""
+    async with admin(*(dead_letter(n) for n in range(3))) as stage:
+        client = stage.client
+        opened = await client.post(f"/queues/{DLQ}/look", data={"limit": "10", "how": "plain"})
+        url = opened.headers["location"]
+        page = (await client.get(url)).text
+        assert "LookupError" in page
+        session = url.rpartition("/")[2]
+        base = {"session": session, "filter": "error:LookupError"}
+        act = f"/queues/{DLQ}/re-drive"
+        first = await client.get(act, params=base)
+        assert "of the 3 messages that you hold" in first.text
+        second = await client.post(act, data={**base, "step": "2", "on": "1"})
+        assert "Begin carefully" in second.text
+        without = await client.post(act, data={**base, "step": "3", "on": "2"})
+        assert "expected a reason" in without.text
+        third = await client.post(act, data={**base, "step": "3", "on": "2", "reason": "mended"})
+        assert "Re-drive 3 messages" in third.text
+        fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', third.text))
+        assert fields["ramp"] == "0", "a box that was not ticked stays so"
+        began = await client.post(act, data={**fields, "step": "go"})
+        assert began.status_code == 303
+        job = began.headers["location"].rpartition("/")[2]
+        ended = await stage.operations.wait(job)
+        again = await client.post(act, data={**fields, "step": "go"})
+        assert again.headers["location"] == began.headers["location"]
+    assert ended.counts.done == 3
+
+
+async def test_a_discard_is_begun_only_by_the_queues_name() -> None:
+    """The wrong name shows the review again; nothing is gone."""
+    async with admin(dead_letter(1)) as stage:
+        fields = {"on": "3", "step": "go", "reason": "x", "export": "0", "confirm": "orders"}
+        answer = await stage.client.post(f"/queues/{DLQ}/discard", data=fields)
+        assert len(stage.broker.snapshot().queue(DLQ).ready) == 1
+        assert "type the queue" in answer.text
+        good = await stage.client.post(f"/queues/{DLQ}/discard", data={**fields, "confirm": DLQ})
+        await stage.operations.wait(good.headers["location"].rpartition("/")[2])
+        assert stage.broker.snapshot().queue(DLQ).ready == ()
+
+
+async def test_a_problem_is_a_page_with_a_way_on() -> None:
+    """404 and 403 are pages; what was tried is not repeated as HTML."""
+    async with admin(dead_letter(1), settings=settings(), link="open") as stage:
+        await stage.client.get("/login?token=open")
+        lost = await stage.client.get("/queues/%3Cscript%3E")
+        assert (lost.status_code, "<script>alert" in lost.text) == (404, False)
+        assert "There is no such thing" in lost.text
+        told = await stage.client.get("/jobs?told=%3Cb%3Esigned-out")
+        assert "signed-out" not in told.text
+        foreign = await stage.client.post(f"/queues/{DLQ}/look", headers={"Origin": "http://x"})
+        assert foreign.status_code == 403
+
+
+def _hostile(body: bytes, **properties: str) -> Message:
+    known = dead_letter(1, error=_EVIL, body=body)
+    headers = {**known.properties.headers, _EVIL[:100]: _EVIL, "x-rtl": "abc\u202ecba"}
+    changed = replace(known.properties, headers=headers, type=_EVIL, message_id=_EVIL)
+    return Message("", DLQ, body, replace(changed, **properties))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        _hostile(_EVIL.encode()),
+        _hostile(b'{"a": "</pre><script>alert(1)</script>"}'),
+        _hostile(b"\x1b[31mred\x1b[0m \x07 \x9b2J"),
+        _hostile("safe\u202egnp.exe\u2066".encode()),
+        _hostile(bytes(range(256))),
+        _hostile(b"\xff\xfe\xfd" * 100),
+        _hostile(b"x" * 8 * 1024 * 1024),
+        _hostile(b"[" * 100_000),
+        _hostile(gzip.compress(b"\0" * 20_000_000), content_encoding="gzip"),
+        _hostile(zlib.compress(b"a" * 20_000_000), content_encoding="deflate"),
+        _hostile(b"no gzip", content_encoding="gzip"),
+        _hostile(b""),
+    ],
+    ids=[
+        "html", "json", "ansi", "rtl", "bytes", "utf8", "large", "deep", "gzip", "zlib", "liar", "empty"
+    ],
+)  # fmt: skip
+async def test_hostile_content_is_shown_and_does_nothing(letter: Message) -> None:
+    """In every form the page stays a page: no tag, no control, no turned text, bounded in size."""
+    async with admin(letter) as stage:
+        session = await stage.session()
+        item = (await stage.client.get(f"{session['url']}/messages")).json()["items"][0]
+        page = f"/sessions/{session['id']}"
+        listed = await stage.client.get(page)
+        shown = [
+            await stage.client.get(f"{page}/messages/{item['id']}?form={form}")
+            for form in ("pretty", "raw", "hex")
+        ]
+        api = await stage.client.get(f"{session['url']}/messages/{item['id']}")
+        raw = await stage.client.get(f"{session['url']}/messages/{item['id']}/body")
+    assert raw.content == letter.body
+    assert (raw.headers["content-type"], api.status_code) == ("application/octet-stream", 200)
+    for answer in (listed, *shown):
+        assert answer.status_code == 200
+        assert len(answer.text) < 1_500_000
+        assert "<img" not in answer.text.replace('<img src="/static/mark.svg"', "")
+        assert not re.search(
+            "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", answer.text
+        )
+        assert (_tags(answer.text).inline, _tags(answer.text).foreign) == ([], [])
+
+
+def test_what_hides_is_spelled_out() -> None:
+    """Controls become pictures, marks of direction become their code points, the rest stays."""
+    assert visible("a\x1b[0m\u202eb\nc") == "a␛[0m⟨U+202E⟩b␊c"
+    assert visible("a\tb\nc", lines=True) == "a\tb\nc"
+    assert visible("žluťoučký 日本 \ud800") == "žluťoučký 日本 \\ud800"
+
+
+def test_a_payload_is_pretty_where_it_can_be_and_hex_where_it_must() -> None:
+    """JSON is indented, text is text, bytes are hex; what was unpacked is said."""
+    assert payload_of(b'{"a":[1]}', Form.PRETTY).text == '{\n  "a": [\n    1\n  ]\n}'
+    assert payload_of(b"plain", Form.PRETTY).form is Form.RAW
+    assert payload_of(b"\xff", Form.RAW).text.startswith("00000000  ff")
+    packed = payload_of(gzip.compress(b'{"a":1}'), Form.PRETTY, "gzip")
+    assert (packed.text, packed.note) == ('{\n  "a": 1\n}', "unpacked from gzip")
+    assert Properties().content_encoding is None
