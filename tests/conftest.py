@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.conformance.table import ConformanceTable
 from tests.harness.rabbitmq import RabbitNode
@@ -14,6 +15,10 @@ from tests.harness.shared import SharedNode, begin_run, end_run, shared_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+# While one works: fewer examples of what has no number of its own. `make test` plays them all.
+settings.register_profile("quick", max_examples=25, deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
