@@ -189,7 +189,9 @@ class LibraryDesk:
             yield line
 
     async def _lift(self, look: Look) -> None:
-        if look.lift:
+        from hopback.deadletters.cost import Price
+
+        if look.lift and (await self._operations.queue(look.queue)).cost.price is Price.REFUSED:
             await self._operations.lift_limit(look.queue, by=self._who, reason="to look at it")
 
     async def import_lines(

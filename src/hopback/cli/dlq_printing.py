@@ -48,9 +48,10 @@ def form_option(command: _Command) -> _Command:
         "--format",
         "form",
         type=click.Choice(("table", "json", "ndjson")),
+        envvar="HOPBACK_FORMAT",
         default=lambda: "table" if on_terminal() else "ndjson",
         show_default="table on a terminal, else ndjson",
-        help="What to print.",
+        help="What to print; also HOPBACK_FORMAT.",
     )(command)
 
 
@@ -186,7 +187,7 @@ def print_queue(queue: Document) -> None:
 
 
 def _limit(queue: Document) -> str:
-    limit = "none" if queue["deliveryLimit"] is None else f"{queue['deliveryLimit']} deliveries"
+    limit = "none" if queue["deliveryLimit"] is None else f"{queue['deliveryLimit']:,} deliveries"
     if queue["limitLifted"]:
         return f"{limit}, lifted by a policy of Hopback"
     return f"{limit}; --lift-limit can lift it" if queue["canLift"] else limit
@@ -236,7 +237,7 @@ def print_groups(found: Document, now: float) -> None:
     rows = [
         (
             f"{one['count']:,}",
-            one["key"] or "(none)",
+            _key(one),
             one["sample"]["reason"],
             one["sample"]["origin"] or "?",
             _clipped(_error(one["sample"])),
@@ -269,7 +270,7 @@ def print_plan(plan: Document, *, err: bool) -> None:
     """What would happen: how many, why they are here, where they go, what it costs."""
     details(_plan_lines(plan), err=err)
     for title, groups in (("reason", plan["reasons"]), ("error", plan["errors"])):
-        rows = [(f"{one['count']:,}", one["key"] or "(none)") for one in groups]
+        rows = [(f"{one['count']:,}", _key(one)) for one in groups]
         if rows:
             gap(err=err)
             table(("count", title), rows, right=("count",), err=err)
@@ -279,16 +280,14 @@ def print_plan(plan: Document, *, err: bool) -> None:
         click.echo(safe(f"In the way: {text}"), err=err)
 
 
+def _key(group: Document) -> str:
+    """What a group has in common; an error without a type goes by its words."""
+    return group["key"] or _clipped(group["sample"]["errorMessage"]) or "(none)"
+
+
 def _plan_lines(plan: Document) -> Iterator[tuple[str, str]]:
     yield plan["kind"], f"from {plan['queue']}"
-    seen, selected = plan["seen"], plan["selected"]
-    if plan["matching"] == seen == selected:
-        yield "messages", f"{selected:,}"
-    else:
-        yield (
-            "messages",
-            f"{plan['matching']:,} match of {seen:,} seen; {selected:,} are selected from",
-        )
+    yield "messages", _selected(plan)
     if plan["kind"] == "discard":
         yield "export", plan.get("exportTo") or "none: what is discarded is gone for good"
     else:
@@ -297,6 +296,21 @@ def _plan_lines(plan: Document) -> Iterator[tuple[str, str]]:
     for one in plan["leftOut"]:
         yield "left out", f"{one['count']:,}: {one['reason']}"
     yield "looking", plan["cost"]["text"]
+
+
+def _selected(plan: Document) -> str:
+    """How many are meant, as far as the plan has seen them."""
+    matching, seen, selected = plan["matching"], plan["seen"], plan["selected"]
+    if seen < selected:
+        part = (
+            f", of the first {seen:,} of which {matching:,} match"
+            if seen
+            else ", none of them seen"
+        )
+        return f"{selected:,}{part}"
+    return (
+        f"{selected:,}" if matching == selected else f"{matching:,} of {selected:,}, by the filter"
+    )
 
 
 def _ways(plan: Document) -> Iterator[str]:

@@ -79,7 +79,7 @@ async def see_through(desk: Desk, job: Document, form: str, resume: str) -> int:
         tell(form, last, lambda: None)
         _tell_how_to_go_on(desk, last, resume)
         return Exit.INTERRUPTED
-    tell(form, last, lambda: _print_end(last))
+    tell(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
     if last["canResume"] and code is not Exit.OK:
         click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
     return code
@@ -137,6 +137,7 @@ async def ending(desk: Desk, job: Document) -> Exit:
     counts = job["counts"]
     match job["state"]:
         case "completed":
+            # What a filter leaves out is meant to stay; what is noted is not.
             left = counts["failed"] or (counts["skipped"] and await desk.failures(job["id"], 0, 1))
             return Exit.PARTIAL if left else Exit.OK
         case "cancelled":
@@ -148,7 +149,7 @@ async def ending(desk: Desk, job: Document) -> Exit:
     return Exit.OK
 
 
-def _print_end(job: Document) -> None:
+def _print_end(job: Document, *, noted: bool) -> None:
     counts = job["counts"]
     first = f"{job['state'].capitalize()}: {count_of(counts['done'])} {_DONE[job['kind']]}"
     more = [
@@ -167,5 +168,5 @@ def _print_end(job: Document) -> None:
         click.echo(safe(f"Because: {job['stateReason']}"))
     if job["exportTo"] and counts["done"]:
         click.echo(safe(f"Written to {job['exportTo']}"))
-    if counts["failed"] or counts["skipped"]:
+    if noted and (counts["failed"] or counts["skipped"]):
         click.echo(f"`hopback jobs failures {job['id']}` lists what was not moved.")
