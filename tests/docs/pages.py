@@ -4,7 +4,8 @@ A page's fenced blocks are played in order in one empty folder:
 
 - `toml`, `json` and `python` blocks with a title (```` ```toml title="shop.toml" ````) become files;
 - `console` blocks are played: each `$ ` line is run by a shell and what follows it is expected.
-  A line that is only `…` stands for any lines;
+  A line that is only `…` stands for any lines, `…` within a line for any text there;
+- a page that says so is played beside the broker of a shop (`tests.docs.shop`);
 - other `python` blocks are run, one after the other, in one namespace; with `>>>` as a doctest.
 
 `python -m tests.docs.pages` writes what the commands really print into the pages.
@@ -17,12 +18,16 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.docs.shop import MARK, shop
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["ROOT", "Block", "Step", "blocks", "matches", "pages", "play", "run_in", "steps"]
 
@@ -70,10 +75,13 @@ def steps(block: Block) -> list[Step]:
     return found
 
 
-def run_in(folder: Path, command: str, last_code: int = 0) -> tuple[str, int]:
+def run_in(
+    folder: Path, command: str, last_code: int = 0, around: dict[str, str] | None = None
+) -> tuple[str, int]:
     """Run one command as a reader would type it: its output, stderr included, and exit code."""
     environment = {
         **os.environ,
+        **(around or {}),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
         "COLUMNS": "100",
@@ -92,9 +100,11 @@ def run_in(folder: Path, command: str, last_code: int = 0) -> tuple[str, int]:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether the page shows what was printed; a line `…` stands for any lines."""
+    """Whether the page shows what was printed; `…` stands for any lines, or for any text in one."""
     pattern = "".join(
-        r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()) + r"[ \t]*\n"
+        r"(?:.*\n)*?"
+        if line.strip() == "…"
+        else ".*".join(map(re.escape, line.rstrip().split("…"))) + r"[ \t]*\n"
         for line in expected.rstrip("\n").split("\n")
     )
     shown = printed.rstrip("\n") + "\n"
@@ -104,19 +114,25 @@ def matches(expected: str, printed: str) -> bool:
 def play(text: str, folder: Path) -> Iterator[tuple[Step, str]]:
     """Play a page's files and commands; yields each step with what it printed."""
     code = 0
-    for block in blocks(text):
-        if block.title is not None:
-            (folder / block.title).write_text(block.text, encoding="utf-8")
-        elif block.language == "console":
-            for step in steps(block):
-                printed, code = run_in(folder, step.command, code)
-                yield step, printed
+    with _around(text, folder) as around:
+        for block in blocks(text):
+            if block.title is not None:
+                (folder / block.title).write_text(block.text, encoding="utf-8")
+            elif block.language == "console":
+                for step in steps(block):
+                    printed, code = run_in(folder, step.command, code, around)
+                    yield step, printed
+
+
+def _around(text: str, folder: Path) -> AbstractContextManager[dict[str, str]]:
+    """What the commands of a page find in their environment."""
+    return shop(folder) if MARK in text else nullcontext({})
 
 
 def _refreshed(text: str, folder: Path) -> str:
     """The page with the output of each command as it is now; cut ones stay as they are."""
     for step, printed in list(play(text, folder)):
-        if "…" not in step.expected.split("\n"):
+        if "…" not in step.expected:
             old = f"$ {step.command}\n{step.expected}"
             clean = "".join(f"{line.rstrip()}\n" for line in printed.rstrip("\n").split("\n"))
             blank = "\n" if step.expected.endswith("\n\n") else ""

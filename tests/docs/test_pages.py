@@ -86,6 +86,8 @@ def test_every_page_can_be_found() -> None:
 def test_a_wrong_page_would_be_noticed() -> None:
     """The comparison fails for other output, missing lines and extra ones."""
     assert matches("one\n…\nfour\n", "one\ntwo\nthree\nfour\n")
+    assert matches("job j-… done\n", "job j-12 done\n")
+    assert not matches("job j-… done\n", "job j-12\ndone\n")
     assert not matches("one\n", "two\n")
     assert not matches("one\n", "one\ntwo\n")
     assert not matches("one\ntwo\n", "one\n")
