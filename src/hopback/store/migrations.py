@@ -28,7 +28,29 @@ def _inbox_and_outbox(connection: Connection) -> None:
     )
 
 
-_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_inbox_and_outbox,)
+def _jobs_and_audit(connection: Connection) -> None:
+    """2: jobs with their failures, and an audit that the database lets nobody change."""
+    tables = [schema.jobs, schema.job_failures, schema.audit]
+    schema.metadata.create_all(connection, tables=tables)
+    for statement in _APPEND_ONLY[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+
+
+_APPEND_ONLY = {
+    "sqlite": [
+        f"CREATE TRIGGER hopback_audit_no_{verb.lower()} BEFORE {verb} ON hopback_audit"
+        " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+        for verb in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        "CREATE OR REPLACE FUNCTION hopback_audit_append_only() RETURNS trigger AS $$"
+        " BEGIN RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
+        "CREATE TRIGGER hopback_audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
+        " ON hopback_audit FOR EACH STATEMENT EXECUTE FUNCTION hopback_audit_append_only()",
+    ],
+}
+
+_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_inbox_and_outbox, _jobs_and_audit)
 
 LATEST = len(_MIGRATIONS)
 """The version that this release of Hopback works with."""

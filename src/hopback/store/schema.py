@@ -1,4 +1,4 @@
-"""The tables: what was processed (inbox) and what is still to be published (outbox)."""
+"""The tables: what was processed (inbox), what is still to be published (outbox), jobs and the audit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 
-__all__ = ["SLOTS", "inbox", "metadata", "outbox", "outbox_slots", "versions"]
+__all__ = [
+    "SLOTS",
+    "audit",
+    "inbox",
+    "job_failures",
+    "jobs",
+    "metadata",
+    "outbox",
+    "outbox_slots",
+    "versions",
+]
 
 SLOTS = 64
 """Outbox messages are spread over so many slots by their key; a relay leases whole slots, so that
@@ -62,4 +73,53 @@ outbox_slots = Table(
     Column("slot", Integer, primary_key=True, autoincrement=False),
     Column("leased_by", Text),
     Column("leased_until", Double, nullable=False, server_default="0"),
+)
+
+_ACTIVE = text("state IN ('running', 'paused')")
+
+jobs = Table(
+    "hopback_jobs",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("place", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("key", Text),
+    Column("document", Text, nullable=False),
+    Column("wish", Text, nullable=False),
+    Column("leased_by", Text),
+    Column("leased_until", Double, nullable=False, server_default="0"),
+    Index("hopback_jobs_key", "place", "key", unique=True),
+    # The database itself sees to it that a queue has one active job, whoever asks.
+    Index(
+        "hopback_jobs_active",
+        "place",
+        "queue",
+        unique=True,
+        sqlite_where=_ACTIVE,
+        postgresql_where=_ACTIVE,
+    ),
+)
+
+job_failures = Table(
+    "hopback_job_failures",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("job", Text, nullable=False, index=True),
+    Column("document", Text, nullable=False),
+)
+
+audit = Table(
+    "hopback_audit",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("job", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("result", Text, nullable=False),
+    Column("details", Text, nullable=False),
 )

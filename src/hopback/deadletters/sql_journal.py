@@ -1,0 +1,165 @@
+"""The journal in SQL: jobs survive their process, and one queue has one job across all of them.
+
+Needs the extra `store`. Two processes with the same database and the same broker see the same jobs; a
+job whose process was not heard of for the length of its lease reads as interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.audit import AuditEntry
+from hopback.deadletters.documents import (
+    read_failure,
+    read_job,
+    read_wish,
+    write_failure,
+    write_job,
+    write_wish,
+)
+from hopback.deadletters.jobs import JobConflict, JobState
+from hopback.deadletters.journal import LeaseLost, Wish
+from hopback.deadletters.refusals import NoSuch
+from hopback.store.audit import AuditRow, AuditTable
+from hopback.store.database import open_database
+from hopback.store.jobs import JobRow, JobTable, RowTaken
+from hopback.store.migrations import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback.clock import Clock
+    from hopback.deadletters.audit import AuditQuery
+    from hopback.deadletters.jobs import FailedMessage, Job
+
+__all__ = ["SqlJournal", "open_journal"]
+
+
+class SqlJournal:
+    """A journal in a migrated database; `lease` seconds without a sign make a job interrupted."""
+
+    def __init__(self, engine: AsyncEngine, clock: Clock, *, lease: float = 30.0) -> None:
+        self._jobs = JobTable(engine, clock, lease=lease)
+        self._audit = AuditTable(engine)
+
+    async def begin(self, job: Job, owner: str) -> Job:
+        """Write down a job that starts, or goes on; the job of the same key if there is one."""
+        try:
+            await self._jobs.begin(_row_of(job), owner)
+        except RowTaken as taken:
+            other = _job_of(taken.row)
+            if other.id != job.id and job.spec.key is not None and other.spec.key == job.spec.key:
+                return other
+            raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
+        return job
+
+    async def save(self, job: Job, owner: str) -> None:
+        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
+        if not await self._jobs.save(_row_of(job), owner):
+            raise LeaseLost(f"job {job.id} is run by another process now")
+
+    async def amend(self, job: Job) -> None:
+        """Write down something about a job that nobody runs; JobConflict if somebody does."""
+        if not await self._jobs.amend(_row_of(job)):
+            raise JobConflict(f"job {job.id} is running elsewhere", job)
+
+    async def renew(self, ident: str, owner: str) -> Wish:
+        """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
+        wish = await self._jobs.renew(ident, owner)
+        if wish is None:
+            raise LeaseLost(f"job {ident} is run by another process now")
+        return read_wish(wish)
+
+    async def wished(self, ident: str) -> Wish:
+        """What is wanted of a job now."""
+        row = await self._jobs.get(ident)
+        if row is None:
+            raise NoSuch("job", ident)
+        return read_wish(row.wish)
+
+    async def wish(self, ident: str, wish: Wish) -> None:
+        """Want something of a job, wherever it runs."""
+        await self._jobs.wish(ident, write_wish(wish))
+
+    async def job(self, ident: str) -> Job | None:
+        """One job as it is now, or None."""
+        row = await self._jobs.get(ident)
+        return None if row is None else _job_of(row)
+
+    async def keyed(self, broker: str, key: str) -> Job | None:
+        """The job that was begun with this key, or None."""
+        row = await self._jobs.keyed(broker, key)
+        return None if row is None else _job_of(row)
+
+    async def jobs(
+        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
+    ) -> tuple[Job, ...]:
+        """Jobs, the newest first."""
+        rows = await self._jobs.newest(place=broker, queue=queue, active=active, limit=limit)
+        return tuple(map(_job_of, rows))
+
+    async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
+        """Messages could not be moved, or were left out."""
+        await self._jobs.add_failures(ident, map(write_failure, failures))
+
+    async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+        """What a job could not move, in order, from number `cursor` on."""
+        return tuple(map(read_failure, await self._jobs.failures(ident, cursor, limit)))
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Append to the audit."""
+        details = json.dumps(dict(entry.details), default=str)
+        await self._audit.append(
+            AuditRow(
+                entry.at, entry.by, entry.action, entry.queue, entry.job, entry.reason,
+                entry.result, details,
+            )
+        )  # fmt: skip
+
+    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first."""
+        wanted = {
+            name: value
+            for name in ("by", "action", "queue", "job")
+            if (value := getattr(query, name))
+        }
+        rows = await self._audit.read(wanted, query.before, query.limit)
+        return tuple(
+            AuditEntry(
+                row.at, row.by, row.action, row.queue, row.job, row.reason, row.result,
+                json.loads(row.details), row.number,
+            )
+            for row in rows
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[SqlJournal]:
+    """The journal in the database at this URL, which is migrated first; closed at the end."""
+    engine = open_database(url)
+    try:
+        await migrate(engine, clock)
+        yield SqlJournal(engine, clock, lease=lease)
+    finally:
+        await engine.dispose()
+
+
+def _row_of(job: Job) -> JobRow:
+    wish = write_wish(Wish(rate=job.rate))
+    spec = job.spec
+    return JobRow(job.id, spec.broker, spec.queue, job.state, spec.key, write_job(job), wish)
+
+
+def _job_of(row: JobRow) -> Job:
+    """The job as it is now; one whose process is gone is interrupted, whatever was written last."""
+    job = read_job(row.document)
+    state = JobState(row.state)
+    if job.is_active and (state is JobState.INTERRUPTED or not row.is_held):
+        reason = "the process that ran it was not heard of any more"
+        return replace(job, state=JobState.INTERRUPTED, reason=reason)
+    return job

@@ -1,0 +1,218 @@
+"""Jobs and audit in SQL, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from hopback.broker.declare import declare
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.clock import ManualClock, SystemClock
+from hopback.deadletters.audit import AuditEntry, AuditQuery
+from hopback.deadletters.documents import read_job, write_job
+from hopback.deadletters.jobs import (
+    Checkpoint,
+    Counts,
+    FailedMessage,
+    Frozen,
+    Job,
+    JobConflict,
+    JobKind,
+    JobSpec,
+    JobState,
+)
+from hopback.deadletters.journal import LeaseLost, Wish
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.pacing import Pace
+from hopback.deadletters.requests import FromHead, RedriveRequest, Who
+from hopback.deadletters.settings import Settings
+from hopback.deadletters.sql_journal import SqlJournal
+from hopback.deadletters.targets import Target, TargetKind
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+from tests.integration.database import database_url, engine, postgres
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = ["database_url", "engine", "postgres"]
+
+SPEC = JobSpec(
+    JobKind.REDRIVE,
+    "orders.dlq",
+    "rabbit /",
+    Frozen(10, "age>2h", ("a", "b")),
+    why="mended",
+    by=Who("u-1", "Ann"),
+    target=Target(TargetKind.QUEUE, routing_key="orders", reset=False),
+    pace=Pace(rate=5.0, ramp=(1, 5)),
+    max_redrives=3,
+    key=None,
+)
+JOB = Job("j-1", SPEC, counts=Counts(10, 3), checkpoint=Checkpoint(1, ("x", "y"), 6), created=1.0)
+
+
+def test_a_job_reads_back_as_it_was_written() -> None:
+    """Every field, in its type."""
+    assert read_job(write_job(JOB)) == JOB
+
+
+async def test_one_queue_has_one_active_job(engine: AsyncEngine) -> None:
+    """Whoever begins second is told of the first; other queues and brokers are not concerned."""
+    journal = SqlJournal(engine, SystemClock())
+    await journal.begin(JOB, "me")
+    other = replace(JOB, id="j-2")
+    with pytest.raises(JobConflict) as refused:
+        await SqlJournal(engine, SystemClock()).begin(other, "you")
+    assert refused.value.job.id == "j-1"
+    elsewhere = replace(JOB, id="j-3", spec=replace(SPEC, queue="bills.dlq"))
+    assert await journal.begin(elsewhere, "you") == elsewhere
+    await journal.save(JOB.to(JobState.COMPLETED, 2.0), "me")
+    assert await journal.begin(other, "you") == other
+    assert [job.id for job in await journal.jobs(queue="orders.dlq")] == ["j-2", "j-1"]
+    assert [job.id for job in await journal.jobs(active=True)] == ["j-2", "j-3"]
+
+
+async def test_of_many_that_begin_at_once_one_wins(engine: AsyncEngine) -> None:
+    """The database decides, not the order of questions."""
+    journals = [SqlJournal(engine, SystemClock()) for _ in range(8)]
+    began = await asyncio.gather(
+        *(
+            journal.begin(replace(JOB, id=f"j-{number}"), f"owner {number}")
+            for number, journal in enumerate(journals)
+        ),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, Job) for each in began) == 1
+    assert sum(isinstance(each, JobConflict) for each in began) == 7
+
+
+async def test_the_same_key_finds_the_same_job(engine: AsyncEngine) -> None:
+    """Also when the first has ended."""
+    journal = SqlJournal(engine, SystemClock())
+    keyed = replace(JOB, spec=replace(SPEC, key="k"))
+    await journal.begin(keyed, "me")
+    assert (await journal.begin(replace(keyed, id="j-2"), "you")).id == "j-1"
+    await journal.save(keyed.to(JobState.CANCELLED, 2.0), "me")
+    assert (await journal.begin(replace(keyed, id="j-2"), "you")).id == "j-1"
+    found = await journal.keyed("rabbit /", "k")
+    assert found is not None
+    assert found.state is JobState.CANCELLED
+
+
+async def test_a_job_that_is_not_heard_of_reads_as_interrupted(engine: AsyncEngine) -> None:
+    """When the lease is over another may take it; the first owner is told and stops."""
+    clock = ManualClock()
+    journal = SqlJournal(engine, clock, lease=30.0)
+    await journal.begin(JOB, "dead")
+    assert await journal.renew("j-1", "dead") == Wish(rate=None)
+    clock.advance(31)
+    lost = await journal.job("j-1")
+    assert lost is not None
+    assert (lost.state, lost.counts, lost.checkpoint) == (
+        JobState.INTERRUPTED,
+        JOB.counts,
+        JOB.checkpoint,
+    )
+    assert await journal.jobs(active=True) == ()
+    again = replace(lost.to(JobState.RUNNING, clock.now()), run=2)
+    assert await journal.begin(again, "alive") == again
+    with pytest.raises(LeaseLost):
+        await journal.save(JOB, "dead")
+    with pytest.raises(LeaseLost):
+        await journal.renew("j-1", "dead")
+    with pytest.raises(JobConflict):
+        await journal.amend(lost)
+
+
+async def test_a_new_job_may_begin_where_one_was_interrupted(engine: AsyncEngine) -> None:
+    """The dead one is put aside, and stays to be seen."""
+    clock = ManualClock()
+    journal = SqlJournal(engine, clock)
+    await journal.begin(JOB, "dead")
+    clock.advance(31)
+    await journal.begin(replace(JOB, id="j-2"), "alive")
+    clock.advance(1)
+    states = {job.id: job.state for job in await journal.jobs()}
+    assert states == {"j-1": JobState.INTERRUPTED, "j-2": JobState.RUNNING}
+
+
+async def test_wishes_reach_the_owner(engine: AsyncEngine) -> None:
+    """Pause, cancel and rate are heard with the next heartbeat, in whatever process."""
+    journal = SqlJournal(engine, SystemClock())
+    await journal.begin(JOB, "me")
+    await journal.wish("j-1", Wish(paused=True, rate=2.5))
+    assert await journal.wished("j-1") == Wish(paused=True, rate=2.5)
+    assert await journal.renew("j-1", "me") == Wish(paused=True, rate=2.5)
+
+
+async def test_failures_are_kept_in_order(engine: AsyncEngine) -> None:
+    """They are read page by page."""
+    journal = SqlJournal(engine, SystemClock())
+    failures = [FailedMessage(f"{n}-x", "d", "m", "too large", 1.0) for n in range(5)]
+    await journal.add_failures("j-1", failures[:3])
+    await journal.add_failures("j-1", failures[3:])
+    assert await journal.failures("j-1", 1, 3) == tuple(failures[1:4])
+    assert await journal.failures("j-2", 0, 3) == ()
+
+
+async def test_the_audit_is_append_only(engine: AsyncEngine) -> None:
+    """What was written is read back; the database refuses to change or delete it."""
+    journal = SqlJournal(engine, SystemClock())
+    for number in range(3):
+        await journal.write(
+            AuditEntry(float(number), "Ann", "job.start", "q", details={"n": number})
+        )
+    await journal.write(AuditEntry(9.0, "Bob", "login"))
+    entries = await journal.read(AuditQuery(by="Ann", limit=2))
+    assert [(entry.at, entry.details["n"]) for entry in entries] == [(2.0, 2), (1.0, 1)]
+    older = await journal.read(AuditQuery(by="Ann", before=entries[-1].number))
+    assert [entry.at for entry in older] == [0.0]
+    for statement in ("UPDATE hopback_audit SET by = 'Eve'", "DELETE FROM hopback_audit"):
+        with pytest.raises(DBAPIError, match="append-only"):
+            async with engine.begin() as connection:
+                await connection.execute(text(statement.replace(" by ", ' "by" ')))
+    assert len(await journal.read(AuditQuery())) == 4
+
+
+async def test_a_job_is_paused_from_another_process(engine: AsyncEngine) -> None:
+    """Two operations objects share a database: one runs the job, the other holds it."""
+    broker = EmbeddedBroker()
+    topology = DESIGNS["raffle"].build()
+    journals = [SqlJournal(engine, SystemClock()) for _ in range(2)]
+    here, there = (
+        Operations(broker, topologies=(topology,), journal=journal, settings=Settings(lease_s=0.3))
+        for journal in journals
+    )
+    await _fill(broker, 30)
+    async with here, there:
+        request = RedriveRequest(
+            queue="raffle_dlq", selection=FromHead(), reason="mended", pace=Pace(rate=20.0)
+        )
+        job = await here.start(request)
+        with pytest.raises(JobConflict):
+            await there.start(request)
+        await there.pause(job.id)
+        async for news in there.events(job.id):
+            if news.state is JobState.PAUSED:
+                break
+        await there.set_rate(job.id, None)
+        await there.resume(job.id)
+        done = await there.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 30)
+
+
+async def _fill(broker: EmbeddedBroker, count: int) -> None:
+    connection = await broker.connect("test")
+    await declare(connection, DESIGNS["raffle"].build())
+    channel = await connection.open_channel()
+    for number in range(count):
+        await channel.publish(
+            Message("", "raffle_dlq", b"%d" % number, Properties(delivery_mode=2))
+        )
+    await connection.close()
