@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ import httpx
 import pytest
 
 from hopback import EmbeddedBroker, Publisher
-from hopback.policy import RedriveOccasion, redrive_message
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.requests import FromHead, RedriveRequest
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import pushing
@@ -54,11 +56,9 @@ class _Scene:
 
 
 class _LoopTime:
-    """Virtual time, for the receiver and the publisher."""
+    """Virtual time, for the receiver, the publisher and the operator."""
 
     def now(self) -> float:
-        import asyncio
-
         return asyncio.get_running_loop().time()
 
 
@@ -178,17 +178,13 @@ async def test_manual_retry_continues_the_count() -> None:
 
 
 async def _retry_by_hand(test: AppTest) -> None:
-    """What `hopback dlq redrive` does with one message."""
-    plan = test.service.topology.plan(_QUEUE)
-    assert plan is not None
+    """What `hopback dlq redrive` does."""
     assert isinstance(test.broker, EmbeddedBroker)
-    connection = await test.broker.connect("by hand")
-    channel = await connection.open_channel()
-    delivery = await channel.get(_DLQ)
-    assert delivery is not None
-    await channel.publish(redrive_message(delivery, plan, RedriveOccasion(0.0, "job-1")))
-    channel.ack(delivery.tag)
-    await connection.close()
+    topologies = [test.service.topology]
+    async with Operations(test.broker, topologies=topologies, clock=_LoopTime()) as operations:
+        request = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="mended")
+        job = await operations.wait((await operations.start(request)).id)
+        assert job.counts.done == 1
 
 
 @in_virtual_time
