@@ -33,8 +33,8 @@ __all__ = [
     "user_headers",
 ]
 
-moderately = settings(max_examples=100, deadline=None)
-"""Enough examples to find what is wrong, and no limit of time: the machine may be busy."""
+moderately = settings(deadline=None)
+"""As many examples as the profile says, and no limit of time: the machine may be busy."""
 
 TOPOLOGIES: dict[tuple[str, bool], Topology] = {
     (design.name, hardened): design.build(hardened=hardened)

@@ -1,4 +1,4 @@
-"""An application that takes its time, and the question whether anything is left of it."""
+"""An application that takes its (virtual) time, and the question whether anything is left of it."""
 
 from __future__ import annotations
 
