@@ -62,6 +62,10 @@ class Desk(Protocol):
     runs_jobs_here: bool
     """Whether a job ends with this process."""
 
+    @property
+    def keeps_jobs(self) -> bool:
+        """Whether a job can be resumed when its process has ended."""
+
     async def queues(self) -> list[Document]:
         """Every dead-letter queue, by name."""
 
@@ -131,6 +135,13 @@ class LibraryDesk:
         self._who = who
         self._clock = clock
         self._everywhere = everywhere
+
+    @property
+    def keeps_jobs(self) -> bool:
+        """Whether the journal outlives this process."""
+        from hopback.deadletters.journal import MemoryJournal
+
+        return not isinstance(self._operations.journal, MemoryJournal)
 
     async def queues(self) -> list[Document]:
         """Every dead-letter queue, by name."""

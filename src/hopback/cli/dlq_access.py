@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from hopback.cli.broker_access import Access, reach_management
+from hopback.cli.database_access import unreachable
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_store import open_journal, state_folder
 from hopback.cli.run_settings import EMBEDDED
@@ -144,7 +145,12 @@ def at_desk(place: Place, work: Callable[[Desk], Awaitable[_T]]) -> _T:
             return await work(desk)
 
     with asyncio.Runner(loop_factory=_quick_loop()) as runner:
-        return runner.run(working())
+        try:
+            return runner.run(working())
+        except Exception as error:
+            if not type(error).__module__.startswith("sqlalchemy"):
+                raise
+            raise unreachable(error) from error
 
 
 def resume_command(ident: str) -> str:

@@ -277,5 +277,7 @@ async def carry_out(
     desk: Desk, request: Request, form: str, how_to_resume: Callable[[str], str]
 ) -> int:
     """Begin the job and see it through."""
+    if not desk.keeps_jobs:
+        click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
     job = await desk.start(request)
     return await see_through(desk, job, form, how_to_resume(job["id"]))

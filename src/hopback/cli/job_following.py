@@ -80,7 +80,7 @@ async def see_through(desk: Desk, job: Document, form: str, resume: str) -> int:
         _tell_how_to_go_on(desk, last, resume)
         return Exit.INTERRUPTED
     tell(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
-    if last["canResume"] and code is not Exit.OK:
+    if last["canResume"] and desk.keeps_jobs and code is not Exit.OK:
         click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
     return code
 
@@ -125,9 +125,10 @@ def _tell_how_to_go_on(desk: Desk, job: Document, resume: str) -> None:
             f"Job {job['id']} goes on at the server; `hopback jobs watch {job['id']}` follows it."
         )
     else:
+        again = f"Go on with:\n  {resume}" if desk.keeps_jobs else "Begin again for the rest."
         text = (
             f"Interrupted: {counts['done']:,} of {count_of(counts['selected'])} are"
-            f" {_DONE[job['kind']]}, the rest is in {job['queue']}. Go on with:\n  {resume}"
+            f" {_DONE[job['kind']]}, the rest is in {job['queue']}. {again}"
         )
     click.echo(safe_lines(text), err=True)
 

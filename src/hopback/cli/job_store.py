@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hopback.cli.database_access import database_failures, opened, store_package, unreachable
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -31,13 +34,34 @@ def state_folder() -> Path:
     return root / "hopback"
 
 
-async def open_journal(
-    url: str | None, clock: Clock, stack: AsyncExitStack, *, warn: bool = True
-) -> Journal:
+async def open_journal(url: str | None, clock: Clock, stack: AsyncExitStack) -> Journal:
     """The journal at that URL, or in the user's own file; its tables are made if they are missing.
 
-    Where the user's own file cannot be had, jobs and audit are kept in memory, and that is said.
+    Without the extra `store`, and where the user's own file cannot be made, it is kept in memory.
     """
     from hopback.deadletters.journal import MemoryJournal
 
-    return MemoryJournal()
+    address = url or _own_file()
+    if address is None or address == IN_MEMORY:
+        return MemoryJournal()
+    engine = opened(address)
+    stack.push_async_callback(engine.dispose)
+    try:
+        await store_package().migrate(engine, clock)
+    except database_failures() as error:
+        raise unreachable(error) from error
+    from hopback.deadletters.sql_journal import SqlJournal
+
+    return SqlJournal(engine, clock)
+
+
+def _own_file() -> str | None:
+    """The URL of the user's own file, in a folder that nobody else reads; None if it cannot be."""
+    if find_spec("sqlalchemy") is None or find_spec("aiosqlite") is None:
+        return None
+    folder = state_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return f"sqlite:///{folder / 'jobs.db'}" if os.access(folder, os.W_OK) else None

@@ -33,6 +33,7 @@ class ServerDesk:
     """A server's operations; jobs run there and go on when this process ends."""
 
     runs_jobs_here = False
+    keeps_jobs = True
 
     def __init__(
         self,
