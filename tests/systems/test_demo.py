@@ -93,6 +93,7 @@ def test_all_five_run_on_rabbitmq(amqp_url: str, tmp_path: Path) -> None:
         (("--broker", "http://localhost"), 2, "expected amqp://"),
         (("--broker", "amqp://127.0.0.1:1/"), 7, "Connection refused"),
         (("--http", "nowhere"), 2, "expected PORT"),
+        (("--http", "0.0.0.0:0"), 1, "expected an address of this machine only"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(arguments: tuple[str, ...], code: int, says: str) -> None:

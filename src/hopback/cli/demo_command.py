@@ -38,7 +38,6 @@ __all__ = ["demo"]
 )
 @click.option(
     "--database",
-    envvar="DATABASE_URL",
     metavar="URL",
     help="postgresql:// address; without it each system has a SQLite file.",
 )

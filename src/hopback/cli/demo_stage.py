@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from hopback.admin import create_app, refuse_public
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
@@ -19,6 +20,7 @@ from hopback.cli.demo_front import Front, bound, living, served
 from hopback.cli.demo_telling import Guide, ShortLog
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.clock import SystemClock
+from hopback.deadletters.operations import Operations
 from hopback.errors import BrokerError, ConnectionFailed
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
@@ -83,12 +85,12 @@ class Demo:
             stage = self._stage(system, folder, url)
             await self._play(system, stage, front)
             systems.append((system, stage))
-        page = await self._open_page(front)
+        await self._open_page(front)
         await self._aside(self._count_depths(), "depths")
         if self._settings.traffic:
             for system, stage in systems:
                 await self._aside(_produce(system, stage), f"{system.name} traffic")
-        guide = Guide(url, self._address, self._management, page, tuple(systems), self._warnings)
+        guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
         front.tell("\n".join(guide.lines()))
         return guide
 
@@ -131,6 +133,7 @@ class Demo:
 
     async def _listen(self, front: Front) -> str:
         host, port = self._settings.http
+        refuse_public(host, asks_who=False)
         try:
             listening = bound(host, port)
         except OSError as error:
@@ -168,13 +171,8 @@ class Demo:
 
     # --- beside the systems --------------------------------------------------------------------------
 
-    async def _open_page(self, front: Front) -> bool:
-        """The admin page, where its extra is installed."""
-        try:
-            from hopback.admin import create_app
-            from hopback.deadletters.operations import Operations
-        except ImportError:
-            return False
+    async def _open_page(self, front: Front) -> None:
+        """The admin page, over the operations on the systems' dead letters."""
         broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
         view = await self._view()
         topologies = [service.topology for service in self._services]
@@ -185,7 +183,6 @@ class Demo:
         page = create_app(operations, broker, view=view, **known)
         await self._stack.enter_async_context(living(page))
         front.open_page(page)
-        return True
 
     async def _view(self) -> Management | None:
         """The management API, if it answers."""

@@ -41,7 +41,6 @@ class Guide:
     url: str
     amqp: str
     management: str | None
-    page: bool
     systems: tuple[tuple[System, Stage], ...]
     warnings: int
 
@@ -61,8 +60,7 @@ class Guide:
             )
 
     def _places(self) -> Iterator[str]:
-        if self.page:
-            yield f"Dead letters, topology, checks   {self.url}/"
+        yield f"Dead letters, topology, checks   {self.url}/"
         yield f"This guide                       {self.url}/demo"
         yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"
         yield f"Broker (AMQP)                    {self.amqp}"

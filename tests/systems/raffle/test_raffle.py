@@ -57,6 +57,8 @@ async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
         (b'{"name": " ", "email": "a@b"}', "name"),
         (b'{"name": "Ana", "email": "nonsense"}', "email"),
         (b'{"name": 7, "email": "a@b"}', "name"),
+        (b'{"name": "A\\u0000a", "email": "a@b"}', "name"),
+        (b'{"name": "A\\ud800a", "email": "a@b"}', "name"),
     ],
 )
 @in_virtual_time
