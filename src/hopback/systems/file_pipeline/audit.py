@@ -52,4 +52,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("file-pipeline audit", add_audit, Settings.read(os.environ))
+    return alone("audit", add_audit, Settings.read(os.environ))

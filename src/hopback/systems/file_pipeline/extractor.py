@@ -80,4 +80,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("file-pipeline extractor", add_extractor, Settings.read(os.environ))
+    return alone("extractor", add_extractor, Settings.read(os.environ))

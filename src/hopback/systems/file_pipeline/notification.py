@@ -75,4 +75,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("file-pipeline notification", add_notification, Settings.read(os.environ))
+    return alone("notification", add_notification, Settings.read(os.environ))

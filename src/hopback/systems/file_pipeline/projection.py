@@ -36,7 +36,7 @@ _QUEUE = "q.projection"
 _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
 _COLUMNS = [field.name for field in fields(Process)]
-_KNOWN = {fact.TYPE: fact for fact in FACTS}
+_KNOWN = frozenset(fact.TYPE for fact in FACTS)
 
 
 class Projection:
@@ -148,4 +148,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("file-pipeline projection", add_projection, Settings.read(os.environ))
+    return alone("projection", add_projection, Settings.read(os.environ))

@@ -18,11 +18,10 @@ from hopback.systems.file_pipeline.workshop import Workshop
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from hopback import Clock
     from hopback.systems.file_pipeline.messages import Payload
     from hopback.systems.file_pipeline.settings import Settings
 
-__all__ = ["Hopeless", "Part", "alone", "stage"]
+__all__ = ["Hopeless", "alone", "assemble", "stage"]
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 
@@ -31,19 +30,19 @@ class Hopeless(Exception):
     """The file can never be processed: trying again would only repeat the failure."""
 
 
-Part = "Callable[[App, Workshop], None]"
-"""A part of the system: adds its handlers to an application."""
-
-
-def alone(
-    name: str, add: Callable[[App, Workshop], None], settings: Settings, clock: Clock | None = None
-) -> App:
-    """An application with this part and nothing else, to be run as a process of its own."""
-    workshop = Workshop(settings, clock)
+def assemble(name: str, workshop: Workshop, *parts: Callable[[App, Workshop], None]) -> App:
+    """An application of these parts; the workshop opens and closes with it."""
+    settings = workshop.settings
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
     app = App(name, topology=topology, lifespan=lambda app: workshop.open(app.send))
-    add(app, workshop)
+    for add in parts:
+        add(app, workshop)
     return app
+
+
+def alone(name: str, part: Callable[[App, Workshop], None], settings: Settings) -> App:
+    """An application with this part and nothing else, to be run as a process of its own."""
+    return assemble(f"file-pipeline {name}", Workshop(settings), part)
 
 
 def stage(

@@ -51,4 +51,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("file-pipeline upload", add_upload, Settings.read(os.environ))
+    return alone("upload", add_upload, Settings.read(os.environ))

@@ -56,4 +56,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("file-pipeline validator", add_validator, Settings.read(os.environ))
+    return alone("validator", add_validator, Settings.read(os.environ))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback import App
-from hopback.patterns import file_pipeline
 from hopback.systems.file_pipeline.audit import add_audit
 from hopback.systems.file_pipeline.extractor import add_extractor
 from hopback.systems.file_pipeline.notification import add_notification
 from hopback.systems.file_pipeline.projection import add_projection
+from hopback.systems.file_pipeline.stages import assemble
 from hopback.systems.file_pipeline.thumbnail import add_thumbnail
 from hopback.systems.file_pipeline.upload import add_upload
 from hopback.systems.file_pipeline.validator import add_validator
 
 if TYPE_CHECKING:
+    from hopback import App
     from hopback.systems.file_pipeline.workshop import Workshop
 
 __all__ = ["whole_app"]
@@ -32,9 +32,4 @@ _PARTS = (
 
 def whole_app(workshop: Workshop) -> App:
     """The seven consumers together; the workshop opens and closes with the application."""
-    settings = workshop.settings
-    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
-    app = App("file-pipeline", topology=topology, lifespan=lambda app: workshop.open(app.send))
-    for add in _PARTS:
-        add(app, workshop)
-    return app
+    return assemble("file-pipeline", workshop, *_PARTS)
