@@ -1,0 +1,57 @@
+"""A process that begins or resumes a re-drive job and runs until it is done, or killed.
+
+``python -m tests.integration.redriving_process AMQP_URL DATABASE_URL SOURCE TARGET IN_FLIGHT``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.clock import SystemClock
+from hopback.deadletters.discovery import Override
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.pacing import Pace
+from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.settings import Settings
+from hopback.deadletters.sql_journal import open_journal
+
+LEASE_S = 0.6
+
+
+async def main(url: str, database: str, source: str, target: str, in_flight: int) -> None:
+    """One job; its last state goes to stdout."""
+    async with open_journal(database, SystemClock(), lease=LEASE_S) as journal:
+        operations = Operations(
+            RabbitMQ(url),
+            overrides=[Override(source, main_queue=target)],
+            journal=journal,
+            settings=Settings(lease_s=LEASE_S),
+        )
+        async with operations:
+            known = await operations.jobs(queue=source)
+            while known and known[0].is_active:  # its killer was quicker than its lease
+                await asyncio.sleep(0.05)
+                known = await operations.jobs(queue=source)
+            job = await (
+                operations.resume(known[0].id)
+                if known
+                else operations.start(
+                    RedriveRequest(
+                        queue=source,
+                        selection=FromHead(),
+                        reason="mended",
+                        pace=Pace(in_flight=in_flight),
+                    )
+                )
+            )
+            sys.stdout.write("going\n")
+            sys.stdout.flush()
+            done = await operations.wait(job.id)
+            sys.stdout.write(f"{done.state} {done.counts} {done.reason}\n")
+
+
+if __name__ == "__main__":
+    _url, _database, _source, _target, _window = sys.argv[1:]
+    asyncio.run(main(_url, _database, _source, _target, int(_window)))

@@ -1,0 +1,168 @@
+"""A re-drive whose process is killed again and again, on a real RabbitMQ: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.topology.model import Queue, QueueType
+from tests.harness.versions import SUITES, installations
+from tests.integration.mixed_messages import (
+    FOREIGN_USER,
+    NUMBER,
+    fingerprint_after,
+    fingerprint_before,
+    mixed_messages,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hopback.broker.port import Connection
+    from hopback.message import Delivery
+    from tests.harness.management import Management
+    from tests.harness.rabbitmq import RabbitNode
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+COUNT, LARGE, KILLS, IN_FLIGHT = 20_000, 20, 10, 200
+DLQ, MAIN = "orders.dlq", "orders"
+
+
+async def test_killed_ten_times_and_resumed(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str, tmp_path: Path
+) -> None:
+    """Each message arrives, bit for bit, with its properties; doubles only within the window."""
+    await _killed_and_resumed(amqp_url, rabbitmq.management, vhost, tmp_path)
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", sorted(SUITES))
+async def test_killed_ten_times_on_other_versions(
+    start_rabbitmq: Callable[..., RabbitNode], suite: str, tmp_path: Path
+) -> None:
+    """The same on RabbitMQ 4.0 and 4.3."""
+    node = start_rabbitmq(installation=installations()[suite])
+    await _killed_and_resumed(node.url, node.management, "/", tmp_path)
+
+
+async def _killed_and_resumed(url: str, management: Management, vhost: str, folder: Path) -> None:
+    expected = await _fill(url, management, vhost)
+    connection = await RabbitMQ(url).connect("test")
+    chance = random.Random(1)
+    kills = 0
+    for _ in range(KILLS):
+        moved = await _depth(connection, MAIN)
+        process = await _spawn(url, folder)
+        aim = moved + chance.randint(300, COUNT // KILLS)
+        kills += await _killed_when(process, _reached(connection, aim))
+    process = await _spawn(url, folder)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"completed" in out
+    assert kills == KILLS
+    assert await _depth(connection, DLQ) == 0
+    found = await _drained(connection)
+    await connection.close()
+    assert set(found) == set(expected)
+    doubles = 0
+    for number, prints in found.items():
+        assert set(prints) == {expected[number]}
+        doubles += prints.total() - 1
+    assert doubles <= KILLS * IN_FLIGHT
+
+
+async def _fill(url: str, management: Management, vhost: str) -> dict[int, str]:
+    """Put the dead letters into the queue; the fingerprint of each."""
+    place = vhost.replace("/", "%2F")
+    management.call("PUT", f"/users/{FOREIGN_USER}", {"password": "a", "tags": ""})
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    management.call("PUT", f"/permissions/{place}/{FOREIGN_USER}", everything)
+    user = url.replace("guest:guest@", f"{FOREIGN_USER}:a@")
+    connection = await RabbitMQ(user).connect("test")
+    channel = await connection.open_channel()
+    for name in (DLQ, MAIN):
+        await channel.declare_queue(Queue(name, QueueType.QUORUM))
+    expected: dict[int, str] = {}
+    fates: set[asyncio.Future[None]] = set()
+    for number, message in enumerate(mixed_messages(DLQ, COUNT, LARGE)):
+        expected[number] = fingerprint_before(message)
+        await channel.room()
+        fate = channel.publish(message)
+        fates.add(fate)
+        fate.add_done_callback(fates.discard)
+    await asyncio.gather(*fates)
+    await connection.close()
+    return expected
+
+
+async def _spawn(url: str, folder: Path) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.integration.redriving_process", url,
+        f"sqlite:///{folder / 'jobs.db'}", DLQ, MAIN, str(IN_FLIGHT),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"going\n"
+    return process
+
+
+async def _killed_when(process: asyncio.subprocess.Process, enough: asyncio.Task[None]) -> int:
+    """Kill -9 as soon as enough has arrived; 0 if it was through before."""
+    ended = asyncio.ensure_future(process.wait())
+    await asyncio.wait({ended, enough}, return_when=asyncio.FIRST_COMPLETED)
+    enough.cancel()
+    if ended.done():
+        return 0
+    process.kill()
+    await ended
+    return 1
+
+
+def _reached(connection: Connection, aim: int) -> asyncio.Task[None]:
+    async def look() -> None:
+        while await _depth(connection, MAIN) < aim:  # noqa: ASYNC110 - only looking tells
+            await asyncio.sleep(0.01)
+
+    return asyncio.create_task(look())
+
+
+async def _depth(connection: Connection, queue: str) -> int:
+    channel = await connection.open_channel()
+    state = await channel.declare_queue(Queue(queue), passive=True)
+    await channel.close()
+    return state.messages
+
+
+async def _drained(connection: Connection) -> dict[int, Counter[str]]:
+    """Everything that arrived: by number, the fingerprints of its copies."""
+    found: dict[int, Counter[str]] = {}
+    count = await _depth(connection, MAIN)
+    ended = asyncio.Event()
+    channel = await connection.open_channel()
+    seen = 0
+
+    def take(delivery: Delivery) -> None:
+        nonlocal seen
+        number = delivery.properties.headers[NUMBER]
+        assert isinstance(number, int)
+        found.setdefault(int(number), Counter())[fingerprint_after(delivery)] += 1
+        channel.ack(delivery.tag)
+        seen += 1
+        if seen == count:
+            ended.set()
+
+    await channel.qos(500)
+    await channel.consume(MAIN, take)
+    async with asyncio.timeout(60):
+        await ended.wait()
+    await channel.close()
+    return found
