@@ -26,7 +26,7 @@ from tests.docs.pages import Block, blocks, matches, steps
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-_NAMES = ("event-bus", "freeflow", "raffle", "ratatoskr")
+_NAMES = ("event-bus", "file-pipeline", "freeflow", "raffle", "ratatoskr")
 _CURL = 'curl() { command curl -sS --max-time 10 %s"$@"; }\n'
 _PATIENCE_S = 20.0
 _DRAWN = re.compile(r"\(`(hopback topology diagram [^`]+)`\):\n\n```mermaid\n(.*?)```", re.DOTALL)
