@@ -12,7 +12,7 @@ FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/con
 CODE := src tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-brokers check format bench pin clean
+.PHONY: help demo test test-fast test-brokers test-faults check format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -37,6 +37,10 @@ test-fast: $(READY) ## unit and property tests, no network; within a minute
 test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, and root
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
+
+test-faults: $(READY) ## the proof, long: faults, load and bad input; an hour, and root for a cluster's cuts
+	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 check: $(READY) ## lint, format, types, architecture
 	$(BIN)/ruff check $(CODE)

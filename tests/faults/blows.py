@@ -33,11 +33,12 @@ __all__ = [
 ]
 
 
-async def kill_consumer(campaign: Campaign, victim: Worker) -> None:
+async def kill_consumer(campaign: Campaign, victim: Worker, *, replace: bool = True) -> None:
     """`kill -9` of a consumer; another takes its place."""
     async with campaign.fault("consumer: kill -9", PROCESS, victim.name):
         victim.kill()
-    campaign.keep_consumers()
+    if replace:
+        campaign.keep_consumers()
 
 
 async def restart_broker(campaign: Campaign, node: RabbitNode) -> None:

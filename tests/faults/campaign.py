@@ -26,8 +26,8 @@ from tests.faults.topologies import TOPOLOGIES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from tests.faults.ledger.books import Books
     from tests.faults.ledger.checks import Verdict
+    from tests.faults.ledger.entry import Entry
     from tests.harness.management import Management
 
 __all__ = ["Campaign", "Worker"]
@@ -88,6 +88,10 @@ class Campaign:
     workers: list[Worker] = field(default_factory=list)
     producers: list[Worker] = field(default_factory=list)
     lives: int = 0
+    samples: list[Entry] = field(default_factory=list)
+    """What the consumers used, second by second, as far as verdicts have read."""
+    _read: dict[str, int] = field(default_factory=dict)
+    _sent: int = 0
 
     async def __aenter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="hopback-faults-"))
@@ -150,8 +154,6 @@ class Campaign:
         self.producers.append(operator)
         return operator
 
-    _sent: int = 0
-
     # --- faults ------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -203,11 +205,23 @@ class Campaign:
         for worker in self.workers:
             await asyncio.to_thread(worker.stop)
         await take_stock(self.url, self.topology, self.pen)
-        return await asyncio.to_thread(lambda: check_books(self.books()))
+        return await asyncio.to_thread(self._checked)
 
-    def books(self) -> Books:
-        """The books as they stand."""
-        return keep_books(read_entries(self.folder), self.topology, slack=self.slack)
+    async def interim_verdict(self) -> Verdict:
+        """The same for what was sent since the last time; consumers go on, dead letters are removed."""
+        await take_stock(self.url, self.topology, self.pen)
+        connection = await RabbitMQ(self.url).connect("campaign")
+        channel = await connection.open_channel()
+        for queue in {plan.parking.queue for plan in self.topology.plans}:
+            await channel.purge_queue(queue)
+        await connection.close()
+        return await asyncio.to_thread(self._checked)
+
+    def _checked(self) -> Verdict:
+        entries = read_entries(self.folder, self._read)
+        books = keep_books(entries, self.topology, slack=self.slack)
+        self.samples += books.samples
+        return check_books(books)
 
     def last_words(self) -> str:
         """The end of what the workers said."""

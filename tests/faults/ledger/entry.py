@@ -118,10 +118,16 @@ class FilePen:
         )
 
 
-def read_entries(folder: Path) -> Iterator[Entry]:
-    """Every entry of every file in a folder; a last line that was cut short is no entry."""
+def read_entries(folder: Path, since: dict[str, int] | None = None) -> Iterator[Entry]:
+    """Every entry of every file in a folder; a last line that was cut short is no entry.
+
+    With `since` only what was added to each file since it was last read with it.
+    """
     for path in sorted(folder.glob("*.ledger")):
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
+            lines.seek(0 if since is None else since.get(path.name, 0))
             for line in lines:
-                if line.endswith("\n"):
-                    yield Entry.read(line[:-1])
+                if line.endswith(b"\n"):
+                    yield Entry.read(line[:-1].decode())
+            if since is not None:
+                since[path.name] = lines.tell()

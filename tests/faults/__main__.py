@@ -1,0 +1,124 @@
+"""The long run: `python -m tests.faults [PART …]`, which is `make test-faults`.
+
+Each part keeps what it counted in `.work/faults/`; the page is written from all that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.faults import parts
+from tests.faults.fuzz import fuzz_everything
+from tests.faults.overload import overload
+from tests.faults.soak import growth, soak
+from tests.faults.tally import Part, Tally, page
+from tests.harness.installation import HOST
+from tests.harness.versions import installations
+
+if TYPE_CHECKING:
+    from tests.harness.installation import Installation
+
+_ROOT = Path(__file__).resolve().parents[2]
+_KEPT = _ROOT / ".work" / "faults"
+_PAGE = _ROOT / "docs" / "explanation" / "proof.md"
+_PARTS = ("simulation", "matrix", "soak", "overload", "storms", "cluster", "fuzz")
+_STORMS = ("ratatoskr-faithful", "ratatoskr-hardened", "recommended")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], help="all of them by default")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no part begins later")
+    parser.add_argument("--seeds", type=int, default=5000)
+    parser.add_argument("--messages", type=int, default=300_000, help="of the fault matrix")
+    parser.add_argument("--each", type=int, default=10_000, help="messages of a round")
+    parser.add_argument("--soak", type=int, default=1_000_000)
+    parser.add_argument("--kills", type=int, default=8, help="of the broker, for each storm")
+    parser.add_argument("--cluster", type=int, default=30_000)
+    parser.add_argument("--cluster-faults", type=int, default=20)
+    parser.add_argument("--fuzz", type=int, default=20_000, help="inputs for each reader")
+    parser.add_argument("--broker", choices=["host", *installations()], default="host")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the parts and write the page; 1 if a promise was broken."""
+    options = _options()
+    options.until = time.monotonic() + options.minutes * 60
+    for name in options.parts or _PARTS:
+        if time.monotonic() < options.until:
+            asyncio.run(_part(name, options))
+    tally = _kept()
+    words = _PAGE.read_text(encoding="utf-8") if _PAGE.exists() else ""
+    _PAGE.write_text(page(words, tally, "make test-faults"), encoding="utf-8")
+    return int(tally.failed)
+
+
+async def _part(name: str, options: argparse.Namespace) -> None:
+    installation = {"host": HOST, **installations()}[options.broker]
+    version = _version(installation)
+    tally, until = Tally(), options.until
+    match name:
+        case "simulation":
+            tally.parts.append(parts.simulation(1_000, options.seeds, until))
+        case "matrix":
+            tally.parts.append(
+                await parts.matrix(
+                    installation, version, options.messages, options.each, until, options.seed
+                )
+            )
+        case "soak":
+            tally = await _soaked(installation, version, options)
+        case "storms":
+            for design in _STORMS:
+                tally.parts.append(
+                    await parts.storm_of(design, options.kills, until, installation, version)
+                )
+        case "cluster":
+            wanted = options.cluster, options.cluster_faults
+            tally.parts.append(await parts.cluster(*wanted, until, version))
+        case "overload":
+            tally.checks += await overload(installation)
+        case _:
+            tally.checks += fuzz_everything(options.fuzz, options.seed)
+    tally.save(_KEPT / f"{name}-{options.broker}.json")
+
+
+async def _soaked(installation: Installation, version: str, options: argparse.Namespace) -> Tally:
+    part, used = await soak(options.soak, 50_000, options.until, installation, version)
+    grown = growth(used)
+    first, last = used[len(used) // 4], used[-1]
+    measured = (
+        f"{first.rss / 2**20:.0f} → {last.rss / 2**20:.0f} MB, {last.fds} descriptors,"
+        f" {last.tasks} tasks, {last.channels} channels, {len(used)} samples"
+    )
+    verdict = f"failed: grown {', '.join(grown)}" if grown else "flat"
+    return Tally([part], [(f"soak of {part.confirmed:,} messages", measured, verdict)])
+
+
+def _version(installation: Installation) -> str:
+    from tests.harness.rabbitmq import RabbitNode
+
+    with RabbitNode(installation=installation) as node:
+        return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
+
+
+def _kept() -> Tally:
+    """Everything that parts have kept, in the order in which they are listed."""
+    found = Tally()
+    for path in sorted(_KEPT.glob("*.json"), key=lambda one: _PARTS.index(one.stem.split("-")[0])):
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found.parts += [Part(**part) for part in kept["parts"]]
+        found.checks += [(what, much, verdict) for what, much, verdict in kept["checks"]]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The soak: one consumer for very many messages, and what it uses while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.faults import blows
+from tests.faults.campaign import Campaign
+from tests.faults.tally import Part
+from tests.harness.rabbitmq import RabbitNode
+
+if TYPE_CHECKING:
+    from tests.faults.ledger.entry import Entry
+    from tests.harness.installation import Installation
+
+__all__ = ["Use", "growth", "soak", "uses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a process used at one moment."""
+
+    at: float
+    rss: int
+    fds: int
+    tasks: int
+    channels: int
+
+
+def uses(samples: list[Entry]) -> list[Use]:
+    """The samples of one process, in order."""
+    found = []
+    for sample in sorted(samples):
+        values = dict(part.split("=") for part in sample.note.split(","))
+        found.append(Use(sample.at, **{name: int(value) for name, value in values.items()}))
+    return found
+
+
+def growth(found: list[Use]) -> list[str]:
+    """What has grown from the second quarter of the time to the last; nothing may.
+
+    The first quarter is left out: caches and pools fill then. Memory may differ by a tenth and 4 MB,
+    the rest by what one reconnection has open for a moment.
+    """
+    quarter = max(1, len(found) // 4)
+    early, late = found[quarter : 2 * quarter], found[-quarter:]
+    grown = []
+    before, after = (statistics.median(one.rss for one in part) for part in (early, late))
+    if after > before * 1.1 + 4 * 1024 * 1024:
+        grown.append(f"memory from {before / 2**20:.1f} to {after / 2**20:.1f} MB")
+    for name, most in (("fds", 2), ("tasks", 3), ("channels", 1)):
+        low, high = (
+            statistics.median(getattr(one, name) for one in part) for part in (early, late)
+        )
+        if high > low + most:
+            grown.append(f"{name} from {low:g} to {high:g}")
+    return grown
+
+
+async def soak(
+    messages: int, each: int, until: float, installation: Installation, version: str
+) -> tuple[Part, list[Use]]:
+    """Rounds of messages through the same consumer, its connections closed now and then."""
+    part = Part("soak", "", version)
+    began = time.monotonic()
+    with RabbitNode(installation=installation) as node:
+        url = node.vhost_url(f"soak-{uuid.uuid4().hex[:8]}")
+        campaign = Campaign(
+            url, node.management, design="raffle-hardened", consumers=1, concurrency=50
+        )
+        async with campaign:
+            campaign.keep_consumers()
+            while part.messages < messages and time.monotonic() < until:
+                producer = campaign.produce(min(each, messages - part.messages), size=100)
+                while producer.is_alive:
+                    await asyncio.sleep(8)
+                    await blows.close_connections(campaign)
+                await campaign.until_calm()
+                part.add(await campaign.interim_verdict())
+            part.add(await campaign.verdict())
+            part.rounds -= 1
+            if campaign.lives != 1:
+                part.notes.append("the consumer did not live through it")
+    part.seconds = time.monotonic() - began
+    part.load = f"one consumer, 5 % failing, {part.confirmed / part.seconds:,.0f} a second"
+    return part, uses(campaign.samples)
