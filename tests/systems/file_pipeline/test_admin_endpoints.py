@@ -332,6 +332,9 @@ async def test_a_re_drive_sends_back_waits_once_more_and_is_announced(tmp_path: 
             if one.routing_key == "operations.dlq.redrive.completed.v1"
         ]
         assert event["type"] == "DlqRedriveCompleted.v1"
+        assert {"messageId", "kind", "occurredAt", "causationId", "producer", "version"} < set(
+            event
+        )
         assert event["correlationId"] == operation
         assert (event["payload"]["moved"], event["payload"]["redrivenByUserName"]) == (1, "ada")
 

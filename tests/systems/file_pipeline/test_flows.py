@@ -177,11 +177,13 @@ async def test_a_storage_that_is_away_for_a_while_only_delays(tmp_path: Path) ->
     ("body", "reason"),
     [
         (b"no json", "undecodable"),
+        (b"\x00\xff" * 50_000, "undecodable"),
+        (b"[" * 20_000, "undecodable"),
         (b"{}", "messageId"),
         (b'{"messageId": 7}', "messageId"),
         (None, "payload.fileId"),
     ],
-    ids=["no-json", "empty", "wrong-type", "wrong-payload"],
+    ids=["no-json", "binary", "deep", "empty", "wrong-type", "wrong-payload"],
 )
 @in_virtual_time
 async def test_what_is_no_message_of_ours_is_parked_and_audited(

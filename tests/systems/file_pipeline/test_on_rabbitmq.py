@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["postgres"]
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
 
 _SECRET = "a secret that is long enough for HS256, for tests only"
 _SETTINGS = {"RETRY_TTL_MS": "200", "ADMIN_JWT_SECRET": _SECRET}

@@ -29,23 +29,23 @@ def add_audit(app: App, workshop: Workshop) -> None:
 
     @app.handler(_QUEUE, concurrency=4)
     async def record(context: Context) -> None:
-        properties = context.delivery.properties
+        message_id = _plain(context.message_id)
         row = {
-            "message_id": context.message_id,
-            "type": properties.type,
-            "routing_key": context.routing_key,
-            "correlation_id": context.correlation_id,
+            "message_id": message_id,
+            "type": _plain(context.delivery.properties.type or ""),
+            "routing_key": _plain(context.routing_key),
+            "correlation_id": _plain(context.correlation_id),
             "recorded_at": workshop.clock.now(),
-            "body": _text(context.delivery.body),
+            "body": _plain(context.delivery.body[:_LONGEST].decode("utf-8", "replace")),
         }
         async with workshop.transaction() as tx:
-            if await tx.first_time(_QUEUE, context.message_id):
+            if await tx.first_time(_QUEUE, message_id):
                 await tx.execute(insert(audit).values(**row))
 
 
-def _text(body: bytes) -> str:
-    """The body as text; PostgreSQL has no room for NUL."""
-    return body[:_LONGEST].decode("utf-8", "replace").replace("\x00", "\N{SYMBOL FOR NULL}")
+def _plain(text: str) -> str:
+    """The text with every NUL made visible: PostgreSQL has no room for one."""
+    return text.replace("\x00", "\N{SYMBOL FOR NULL}")
 
 
 def __getattr__(name: str) -> App:
