@@ -45,7 +45,7 @@ def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
     return found
 
 
-def put_queue(house: House, name: str, asked: _Json) -> bool:
+def _put_queue(house: House, name: str, asked: _Json) -> bool:
     """Declare a queue; whether it is new."""
     queue = _read("queues", name, asked, Queue)
     new = name not in house.node.queues
@@ -55,7 +55,7 @@ def put_queue(house: House, name: str, asked: _Json) -> bool:
     return new
 
 
-def put_exchange(house: House, name: str, asked: _Json) -> bool:
+def _put_exchange(house: House, name: str, asked: _Json) -> bool:
     """Declare an exchange; whether it is new."""
     exchange = _read("exchanges", name, {"type": "direct", **asked}, Exchange)
     new = name not in house.node.wiring.exchanges
@@ -64,18 +64,18 @@ def put_exchange(house: House, name: str, asked: _Json) -> bool:
     return new
 
 
-def put_policy(house: House, name: str, asked: _Json) -> bool:
+def _put_policy(house: House, name: str, asked: _Json) -> bool:
     """Set a policy; whether it is new."""
-    return _put_policy(house, _read("policies", name, asked, Policy), operator=False)
+    return _set_policy(house, _read("policies", name, asked, Policy), operator=False)
 
 
-def put_operator_policy(house: House, name: str, asked: _Json) -> bool:
+def _put_operator_policy(house: House, name: str, asked: _Json) -> bool:
     """Set an operator policy; whether it is new."""
     policy = _read("policies", name, {"apply-to": "queues", **asked}, Policy)
-    return _put_policy(house, policy, operator=True)
+    return _set_policy(house, policy, operator=True)
 
 
-def _put_policy(house: House, policy: Policy, *, operator: bool) -> bool:
+def _set_policy(house: House, policy: Policy, *, operator: bool) -> bool:
     policies = house.node.policies
     known = policies.operators() if operator else policies.all()
     new = all(each.name != policy.name for each in known)
@@ -83,7 +83,7 @@ def _put_policy(house: House, policy: Policy, *, operator: bool) -> bool:
     return new
 
 
-def delete_queue(house: House, name: str) -> bool:
+def _delete_queue(house: House, name: str) -> bool:
     """Delete a queue; whether it was there."""
     found = house.node.queues.get(name)
     if found is not None:
@@ -91,21 +91,21 @@ def delete_queue(house: House, name: str) -> bool:
     return found is not None
 
 
-def delete_exchange(house: House, name: str) -> bool:
+def _delete_exchange(house: House, name: str) -> bool:
     """Delete an exchange; whether it was there."""
     there = name in house.node.wiring.exchanges
     house.node.wiring.delete(name)
     return there
 
 
-def delete_policy(house: House, name: str) -> bool:
+def _delete_policy(house: House, name: str) -> bool:
     """Remove a policy; whether it was there."""
     there = any(each.name == name for each in house.node.policies.all())
     house.node.policies.remove(name)
     return there
 
 
-def delete_operator_policy(house: House, name: str) -> bool:
+def _delete_operator_policy(house: House, name: str) -> bool:
     """Remove an operator policy; whether it was there."""
     there = any(each.name == name for each in house.node.policies.operators())
     house.node.policies.remove(name, operator=True)
@@ -181,17 +181,17 @@ def _check_room(house: House, *, new: bool) -> None:
 
 
 PUTS: dict[str, Callable[[House, str, _Json], bool]] = {
-    "exchanges": put_exchange,
-    "operator-policies": put_operator_policy,
-    "policies": put_policy,
-    "queues": put_queue,
+    "exchanges": _put_exchange,
+    "operator-policies": _put_operator_policy,
+    "policies": _put_policy,
+    "queues": _put_queue,
 }
 """What can be made or replaced by name."""
 
 DELETES: dict[str, Callable[[House, str], bool]] = {
-    "exchanges": delete_exchange,
-    "operator-policies": delete_operator_policy,
-    "policies": delete_policy,
-    "queues": delete_queue,
+    "exchanges": _delete_exchange,
+    "operator-policies": _delete_operator_policy,
+    "policies": _delete_policy,
+    "queues": _delete_queue,
 }
 """What can be removed by name."""

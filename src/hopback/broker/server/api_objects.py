@@ -39,7 +39,7 @@ def _table(value: Mapping[str, object]) -> _Object:
     return {str(key): _plain(inner) for key, inner in value.items()}
 
 
-def overview(house: House) -> _Object:
+def _overview(house: House) -> _Object:
     """`/api/overview`."""
     node = house.node
     ready = sum(len(each.ready) for each in node.queues.values())
@@ -76,7 +76,7 @@ def alarms(house: House) -> _Object:
     return {"status": "failed", "reason": "There are alarms", "alarms": [alarm]}
 
 
-def queues(house: House) -> list[_Object]:
+def _queues(house: House) -> list[_Object]:
     """`/api/queues`."""
     return [queue(house, each) for each in house.node.queues.values()]
 
@@ -137,7 +137,7 @@ def _merged(user: Policy | None, operator: Policy | None) -> _Object:
     return merged
 
 
-def exchanges(house: House) -> list[_Object]:
+def _exchanges(house: House) -> list[_Object]:
     """`/api/exchanges`."""
     return [_exchange(each) for each in (_DEFAULT, *house.node.wiring.exchanges.values())]
 
@@ -154,7 +154,7 @@ def _exchange(found: Exchange) -> _Object:
     }
 
 
-def bindings(house: House) -> list[_Object]:
+def _bindings(house: House) -> list[_Object]:
     """`/api/bindings`, those of the default exchange among them."""
     default = [
         {**_binding("", name, name), "arguments": {}, "destination_type": "queue"}
@@ -181,12 +181,12 @@ def _bound(found: Binding) -> _Object:
     }
 
 
-def policies(house: House) -> list[_Object]:
+def _policies(house: House) -> list[_Object]:
     """`/api/policies`."""
     return [_policy(each) for each in house.node.policies.all()]
 
 
-def operator_policies(house: House) -> list[_Object]:
+def _operator_policies(house: House) -> list[_Object]:
     """`/api/operator-policies`."""
     return [_policy(each) for each in house.node.policies.operators()]
 
@@ -202,7 +202,7 @@ def _policy(found: Policy) -> _Object:
     }
 
 
-def connections(house: House) -> list[_Object]:
+def _connections(house: House) -> list[_Object]:
     """`/api/connections`."""
     return [
         {
@@ -217,7 +217,7 @@ def connections(house: House) -> list[_Object]:
     ]
 
 
-def consumers(house: House) -> list[_Object]:
+def _consumers(house: House) -> list[_Object]:
     """`/api/consumers`."""
     return [
         {
@@ -235,17 +235,17 @@ def consumers(house: House) -> list[_Object]:
     ]
 
 
-def vhosts(_house: House) -> list[_Object]:
+def _vhosts(_house: House) -> list[_Object]:
     """`/api/vhosts`: one."""
     return [{"name": "/", "description": "", "tags": [], "tracing": False}]
 
 
-def nodes(house: House) -> list[_Object]:
+def _nodes(house: House) -> list[_Object]:
     """`/api/nodes`: one."""
     return [{"name": _NODE, "type": "disc", "running": True, "mem_alarm": house.blocked}]
 
 
-def feature_flags(_house: House) -> list[_Object]:
+def _feature_flags(_house: House) -> list[_Object]:
     """`/api/feature-flags`: what Hopback looks for is there and enabled."""
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
 
@@ -257,7 +257,7 @@ def definitions(house: House, users: tuple[str, ...] | None) -> _Object:
     own = [each for each in wiring.exchanges.values() if not each.name.startswith("amq.")]
     kept = [each for each in house.node.queues.values() if each.owner is None]
     sections = {
-        "policies": policies(house),
+        "policies": _policies(house),
         "queues": [_defined(house, each) for each in kept],
         "exchanges": [_exchange(each) for each in own],
         "bindings": [_without(_bound(each), "properties_key") for each in wiring.bindings],
@@ -285,20 +285,20 @@ def _without(entry: _Object, key: str) -> _Object:
 
 
 LISTS: dict[str, Callable[[House], list[_Object]]] = {
-    "bindings": bindings,
-    "connections": connections,
-    "consumers": consumers,
-    "exchanges": exchanges,
-    "operator-policies": operator_policies,
-    "policies": policies,
-    "queues": queues,
+    "bindings": _bindings,
+    "connections": _connections,
+    "consumers": _consumers,
+    "exchanges": _exchanges,
+    "operator-policies": _operator_policies,
+    "policies": _policies,
+    "queues": _queues,
 }
 """What can be listed, whole or of the virtual host."""
 
 SINGLE: dict[str, Callable[[House], object]] = {
-    "feature-flags": feature_flags,
-    "nodes": nodes,
-    "overview": overview,
-    "vhosts": vhosts,
+    "feature-flags": _feature_flags,
+    "nodes": _nodes,
+    "overview": _overview,
+    "vhosts": _vhosts,
 }
 """What there is once."""

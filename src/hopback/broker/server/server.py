@@ -98,10 +98,11 @@ class BrokerServer:
             self._server.close()
         if self._watch is not None:
             self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         if self._endpoint is not None:
             await self._endpoint.close()
         await self.disconnect()
-        self.time.stop()
+        await self.time.stop()
 
     async def disconnect(self) -> None:
         """End all connections, as when a broker stops."""

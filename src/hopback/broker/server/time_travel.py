@@ -50,7 +50,7 @@ class ServerTime(Protocol):
     def start(self, house: House) -> None:
         """Let time pass from now on."""
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Time is over."""
 
     async def advance(self, seconds: float) -> Advanced:
@@ -79,7 +79,7 @@ class SystemTime:
         self._house = house
         house.node.timers.on_earlier = self._arm
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Wake nobody any more."""
         if self._house is not None:
             self._house.node.timers.on_earlier = None
@@ -127,7 +127,7 @@ class VirtualTime:
         """From now on it can be advanced."""
         self._house = house
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Nothing happens by itself anyway."""
 
     async def advance(self, seconds: float) -> Advanced:
@@ -189,10 +189,11 @@ class AutoTime(VirtualTime):
         super().start(house)
         self._task = asyncio.get_running_loop().create_task(self._run(house), name="auto clock")
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Watch no more."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self, house: House) -> None:
         quiet = 0
