@@ -174,7 +174,7 @@ class Client:
         """The line has ended."""
         self._stop_timer()
         if error is not None and self._handshake is None:
-            _log.info("connection from %s ended: %s", self.peer, error)
+            _log.info("connection from %s ended: %r", self.peer, str(error))
         self._leave()
         self.house.leave(self)
 
@@ -202,7 +202,7 @@ class Client:
             return
         self._refused = True
         level = logging.INFO if refusal.code == _FORCED else logging.WARNING
-        _log.log(level, "connection from %s closed: %s %s", self.peer, refusal.code, refusal.text)
+        _log.log(level, "connection from %s closed: %s %r", self.peer, refusal.code, refusal.text)
         if self.is_open:
             self.core.send(
                 0,
@@ -254,8 +254,12 @@ class Client:
         unread, self._unread = self._unread, None
         if self._knows_blocked and self.is_open:
             self.core.send(0, "connection.unblocked")
-        for event in unread:
-            self.on_event(event)
+        try:
+            for event in unread:
+                self.on_event(event)
+        except Exception:  # it is another client, or the clock, that has brought us here
+            _log.exception("what a blocked client had said led to an error in the broker")
+            self.line.abort()
         if self._unread is None:
             self.line.resume_reading()
         self.line.wake()

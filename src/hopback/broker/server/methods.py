@@ -9,6 +9,7 @@ from hopback.broker.server.transaction import Transaction
 from hopback.broker.simulator.refusal import (
     Refusal,
     no_such,
+    not_allowed,
     not_implemented,
     precondition_failed,
 )
@@ -212,6 +213,9 @@ def _consume(channel: ServerChannel, asked: _Arguments) -> None:
         tag = replies.begin(channel, asked["consumer_tag"], no_ack=asked["no_ack"])
         channel.reply("basic.consume-ok", asked, consumer_tag=tag)
         return
+    most = channel.client.house.limits.consumers
+    if len(channel.state.consumers) >= most:
+        channel.refuse(not_allowed(f"reached maximum ({most}) of consumers per channel"))
     channel.hold()
     try:
         tag = channel.state.consume(

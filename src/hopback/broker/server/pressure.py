@@ -27,12 +27,15 @@ class Pressure:
         self._house = house
         self._limit = house.limits.memory_bytes
         self._used = 0
+        self._copies = 0
         self.is_high = False
         """Whether publishers have to wait; once so, it stays until there is some room again."""
 
     def add(self, size: int) -> None:
-        """A message of this size was published."""
-        self._used += size + MESSAGE_BYTES
+        """A message of this size was published; how many queues took a copy, the node knows."""
+        copies = self._house.node.copies
+        self._used += size + (copies - self._copies) * MESSAGE_BYTES
+        self._copies = copies
         if self._used > self._limit and not self.is_high:
             self._house.check_memory()
 

@@ -38,6 +38,8 @@ class ServerLimits:
     all_channels: int = 20_000
     declared: int = 100_000
     """Queues, exchanges and bindings together."""
+    consumers: int = 10_000
+    """Of one channel."""
     memory_bytes: int = 1024 * _MIB
     """What messages may take; above it publishers are blocked, as by RabbitMQ's memory alarm."""
     message_bytes: int | None = None

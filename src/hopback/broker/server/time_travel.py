@@ -27,6 +27,8 @@ _STUBBORN = 50
 """So many, and who holds a delivery means to keep it for now."""
 _PATIENCE_S = 10.0
 """How long one advance waits for busy clients altogether."""
+_A_TURN = 100
+"""So many deadlines, and others have their turn."""
 _LONGEST_S = 10 * 365 * 24 * 3600.0
 
 
@@ -144,6 +146,8 @@ class VirtualTime:
             if self._pass(due):
                 patience -= await self._settled(patience)
             deadlines += 1
+            if deadlines % _A_TURN == 0:
+                await asyncio.sleep(0)
         self.clock.advance_to(max(moment, self.clock.now()))
         return Advanced(self.clock.now(), deadlines)
 

@@ -156,6 +156,11 @@ class Node:
         """What looks at publishes first."""
         return self._intake
 
+    @property
+    def copies(self) -> int:
+        """How many copies have been put into queues so far."""
+        return self._numbers
+
     def number(self) -> int:
         """The next number for a copy."""
         self._numbers += 1

@@ -1,0 +1,70 @@
+"""What a server writes is what a client of the same wire reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.broker.server.outgoing import Envelopes, confirm_frame, short_text
+from hopback.message import Properties, Received
+from hopback.wire import Connection, Role
+from hopback.wire.channel import ChannelCore
+from hopback.wire.contents import Delivered, ReturnedMessage
+from hopback.wire.states import ChannelState, ConnectionState
+
+
+def _reading() -> Connection:
+    """A client with channel 3 open."""
+    client = Connection(Role.CLIENT)
+    client.state = ConnectionState.OPEN
+    channel = client.channels[3] = ChannelCore(3)
+    channel.enter(ChannelState.OPEN)
+    return client
+
+
+def _sent(method: bytes, properties: Properties, body: bytes) -> object:
+    server = Connection(Role.SERVER)
+    server.content(3, method, Envelopes().properties(properties), body)
+    [event] = _reading().receive(server.take())
+    return event
+
+
+@pytest.mark.parametrize("route", [("", "q"), ("é", "k" * 255), ("e\udcff", "\udc80")])
+@pytest.mark.parametrize("size", [0, 5, 400_000])
+def test_a_delivery_arrives_as_it_was(route: tuple[str, str], size: int) -> None:
+    """Route, tag, flag, properties and body, whatever bytes the names are."""
+    properties = Properties(headers={"a": [1]}, message_id="m")
+    sent = Received("", *route, b"x" * size, properties, True, tag=2**40)
+    found = _sent(Envelopes().deliver(3, short_text("consumer"), sent), properties, sent.body)
+    assert isinstance(found, Delivered)
+    assert (found.exchange, found.routing_key) == route
+    assert (found.tag, found.redelivered, found.consumer) == (2**40, True, b"consumer")
+    assert (found.body, found.properties) == (sent.body, properties)
+
+
+def test_a_return_arrives_as_it_was() -> None:
+    """With the code and the words of RabbitMQ."""
+    found = _sent(Envelopes().returned(3, "e", "k"), Properties(), b"m")
+    assert isinstance(found, ReturnedMessage)
+    assert (found.code, found.text) == (312, "NO_ROUTE")
+    assert (found.exchange, found.routing_key) == ("e", "k")
+
+
+def test_confirms_arrive_as_they_were() -> None:
+    """Ack and nack, one or several."""
+    frames = confirm_frame(3, 7, stored=True, multiple=True) + confirm_frame(3, 8, stored=False)
+    ack, nack = _reading().receive(frames)
+    assert str(ack) == "<basic.ack channel=3 tag=7 multiple=True requeue=False>"
+    assert str(nack) == "<basic.nack channel=3 tag=8 multiple=False requeue=False>"
+
+
+def test_a_route_that_is_too_long_is_cut() -> None:
+    """Only a dead-letter routing key can be: it is an argument."""
+    assert short_text("k" * 300) == b"\xff" + b"k" * 255
+
+
+def test_many_routes_do_not_fill_the_memory() -> None:
+    """What is remembered is bounded."""
+    envelopes = Envelopes()
+    for number in range(2000):
+        envelopes.returned(3, "e", str(number))
+    assert len(envelopes._routes) <= 512

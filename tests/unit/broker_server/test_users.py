@@ -1,0 +1,57 @@
+"""Who is let in: names and passwords, and guest from this machine alone."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from hopback.broker.server.users import Users
+
+_USERS = Users({"guest": "guest", "ann": "s3cret:ü"})
+
+
+@pytest.mark.parametrize(
+    ("response", "peer", "found"),
+    [
+        (b"\0guest\0guest", "127.0.0.1", "guest"),
+        (b"\0guest\0guest", "::1", "guest"),
+        (b"\0guest\0guest", "::ffff:127.0.0.1", "guest"),
+        (b"\0guest\0guest", "192.0.2.1", None),
+        (b"\0guest\0guest", "", None),
+        (b"\0ann\0" + "s3cret:ü".encode(), "192.0.2.1", "ann"),
+        (b"other\0ann\0" + "s3cret:ü".encode(), "192.0.2.1", "ann"),
+        (b"\0ann\0guest", "127.0.0.1", None),
+        (b"\0nobody\0", "127.0.0.1", None),
+        (b"guest", "127.0.0.1", None),
+        (b"\0\xff\0\xff", "127.0.0.1", None),
+        (b"\0guest\0guest\0", "127.0.0.1", None),
+    ],
+)
+def test_a_plain_response_is_checked(response: bytes, peer: str, found: str | None) -> None:
+    """Name and password must be right, whatever bytes come."""
+    assert _USERS.plain("PLAIN", response, peer) == found
+    assert _USERS.plain("AMQPLAIN", response, peer) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("Basic " + base64.b64encode(b"guest:guest").decode(), "guest"),
+        ("basic " + base64.b64encode("ann:s3cret:ü".encode()).decode(), "ann"),
+        ("Basic " + base64.b64encode(b"guest").decode(), None),
+        ("Basic ###", None),
+        ("Basic é", None),
+        ("Bearer abc", None),
+        ("", None),
+    ],
+)
+def test_an_http_header_is_checked(header: str, found: str | None) -> None:
+    """The same for the management API."""
+    assert _USERS.basic(header, "127.0.0.1") == found
+
+
+def test_guest_is_of_this_machine_over_http_too() -> None:
+    """From elsewhere it is nobody."""
+    header = "Basic " + base64.b64encode(b"guest:guest").decode()
+    assert _USERS.basic(header, "203.0.113.9") is None
