@@ -35,6 +35,9 @@ __all__ = ["PushHandler", "PushRunner", "PushTarget"]
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
 _LONGEST_WAIT = 86_400.0
+_IDLE_S = 3.0
+"""How long an idle connection is used again: shorter than servers keep theirs (many of them 5 s), or an
+event would now and then meet a connection that is just being closed, and have failed."""
 _LONGEST_ANSWER = 65_536
 """Bytes of an answer that are read so that its connection can be used again."""
 
@@ -150,7 +153,9 @@ def _client(target: PushTarget) -> httpx.AsyncClient:
         ) from error
 
     limits = httpx.Limits(
-        max_connections=target.connections, max_keepalive_connections=target.connections
+        max_connections=target.connections,
+        max_keepalive_connections=target.connections,
+        keepalive_expiry=_IDLE_S,
     )
     return httpx.AsyncClient(
         timeout=target.timeout,
