@@ -125,6 +125,7 @@ async def served(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=60,
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = _Server(config)
