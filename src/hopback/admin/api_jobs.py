@@ -59,7 +59,7 @@ _Queue = Annotated[str, Meta(min_length=1, max_length=255)]
 _Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
 _Filter = Annotated[str, Meta(max_length=4096)]
 _Rate = Annotated[float, Meta(gt=0, le=100_000)]
-_Ids = Annotated[list[_Name], Meta(max_length=10_000)]
+_Ids = Annotated[list[_Name], Meta(max_length=2000)]
 
 
 class SelectionBody(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

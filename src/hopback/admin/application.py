@@ -95,7 +95,7 @@ def create_app(
             _openapi_route(),
             *page_routes(services),
         ],
-        exception_handlers={404: _not_found, 405: _not_found},
+        exception_handlers={404: _not_found, 405: _wrong_method},
         lifespan=_lifespan(services),
     )
     hosts = None if services.gate.asks_who else LOOPBACK
@@ -159,6 +159,13 @@ def _openapi_route() -> Route:
 
 async def _not_found(request: Request, _error: Exception) -> Response:
     refused = Refused(404, "not-found", f"There is nothing at {request.url.path}.")
+    return problem_response(refused, request.url.path, request.state.correlation)
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    headers = dict(getattr(error, "headers", None) or {})
+    detail = f"{request.method} cannot be done here; expected {headers.get('Allow', 'another')}."
+    refused = Refused(405, "method-not-allowed", detail, headers=headers)
     return problem_response(refused, request.url.path, request.state.correlation)
 
 

@@ -12,7 +12,11 @@ __all__ = ["DOCUMENTED_PATHS"]
 _TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _NUMBER = {"type": "integer", "minimum": 0}
-_NAMES = {"queue": _TEXT, "mainQueue": _TEXT_OR_NULL, "retryExchange": _TEXT_OR_NULL}
+_NAMES: dict[str, Any] = {
+    "queue": _TEXT,
+    "mainQueue": _TEXT_OR_NULL,
+    "retryExchange": _TEXT_OR_NULL,
+}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 
 

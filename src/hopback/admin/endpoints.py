@@ -133,20 +133,15 @@ def api_routes(endpoints: Iterable[Endpoint], services: Services) -> list[Route]
 def _route(path: str, methods: dict[str, Endpoint], services: Services) -> Route:
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        endpoint = methods.get(method)
         try:
-            if endpoint is None:
-                allowed = ", ".join(sorted(methods))
-                detail = f"Expected one of {allowed}, got {request.method}."
-                raise Refused(405, "method-not-allowed", detail, headers={"Allow": allowed})
-            return await _answered(endpoint, request, services)
+            return await _answered(methods[method], request, services)
         except Exception as error:
             refused = refusal_of(error)
             if refused is None:
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
 
-    return Route(path, answer, methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
+    return Route(path, answer, methods=list(methods))
 
 
 async def _answered(endpoint: Endpoint, request: Request, services: Services) -> Response:
