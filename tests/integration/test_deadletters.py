@@ -1,0 +1,317 @@
+"""Dead letters on a real RabbitMQ: looking harms nothing, trouble at the target loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.broker.declare import declare
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.deadletters.discovery import Override
+from hopback.deadletters.jobs import JobState
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.pacing import Pace
+from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.sessions import Window
+from hopback.deadletters.targets import Target, TargetKind
+from hopback.errors import BrokerError, UnsafeOperation
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+from hopback.topology.model import Exchange, Queue, QueueType
+from tests.harness.versions import SUITES, installations
+from tests.integration.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from hopback.broker.port import Connection
+    from hopback.fields import FieldValue
+    from tests.harness.rabbitmq import RabbitNode
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+DLQ, MAIN = "orders.dlq", "orders"
+DESIGN = DESIGNS["ratatoskr"].build({"queue": MAIN})
+
+
+class _Desk:
+    """Operations on a broker, and a line of our own to look behind them."""
+
+    def __init__(self, connection: Connection, operations: Operations) -> None:
+        self.connection = connection
+        self.operations = operations
+
+    async def park(self, count: int, queue: str = DLQ) -> None:
+        """Put numbered dead letters into the queue."""
+        channel = await self.connection.open_channel()
+        properties = Properties(delivery_mode=2)
+        await asyncio.gather(
+            *(channel.publish(Message("", queue, b"%d" % n, properties)) for n in range(count))
+        )
+        await channel.close()
+
+    async def depth(self, queue: str) -> int:
+        """Ready messages."""
+        channel = await self.connection.open_channel()
+        state = await channel.declare_queue(Queue(queue), passive=True)
+        await channel.close()
+        return state.messages
+
+    async def drained(self, queue: str) -> list[int]:
+        """Take everything out for good, in order."""
+        channel = await self.connection.open_channel()
+        found = []
+        while (delivery := await channel.get(queue)) is not None:
+            found.append(int(delivery.body))
+            channel.ack(delivery.tag)
+        await channel.close()
+        return found
+
+
+@asynccontextmanager
+async def _desk(
+    url: str, management_url: str, vhost: str, *, through: str = "", **options: Any
+) -> AsyncIterator[_Desk]:
+    connection = await RabbitMQ(url).connect("test")
+    await declare(connection, DESIGN)
+    address = ManagementAddress.derive(None, management_url)
+    async with Management(address) as management:
+        operations = Operations(
+            RabbitMQ(through or url), management=management, vhost=vhost, **options
+        )
+        async with operations:
+            yield _Desk(connection, operations)
+    await connection.close()
+
+
+def _redrive(**changes: Any) -> RedriveRequest:
+    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "mended"}
+    return RedriveRequest(**plain | changes)
+
+
+async def _sessions_keep_everything(desk: _Desk, sessions: int) -> None:
+    await desk.park(300)
+    for number in range(sessions):
+        window = Window(limit=(200, 50, 120)[number % 3])
+        session = await desk.operations.open_session(DLQ, window, lift=True)
+        assert session.held == window.limit
+        letters = desk.operations.messages(session.id, size=500).letters
+        assert [letter.place for letter in letters] == [*range(1, window.limit + 1)]
+        await desk.operations.release(session.id)
+    assert await desk.drained(DLQ) == [*range(300)]
+
+
+async def test_a_hundred_sessions_change_neither_content_nor_order(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Sessions of changing size over a quorum queue without a limit."""
+    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
+        await _sessions_keep_everything(desk, 100)
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", sorted(SUITES))
+async def test_a_hundred_looks_lose_nothing_on_other_versions(
+    start_rabbitmq: Callable[..., RabbitNode], suite: str
+) -> None:
+    """With the default limit every look is refused; with the limit lifted all is kept."""
+    node = start_rabbitmq(installation=installations()[suite])
+    async with _desk(node.url, node.management_url, "/") as desk:
+        for _ in range(100):
+            with pytest.raises(UnsafeOperation, match="21 times"):
+                await desk.operations.open_session(DLQ)
+        await _sessions_keep_everything(desk, 100)
+
+
+async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
+    """Declared topologies are enough: depths by AMQP, targets by passive declares."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, DESIGN)
+    async with Operations(RabbitMQ(amqp_url), topologies=(DESIGN,)) as operations:
+        desk = _Desk(connection, operations)
+        await desk.park(3)
+        (row,) = await operations.queues()
+        assert (row.queue, row.main_queue, row.depth.ready, row.depth.source) == (
+            DLQ,
+            MAIN,
+            3,
+            "amqp",
+        )
+        job = await operations.start(_redrive(expected_count=3))
+        assert (await operations.wait(job.id)).counts.done == 3
+        assert await desk.drained(MAIN) == [0, 1, 2]
+    await connection.close()
+
+
+async def test_a_live_broker_shows_its_dead_letter_queues(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Who dead-letters where is read from the management API; types and targets with it."""
+    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
+        (row,) = await desk.operations.queues()
+        assert (row.queue, row.main_queue, row.depth.source) == (DLQ, MAIN, "management")
+        detail = await desk.operations.queue(DLQ)
+        assert (detail.type, detail.summary.depth.source) == (QueueType.QUORUM, "amqp")
+        assert {choice.flaw for choice in detail.targets} == {None}
+
+
+async def test_trouble_with_the_target_is_found_in_time(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Missing queue, missing exchange, no route: refused before the first message moves."""
+    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
+        await desk.park(5)
+        for target in (
+            Target(TargetKind.QUEUE, routing_key="typo"),
+            Target(TargetKind.EXCHANGE, "typo", "k"),
+            Target(TargetKind.EXCHANGE, "amq.direct", "k"),
+        ):
+            with pytest.raises(UnsafeOperation, match="nothing was moved"):
+                await desk.operations.start(_redrive(target=target))
+        assert await desk.drained(DLQ) == [*range(5)]
+
+
+async def test_a_target_that_vanishes_or_stops_routing_stops_the_job(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Deleted in the middle: the job stops with a reason, every message is in one of the two."""
+    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
+        await desk.park(200)
+        channel = await desk.connection.open_channel()
+        await channel.declare_queue(Queue("spare"))
+        target = Target(TargetKind.QUEUE, routing_key="spare")
+        job = await desk.operations.start(
+            _redrive(target=target, pace=Pace(rate=100, tries=2, pause_s=0.01))
+        )
+        await asyncio.sleep(0.3)
+        moved = set(await desk.drained("spare"))
+        await channel.delete_queue("spare")
+        done = await desk.operations.wait(job.id)
+        assert done.state is JobState.FAILED
+        assert "NO_ROUTE" in done.reason
+        assert done.counts.done < 200
+        assert {*await desk.drained(DLQ)} | moved >= {*range(done.counts.done, 200)}
+
+        await desk.park(20)
+        await channel.declare_exchange(Exchange("way"))
+        gone = Target(TargetKind.EXCHANGE, "way", "k")
+        with pytest.raises(UnsafeOperation, match="to no queue"):
+            await desk.operations.start(_redrive(target=gone))
+        assert await desk.drained(DLQ) == [*range(20)]
+
+
+async def test_a_full_target_stops_the_job(rabbitmq: SharedNode, vhost: str, amqp_url: str) -> None:
+    """A queue that refuses publishes: nothing is acked that was not taken."""
+    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
+        await desk.park(100)
+        channel = await desk.connection.open_channel()
+        full: dict[str, FieldValue] = {"x-max-length": 10, "x-overflow": "reject-publish"}
+        await channel.declare_queue(Queue("full", arguments=full))
+        job = await desk.operations.start(
+            _redrive(
+                target=Target(TargetKind.QUEUE, routing_key="full"),
+                pace=Pace(tries=2, pause_s=0.01, in_flight=5),
+            )
+        )
+        done = await desk.operations.wait(job.id)
+        assert done.state is JobState.FAILED
+        assert "given up after 2 tries" in done.reason
+        arrived, left = await desk.drained("full"), await desk.drained(DLQ)
+        assert done.counts.done == len(arrived)
+        assert sorted(arrived + left) == [*range(100)]
+
+
+async def test_a_cut_line_interrupts_and_the_rest_follows(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """The network ends in the middle; resumed, everything arrives."""
+    async with (
+        Proxy(amqp_url) as proxy,
+        _desk(amqp_url, rabbitmq.management_url, vhost, through=proxy.url) as desk,
+    ):
+        await desk.park(400)
+        job = await desk.operations.start(_redrive(pace=Pace(rate=400, in_flight=50)))
+        await asyncio.sleep(0.4)
+        proxy.cut()
+        stopped = await desk.operations.wait(job.id)
+        assert stopped.state is JobState.INTERRUPTED
+        assert stopped.reason
+        await desk.operations.resume(job.id)
+        done = await desk.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 400)
+        assert set(await desk.drained(MAIN)) == {*range(400)}
+        assert await desk.depth(DLQ) == 0
+
+
+async def test_a_missing_permission_is_told(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """A user who may read but not write moves nothing, and is told why."""
+    rabbitmq.management.call("PUT", "/users/reader", {"password": "r", "tags": ""})
+    allowed = {"configure": "", "write": "^amq\\.gen.*$", "read": ".*"}
+    rabbitmq.management.call("PUT", f"/permissions/{vhost}/reader", allowed)
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, DESIGN)
+    broker = RabbitMQ(amqp_url.replace("guest:guest@", "reader:r@"))
+    async with Operations(broker, topologies=(DESIGN,)) as operations:
+        desk = _Desk(connection, operations)
+        await desk.park(5)
+        job = await operations.start(_redrive(pace=Pace(tries=2, pause_s=0.01)))
+        done = await operations.wait(job.id)
+        assert done.state is JobState.FAILED
+        assert "403" in done.reason
+        assert await desk.drained(DLQ) == [*range(5)]
+    await connection.close()
+
+
+async def test_a_restarted_broker_loses_nothing(
+    start_rabbitmq: Callable[..., RabbitNode],
+) -> None:
+    """Stopped and started in the middle: interrupted, resumed, complete."""
+    node = start_rabbitmq()
+    async with _desk(node.url, node.management_url, "/") as desk:
+        await desk.park(500)
+        job = await desk.operations.start(_redrive(pace=Pace(rate=300, in_flight=50)))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(node.kill)
+        stopped = await desk.operations.wait(job.id)
+        assert stopped.state is JobState.INTERRUPTED
+        await asyncio.to_thread(node.start)
+        await _resumed(desk, job.id)
+        done = await desk.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 500)
+        desk.connection = await RabbitMQ(node.url).connect("test")
+        assert set(await desk.drained(MAIN)) == {*range(500)}
+        await desk.connection.close()
+
+
+async def _resumed(desk: _Desk, ident: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await desk.operations.resume(ident)
+            except BrokerError:
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+async def test_names_given_by_an_operator_are_enough(amqp_url: str) -> None:
+    """A queue that nothing gives away is re-driven where the operator says."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    channel = await connection.open_channel()
+    for name in ("graveyard", "garden"):
+        await channel.declare_queue(Queue(name))
+    broker = RabbitMQ(amqp_url)
+    async with Operations(broker, overrides=[Override("graveyard", "garden")]) as operations:
+        desk = _Desk(connection, operations)
+        await desk.park(3, "graveyard")
+        job = await operations.start(_redrive(queue="graveyard"))
+        assert (await operations.wait(job.id)).counts.done == 3
+        assert await desk.drained("garden") == [0, 1, 2]
+    await connection.close()
