@@ -388,3 +388,59 @@ async def test_a_message_beyond_the_limit_closes_its_channel() -> None:
         async with RawClient(server.url) as client:
             client.publish("q", b"x" * 2001)
             assert (await client.method("connection.close"))["reply_code"] == 506
+
+
+async def test_a_peer_that_sends_no_heartbeat_is_dropped(server: BrokerServer) -> None:
+    """Ours come in time; silence for two intervals is taken for death."""
+    client = RawClient(server.url)
+    await client.connect()
+    await client.log_in(tuning={"heartbeat": 1})
+    heard = b""
+    async with asyncio.timeout(10):
+        while data := await client.reader.read(100):
+            heard += data
+    client.writer.close()
+    assert heard.startswith(b"\x08\x00\x00\x00\x00\x00\x00\xce" * 2)
+
+
+async def test_a_heartbeat_is_not_expected_of_a_blocked_publisher(server: BrokerServer) -> None:
+    """Nobody reads what it sends, so nobody can miss anything."""
+    client = RawClient(server.url)
+    await client.connect()
+    await client.log_in(tuning={"heartbeat": 1})
+    await client.call(1, "channel.open")
+    server.block()
+    client.publish("q")
+    await client.method("connection.blocked")
+    async with asyncio.timeout(10):
+        beats = await client.reader.readexactly(8 * 6)
+    assert beats == b"\x08\x00\x00\x00\x00\x00\x00\xce" * 6
+    server.block(blocked=False)
+    client.writer.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
+    await client.method("connection.unblocked")
+    client.writer.close()
+
+
+async def test_copies_count_as_memory() -> None:
+    """One small message for very many queues is not small."""
+    async with served(limits=ServerLimits(memory_bytes=500_000)) as server:
+        async with RawClient(server.url) as client:
+            for number in range(200):
+                await client.call(1, "queue.declare", queue=f"q{number}")
+                await client.call(1, "queue.bind", queue=f"q{number}", exchange="amq.fanout")
+            for _ in range(20):
+                client.publish("", exchange="amq.fanout")
+            await client.method("connection.blocked")
+        stored = sum(len(queue.ready) for queue in server.house.node.queues.values())
+        assert 600 <= stored <= 1200
+
+
+async def test_a_channel_has_a_limit_of_consumers() -> None:
+    """In RabbitMQ's words."""
+    async with served(limits=ServerLimits(consumers=2)) as server, RawClient(server.url) as client:
+        await client.call(1, "queue.declare", queue="q")
+        for _ in range(2):
+            await client.call(1, "basic.consume", queue="q")
+        client.send(1, "basic.consume", queue="q")
+        closed = await client.method("connection.close")
+    assert closed["reply_text"] == "NOT_ALLOWED - reached maximum (2) of consumers per channel"
