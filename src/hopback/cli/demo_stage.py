@@ -21,7 +21,7 @@ from hopback.cli.demo_telling import Guide, ShortLog
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.clock import SystemClock
 from hopback.deadletters.operations import Operations
-from hopback.errors import BrokerError, ConnectionFailed
+from hopback.errors import BrokerError
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
 from hopback.observe.metrics import Metrics
@@ -250,8 +250,8 @@ def _mourn(task: asyncio.Task[None]) -> None:
 
 
 async def _produce(system: System, stage: Stage) -> None:
-    """A system's traffic; when the broker is away for a while it begins anew."""
+    """A system's traffic; when broker or database are away for a while it begins anew."""
     while True:
-        with suppress(httpx.HTTPError, BrokerError, KeyError, ConnectionFailed):
+        with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
             await system.traffic(stage)
         await asyncio.sleep(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,9 @@ async def _traffic(stage: Stage) -> None:
 
 def _story() -> Iterator[tuple[str, dict[str, Any]]]:
     """A day at the office, again and again."""
+    run = random.getrandbits(32)
     for day in itertools.count():
-        user, paper, flow = f"user-{day}", f"paper-{day}", f"flow-{day}"
+        user, paper, flow = (f"{what}-{run}-{day}" for what in ("user", "paper", "flow"))
         yield "auth.succeeded", {"user": user}  # too early: back after 30 s
         yield "user.registered", {"id": user, "name": f"User {day}"}
         yield "document.created", {"id": paper, "title": "Minutes", "text": "all agreed"}

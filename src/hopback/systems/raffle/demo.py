@@ -45,8 +45,9 @@ async def _traffic(stage: Stage) -> None:
         httpx.AsyncClient(base_url=stage.url, trust_env=False) as client,
         Publisher(stage.broker, name="raffle traffic") as publisher,
     ):
+        run = random.getrandbits(32)
         for number in itertools.count():
-            email = f"user{number}@example.org" if number % 10 else "user@example.org"
+            email = f"user{number}.{run}@example.org" if number % 10 else "ana@example.org"
             await client.post("/api/v1/users", json={"name": random.choice(_NAMES), "email": email})
             if number % 7 == 3:
                 await publisher.publish(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))

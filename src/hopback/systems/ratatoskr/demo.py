@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -42,8 +43,9 @@ async def _start(stage: Stage) -> AsyncIterator[Playing]:
 async def _traffic(stage: Stage) -> None:
     """Orders; some are paid before they are known, some are for nothing the warehouse has."""
     async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+        run = random.getrandbits(32)
         for number in itertools.count():
-            order = f"order-{number}"
+            order = f"order-{run}-{number}"
             sku = "acorn" if number % 6 else "coconut"
             placed = {"type": "order.placed", "order": order, "sku": sku, "quantity": 2}
             paid = {"type": "payment.received", "order": order, "cents": 10}
