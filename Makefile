@@ -32,7 +32,7 @@ test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI run
 
 test-fast: $(READY) ## unit and property tests, no network; within a minute
 	$(PYTEST) -n $(WORKERS) -q -m "not broker and not slow and not socket and not clients" \
-		--hypothesis-profile=quick $(wildcard $(FAST))
+		-p no:schemathesis --hypothesis-profile=quick $(wildcard $(FAST))
 
 test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, and root
 	$(BIN)/python -m tests.harness.versions

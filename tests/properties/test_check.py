@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(topologies, versions)
 def test_check_never_raises_and_says_the_same_twice(
     topology: Topology, version: BrokerVersion | None

@@ -66,7 +66,7 @@ def attempt(read: Callable[[], Topology]) -> Topology | InvalidTopology:
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """No example is judged by its time: the machine may be busy."""
 
-few = settings(unhurried, max_examples=40)
+few = settings(unhurried, max_examples=min(40, settings().max_examples))
 """For properties of whole topologies, which take their time to draw."""
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

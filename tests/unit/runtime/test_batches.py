@@ -109,7 +109,7 @@ async def test_several_batchers_run_at_once_and_the_prefetch_feeds_them() -> Non
     size=st.integers(1, 8),
     batchers=st.integers(1, 3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_bisection_fails_only_the_bad_rows(
     rows: int, bad: set[int], size: int, batchers: int
 ) -> None:

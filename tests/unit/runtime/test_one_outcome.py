@@ -83,7 +83,7 @@ _OUTCOMES = (
     in_threads=st.booleans(),
     cuts=st.lists(st.floats(0, 20), max_size=2),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_each_delivery_has_exactly_one_visible_outcome(
     scripts: list[list[tuple[str, float]]],
     concurrency: int,
