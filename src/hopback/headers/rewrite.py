@@ -32,6 +32,8 @@ __all__ = [
     "ADDED_BYTES",
     "FRAME_BYTES",
     "Mark",
+    "can_park",
+    "can_retry",
     "frame_size",
     "moved_properties",
     "park_properties",
