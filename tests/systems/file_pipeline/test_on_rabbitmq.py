@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
 
 _SECRET = "a secret that is long enough for HS256, for tests only"
 _SETTINGS = {"RETRY_TTL_MS": "200", "ADMIN_JWT_SECRET": _SECRET}
-_PATIENCE_S = 40.0
+_PATIENCE_S = 120.0
 
 
 @pytest.fixture
