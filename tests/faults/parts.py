@@ -196,7 +196,7 @@ async def storm_of(
             _say(part)
             if time.monotonic() > until:
                 break
-    part.load = f"{part.rounds} kills in storms of 3,000 failures"
+    part.load = f"{part.rounds} kills in storms of 2,000 failures"
     part.seconds = time.monotonic() - began
     return part
 

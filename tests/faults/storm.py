@@ -42,7 +42,7 @@ async def storm(node: RabbitNode, design: str, messages: int, chance: random.Ran
 
 
 async def storms(
-    node: RabbitNode, design: str, *, kills: int, messages: int = 3000, until_lost: bool = False
+    node: RabbitNode, design: str, *, kills: int, messages: int = 2000, until_lost: bool = False
 ) -> AsyncIterator[Verdict]:
     """Storm after storm; with `until_lost` no more than are needed to see a loss."""
     chance = random.Random(design)
