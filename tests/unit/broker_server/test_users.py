@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hopback.broker.server.users import Users
+from hopback.wire.tables import encode_entries
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
 
 _USERS = Users({"guest": "guest", "ann": "s3cret:ü"})
 
@@ -30,8 +35,25 @@ _USERS = Users({"guest": "guest", "ann": "s3cret:ü"})
 )
 def test_a_plain_response_is_checked(response: bytes, peer: str, found: str | None) -> None:
     """Name and password must be right, whatever bytes come."""
-    assert _USERS.plain("PLAIN", response, peer) == found
-    assert _USERS.plain("AMQPLAIN", response, peer) is None
+    assert _USERS.sasl("PLAIN", response, peer) == found
+    assert _USERS.sasl("AMQPLAIN", response, peer) is None
+    assert _USERS.sasl("EXTERNAL", response, peer) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ({"LOGIN": "guest", "PASSWORD": "guest"}, "guest"),
+        ({"PASSWORD": "s3cret:ü", "LOGIN": "ann"}, "ann"),
+        ({"LOGIN": "guest", "PASSWORD": "ann"}, None),
+        ({"LOGIN": "guest"}, None),
+        ({"LOGIN": 1, "PASSWORD": b"guest"}, None),
+        ({}, None),
+    ],
+)
+def test_an_amqplain_response_is_checked(table: Headers, found: str | None) -> None:
+    """The same in a field table without its length."""
+    assert _USERS.sasl("AMQPLAIN", encode_entries(table), "127.0.0.1") == found
 
 
 @pytest.mark.parametrize(

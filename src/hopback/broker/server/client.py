@@ -11,6 +11,7 @@ from hopback import __version__
 from hopback.broker.server.channel import ServerChannel, reply_text
 from hopback.broker.server.line import ServerLine
 from hopback.broker.server.outgoing import Envelopes
+from hopback.broker.server.users import MECHANISMS
 from hopback.broker.simulator.refusal import Refusal
 from hopback.errors import ProtocolError
 from hopback.wire.connection import Connection
@@ -89,9 +90,10 @@ class Client:
         limits = self.house.limits
         self._handshake = ServerHandshake(
             self.core,
-            lambda mechanism, response: self.house.users.plain(mechanism, response, peer),
+            lambda mechanism, response: self.house.users.sasl(mechanism, response, peer),
             tuning=Tuning(limits.channels, limits.frame_max, limits.heartbeat),
             properties=_server_properties(self.house),
+            mechanisms=MECHANISMS,
         )
         self._timer = self._loop.call_later(limits.handshake_seconds, self._too_slow)
 

@@ -8,11 +8,15 @@ import hmac
 from typing import TYPE_CHECKING
 
 from hopback.endpoint import is_loopback
+from hopback.wire.tables import decode_entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Users"]
+__all__ = ["MECHANISMS", "Users"]
+
+MECHANISMS = "PLAIN AMQPLAIN"
+"""What clients may choose from; the second is PLAIN in a field table, and PHP's favourite."""
 
 
 class Users:
@@ -26,12 +30,18 @@ class Users:
         """All of them."""
         return tuple(self._passwords)
 
-    def plain(self, mechanism: str, response: bytes, peer: str) -> str | None:
-        """Check a SASL PLAIN response: an identity that nobody needs, the name, the password."""
-        parts = response.split(b"\0")
-        if mechanism != "PLAIN" or len(parts) != 3:
-            return None
-        return self._checked(parts[1], parts[2], peer)
+    def sasl(self, mechanism: str, response: bytes, peer: str) -> str | None:
+        """Check the response of a client's handshake."""
+        match mechanism:
+            case "PLAIN":
+                parts = response.split(b"\0")
+                return self._checked(parts[1], parts[2], peer) if len(parts) == 3 else None
+            case "AMQPLAIN":
+                told = decode_entries(response).headers
+                name, password = told.get("LOGIN"), told.get("PASSWORD")
+                if isinstance(name, str) and isinstance(password, str):
+                    return self._checked(name.encode(), password.encode(), peer)
+        return None
 
     def basic(self, header: str, peer: str) -> str | None:
         """Check an HTTP `Authorization` header."""
