@@ -37,6 +37,7 @@ test-fast: $(READY) ## unit and property tests, no network; within a minute
 test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, and root
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
+	$(PYTEST) -m all_brokers tests/integration --all-brokers
 
 test-faults: $(READY) ## the proof, long: faults, load and bad input; an hour, and root for a cluster's cuts
 	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql
