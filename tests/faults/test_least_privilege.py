@@ -1,0 +1,223 @@
+"""The permissions that the page lists: with exactly these everything works, with one less it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import (
+    App,
+    Context,
+    Ownership,
+    RabbitMQ,
+    Service,
+    ServiceOptions,
+    Surroundings,
+    compose,
+)
+from hopback.broker.declare import declare
+from hopback.broker.supervise import Backoff
+from hopback.deadletters.operations import Operations
+from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.sessions import Window
+from hopback.errors import BrokerError
+from hopback.observe.events import Bus
+from tests.docs.pages import ROOT
+from tests.integration.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+_RIGHTS = ("configure", "write", "read")
+
+
+def _listed() -> dict[str, dict[str, str]]:
+    """The table of the page: user → its three permissions."""
+    page = (ROOT / "docs" / "how-to" / "least-privilege.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", page, re.MULTILINE)
+    return {
+        user: {right: text.replace(r"\|", "|") for right, text in zip(_RIGHTS, given, strict=True)}
+        for user, *given in rows
+    }
+
+
+LISTED = _listed()
+ONE_LESS = [
+    (user, right)
+    for user, rights in LISTED.items()
+    for right, given in rights.items()
+    if given != "^$"
+]
+
+
+class _Users:
+    """Users of this test alone."""
+
+    def __init__(self, node: SharedNode, vhost: str) -> None:
+        self._node = node
+        self._vhost = vhost
+        self.names: list[str] = []
+
+    def url(self, rights: Mapping[str, str]) -> str:
+        """The address for a new user with these rights."""
+        name = f"u{uuid.uuid4().hex[:10]}"
+        self.names.append(name)
+        call = self._node.management.call
+        call("PUT", f"/users/{name}", {"password": "secret", "tags": ""})
+        call("PUT", f"/permissions/{self._vhost}/{name}", dict(rights))
+        return self._node.url.replace("guest:guest", f"{name}:secret") + self._vhost
+
+
+@pytest.fixture
+def users(rabbitmq: SharedNode, vhost: str) -> Iterator[_Users]:
+    """Makes users; they are gone after the test."""
+    made = _Users(rabbitmq, vhost)
+    yield made
+    for name in made.names:
+        rabbitmq.management.call("DELETE", f"/users/{name}")
+
+
+def _app() -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"], bind={"shop.events": "order.#"})
+    async def handle(context: Context) -> None:
+        raise ValueError("always")
+
+    return app
+
+
+async def _prepared(amqp_url: str, dead_letters: int = 0) -> None:
+    """The topology stands, as others have made it, with some dead letters."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, _app().topology)
+    channel = await connection.open_channel()
+    for number in range(dead_letters):
+        await channel.publish(compose("", "orders.dlq", number))
+    await connection.close()
+
+
+async def _as_topology(url: str, amqp_url: str) -> None:
+    connection = await RabbitMQ(url).connect("topology")
+    try:
+        await declare(connection, _app().topology)
+    finally:
+        await connection.close()
+
+
+async def _as_producer(url: str, amqp_url: str) -> None:
+    await _prepared(amqp_url)
+    connection = await RabbitMQ(url).connect("producer")
+    channel = await connection.open_channel()
+    try:
+        await channel.publish(compose("shop.events", "order.new", 1))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any]]]]:
+    """The application at work, and what it says."""
+    said: list[tuple[str, Mapping[str, Any]]] = []
+    service = Service(
+        _app(),
+        RabbitMQ(url),
+        options=ServiceOptions(ownership=Ownership.CHECK, grace=1),
+        world=Surroundings(
+            bus=Bus(lambda name, fields: said.append((name, fields))),
+            backoff=Backoff(first=0.05, most=0.1),
+        ),
+    )
+    running = asyncio.create_task(service.run())
+    try:
+        yield said
+    finally:
+        service.stop()
+        await running
+
+
+async def _as_consumer(url: str, amqp_url: str) -> None:
+    """A message is retried and parked; what is refused is said, and raised here."""
+    await _prepared(amqp_url)
+    await _as_guest(amqp_url)
+    async with _consuming(url) as said:
+        ends = ("delivery.parked", "delivery.held", "consumer.lost")
+        await until(lambda: any(name in ends for name, _ in said))
+    name, fields = next((name, fields) for name, fields in said if name in ends)
+    if name != "delivery.parked":
+        raise BrokerError(f"{name}: {fields['reason']}")
+
+
+async def _as_guest(amqp_url: str) -> None:
+    connection = await RabbitMQ(amqp_url).connect("test")
+    channel = await connection.open_channel()
+    await channel.publish(compose("shop.events", "order.new", 1))
+    await connection.close()
+
+
+async def _as_inspector(url: str, amqp_url: str) -> None:
+    await _prepared(amqp_url, dead_letters=3)
+    async with Operations(RabbitMQ(url), topologies=[_app().topology]) as operations:
+        session = await operations.open_session("orders.dlq", Window(10), forced=True)
+        assert session.held == 3
+
+
+async def _as_operator(url: str, amqp_url: str) -> None:
+    await _prepared(amqp_url, dead_letters=3)
+    async with Operations(RabbitMQ(url), topologies=[_app().topology]) as operations:
+        request = RedriveRequest(queue="orders.dlq", selection=FromHead(), reason="t", forced=True)
+        job = await operations.wait((await operations.start(request)).id)
+    if job.counts.done != 3:
+        raise BrokerError(job.reason)
+
+
+ACTS: dict[str, Callable[[str, str], Awaitable[None]]] = {
+    "topology": _as_topology,
+    "producer": _as_producer,
+    "consumer": _as_consumer,
+    "inspector": _as_inspector,
+    "operator": _as_operator,
+}
+
+
+def test_the_page_lists_every_part() -> None:
+    """One row for each that is tested, and more than one right to take away."""
+    assert set(LISTED) == set(ACTS)
+    assert len(ONE_LESS) == 9
+
+
+@pytest.mark.parametrize("user", LISTED)
+async def test_the_listed_permissions_are_enough(users: _Users, amqp_url: str, user: str) -> None:
+    """A user with exactly the permissions of its row does its work."""
+    await ACTS[user](users.url(LISTED[user]), amqp_url)
+
+
+@pytest.mark.parametrize(("user", "right"), ONE_LESS)
+async def test_with_one_permission_less_it_is_refused_and_said(
+    users: _Users, amqp_url: str, user: str, right: str
+) -> None:
+    """The error names what was refused; nothing is lost."""
+    fewer = users.url({**LISTED[user], right: "^$"})
+    with pytest.raises(BrokerError, match=r"ACCESS_REFUSED|access to .* refused"):
+        await ACTS[user](fewer, amqp_url)
+    if user in ("consumer", "operator", "inspector"):
+        expected = 1 if user == "consumer" else 3
+        assert await _left(amqp_url) == expected
+
+
+async def _left(amqp_url: str) -> int:
+    """How many messages lie in the queue, its retry queue and its dead letters."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    channel = await connection.open_channel()
+    found = [await channel.declare_queue(queue, passive=True) for queue in _app().topology.queues]
+    await connection.close()
+    return sum(one.messages for one in found)
