@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pika  # type: ignore[import-untyped]
 
+from tests.acceptance.running import running
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -96,6 +98,43 @@ def _advance(management: str, seconds: int) -> None:
     opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(passwords))
     body = json.dumps({"seconds": seconds}).encode()
     opener.open(f"{management}/clock/advance", body, timeout=20).close()
+
+
+_SHOP = """
+import os
+from hopback import App
+
+app = App("shop")
+
+@app.handler("orders", retry=["30s"])
+async def handle(order: dict, context) -> None:
+    if context.attempt == 1:
+        raise LookupError("not yet")
+    with open("handled", "a") as file:
+        file.write(f"{os.getpid()} {order['id']}\\n")
+"""
+
+
+def test_several_processes_share_it(installed: Installed, tmp_path: Path) -> None:
+    """A service of two processes fails, retries and handles what a client of another make sent."""
+    (tmp_path / "shop.py").write_text(_SHOP)
+    handled = tmp_path / "handled"
+    handled.touch()
+    with (
+        _broker(installed, "--clock", "auto") as broker,
+        running(installed, tmp_path, "shop:app", "--broker", broker.url, "--processes=2") as shop,
+    ):
+        shop.until(lambda: len(shop.said("consumer.started")) == 2)
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        for number in range(20):
+            channel.basic_publish("", "orders", json.dumps({"id": number}).encode())
+        connection.close()
+        shop.until(lambda: len(handled.read_text().splitlines()) == 20)
+        assert shop.end(signal.SIGTERM) == 0
+    lines = [line.split() for line in handled.read_text().splitlines()]
+    assert sorted(int(number) for _, number in lines) == list(range(20))
+    assert len({process for process, _ in lines}) == 2
 
 
 def test_a_port_that_is_taken_is_told(installed: Installed) -> None:
