@@ -181,6 +181,7 @@ class Desk:
         bench = await self._bench(scene, request.queue, forced=request.forced)
         picked = self._picked(request, bench.ready)
         spec = spec_of(request, picked.frozen, broker, stamped=bench.ceremony.stamped)
+        spec = replace(spec, export_to=export_file(request, self._settings, "JOB"))
         wanted = parse_filter(picked.frozen.filter)
         rehearsal = Rehearsal(spec, bench.source, wanted, self._clock.now())
         warnings = [*await self._rehearse(rehearsal, picked, bench), *_warnings(spec, bench)]
@@ -205,7 +206,7 @@ class Desk:
             flaws=tuple(dict.fromkeys(flaws)) if len(flaws) == len(ways) else (),
             as_of=self._clock.now(),
             watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
-            export_to=export_file(request, self._settings, "JOB"),
+            export_to=spec.export_to,
         )
 
     async def _rehearse(self, rehearsal: Rehearsal, picked: _Picked, bench: Bench) -> list[str]:
