@@ -25,7 +25,7 @@ demo: $(READY) ## run the five documented systems; BROKER=amqp://… on a Rabbit
 	@HOPBACK_BROKER="$(BROKER)" $(BIN)/hopback demo $(ARGS)
 
 test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI runs
-	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql
+	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql chromium
 	$(PYTEST) -n $(WORKERS) --dist loadgroup \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100

@@ -81,12 +81,12 @@ class TargetBody(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"
 
 
 class PaceBody(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How fast, and how carefully."""
+    """How fast, and how carefully; `watchSeconds` null waits as long as the design takes to fail."""
 
     rate: _Rate | None = None
     in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 200
     ramp: Annotated[list[Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=20)] = []
-    watch_seconds: Annotated[float, Meta(ge=0, le=600)] = 5.0
+    watch_seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
 
 class NewJob(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -1,0 +1,246 @@
+"""The page in a real browser, used as a person would use it.
+
+Screenshots of every step are written to the folder named by HOPBACK_SCREENSHOTS, if it is set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from hopback.admin.keys import new_key
+from hopback.admin.roles import Grant, Role
+from hopback.admin.settings import parse_settings
+from tests.acceptance.page_server import PageServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+_AXE = Path(__file__).with_name("vendor") / "axe.min.js"
+_WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+_ORDERS = "orders.created.dlq"
+_VIEWER, _VIEWER_KEPT = new_key("vera", Grant(Role.VIEWER), expires=None, made_by="", now=0.0)
+_BOSS, _BOSS_KEPT = new_key("ada", Grant(Role.ADMIN), expires=None, made_by="", now=0.0)
+_SETTINGS = {
+    "auth": {
+        "keys": [
+            {"name": "vera", "hash": _VIEWER_KEPT.hash, "role": "viewer"},
+            {"name": "ada", "hash": _BOSS_KEPT.hash, "role": "admin"},
+        ]
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    """The service over a shop with dead letters."""
+    with PageServer(settings=parse_settings(_SETTINGS, {}, "test")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: PageServer) -> Iterator[Page]:
+    """A page of which every complaint of the browser and every foreign request is a failure."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, base_url=server.url)
+    opened = context.new_page()
+    opened.set_default_timeout(10_000)
+    complaints: list[str] = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda said: complaints.append(said.text) if _is_bad(said.type) else None)
+    opened.on(
+        "request",
+        lambda asked: complaints.append(asked.url) if _is_foreign(asked.url) else None,
+    )
+    yield opened
+    context.close()
+    assert complaints == []
+
+
+def _is_bad(kind: str) -> bool:
+    return kind in {"error", "warning"}
+
+
+def _is_foreign(url: str) -> bool:
+    return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+
+
+def _sign_in(page: Page, key: str) -> None:
+    page.goto("/")
+    page.get_by_label("API key or token").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(re.compile(r"/$"))
+
+
+def _picture(page: Page, name: str) -> None:
+    folder = os.environ.get("HOPBACK_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def _accessible(page: Page, *rules: str) -> None:
+    """No violation of WCAG A and AA that axe can find; of these rules only, if some are named."""
+    wanted = {"type": "rule", "values": rules} if rules else {"type": "tag", "values": _WCAG}
+    page.evaluate(_AXE.read_text())
+    found = page.evaluate("only => axe.run(document, {runOnly: only})", wanted)
+    told = [
+        (one["id"], [node["html"][:120] for node in one["nodes"]][:3])
+        for one in found["violations"]
+    ]
+    assert told == [], page.url
+
+
+def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServer) -> None:
+    """From the list to an empty queue: errors are read, a group goes back by a ramp, the rest is gone."""
+    assert server.stage is not None
+    shop = server.stage.shop
+    _sign_in(page, _BOSS)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("50 dead letters in 2 of")
+    _picture(page, "dead-letters")
+    page.get_by_role("link", name=_ORDERS).click()
+    page.get_by_role("button", name="Look at messages").click()
+    groups = page.locator(".groups > li")
+    expect(groups).to_have_count(2)
+    expect(groups.first).to_contain_text("LookupError")
+    _picture(page, "groups")
+    page.get_by_role("link", name="OrderCreated").first.click()
+    expect(page.locator(".story")).to_contain_text("gave up after 2 attempts")
+    expect(page.locator("pre.payload")).to_contain_text('"id": 1001')
+    _picture(page, "message")
+    page.go_back()
+
+    # Not mended yet: the careful beginning stops by itself after one message.
+    page.get_by_role("link", name="Re-drive 9…").click()
+    _three_steps(page, "the warehouse was synchronised", "Re-drive 9 messages")
+    expect(page.locator(".state")).to_have_text("failed", timeout=15_000)
+    page.get_by_role("button", name="See what came back").click()
+    expect(page.locator("dl.counts")).to_contain_text("Came back1")
+    expect(page.get_by_text("What it failed of is not mended yet")).to_be_visible()
+    _picture(page, "came-back")
+
+    # Mended now: it goes on to the end.
+    shop.mended.add("stock")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".state")).to_have_text("completed", timeout=30_000)
+    _picture(page, "job")
+    assert len([one for one in shop.handled if one.get("trouble") == "stock"]) >= 8
+
+    page.goto(f"/queues/{_ORDERS}/discard")
+    page.get_by_role("button", name="Next: how").click()
+    page.get_by_label("Why").fill("addresses are obsolete")
+    page.get_by_role("button", name="Next: review").click()
+    button = page.get_by_role("button", name=re.compile(r"Discard \d+ messages"))
+    page.get_by_label(re.compile("Type")).fill("orders")
+    button.click()
+    expect(page.get_by_role("alert")).to_contain_text("type the queue's name")
+    page.get_by_label(re.compile("Type")).fill(_ORDERS)
+    _picture(page, "discard")
+    button.click()
+    expect(page.locator(".state")).to_have_text("completed", timeout=15_000)
+    page.goto(f"/queues/{_ORDERS}")
+    expect(page.locator(".lead")).to_contain_text("Nothing rests here now")
+    page.goto("/audit")
+    expect(page.get_by_role("cell", name="addresses are obsolete").first).to_be_visible()
+
+
+def _three_steps(page: Page, reason: str, button: str) -> None:
+    page.get_by_role("button", name="Next: where and how").click()
+    expect(page.get_by_label(re.compile("Begin carefully"))).to_be_checked()
+    page.get_by_label("Why").fill(reason)
+    page.get_by_role("button", name="Next: review").click()
+    expect(page.get_by_role("heading", name="Routing check")).to_be_visible()
+    _picture(page, "review")
+    page.get_by_role("button", name=button).click()
+    page.wait_for_url(re.compile("/jobs/"))
+
+
+def test_a_viewer_is_shown_numbers_and_denied_the_rest(page: Page) -> None:
+    """No payload, no act: neither by button nor by address."""
+    _sign_in(page, _VIEWER)
+    page.goto("/queues/payments.capture.dlq")
+    expect(page.get_by_text("needs the role operator")).to_be_visible()
+    expect(page.get_by_role("button", name="Look at messages")).to_have_count(0)
+    denied = page.request.get("/queues/payments.capture.dlq/discard")
+    assert denied.status == 403
+    page.goto("/you")
+    expect(page.get_by_text("see queues, depths, jobs and topology")).to_be_visible()
+
+
+def test_the_map_is_drawn_and_shows_who_gets_a_message(page: Page) -> None:
+    """Every node is on it, under the strict policy; the asked key lights up its queue."""
+    _sign_in(page, _BOSS)
+    page.goto("/topology")
+    page.locator("select[name=exchange]").select_option("shop.events")
+    page.locator("input[name=key]").fill("order.paid")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#reached")).to_contain_text("payments.capture")
+    expect(page.locator("#map")).to_have_attribute("data-nodes", re.compile(r"\d\d"))
+    _picture(page, "topology")
+
+
+def test_every_page_is_accessible(page: Page) -> None:
+    """WCAG A and AA by axe, on every view; in the dark the contrast."""
+    page.goto("/login")
+    _accessible(page)
+    _sign_in(page, _BOSS)
+    for path in ["/", "/jobs", "/topology", "/checks", "/audit", "/you"]:
+        page.goto(path)
+        _accessible(page)
+    page.goto("/queues/payments.capture.dlq")
+    _accessible(page)
+    page.get_by_role("button", name="Look at messages").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    held = page.url
+    _accessible(page)
+    page.get_by_role("link", name="OrderPaid").first.click()
+    _accessible(page)
+    page.goto(held)
+    page.get_by_role("link", name=re.compile("Re-drive 37")).click()
+    _accessible(page)
+    page.get_by_role("button", name="Next").click()
+    _accessible(page)
+    page.emulate_media(color_scheme="dark")
+    for url in [page.url.partition("?")[0], "/", "/checks", "/you", held]:
+        page.goto(url)
+        _accessible(page, "color-contrast")
+    page.get_by_role("button", name="Release").click()
+
+
+def test_it_is_usable_on_a_phone_and_by_keys(page: Page) -> None:
+    """Nothing is wider than the screen; rows are reached by j, the filter by a slash."""
+    page.set_viewport_size({"width": 360, "height": 740})
+    _sign_in(page, _BOSS)
+    for path in ["/", "/queues/payments.capture.dlq", "/jobs", "/topology", "/checks", "/you"]:
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+    page.set_viewport_size({"width": 1280, "height": 860})
+    page.goto("/")
+    page.keyboard.press("j")
+    expect(page.locator("table.queues tbody th a").first).to_be_focused()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Look at messages").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    page.keyboard.press("/")
+    expect(page.locator("#filter")).to_be_focused()
+    page.keyboard.type("payload.order.id:2001")
+    page.keyboard.press("Enter")
+    expect(page.locator("table.letters tbody tr")).to_have_count(1)
+    page.get_by_role("button", name="Release").click()
+    expect(page.get_by_role("status")).to_contain_text("back in the queue")

@@ -1,0 +1,106 @@
+"""The container files and the pages, as far as they can be tried without a container engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from hopback.admin.application import ENDPOINTS
+from hopback.admin.settings import parse_settings
+from hopback.cli.app import root
+from tests.architecture.source import ROOT
+
+_DEPLOY = ROOT / "deploy"
+
+
+def _instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n\s*", " ", (_DEPLOY / "Containerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def _compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((_DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+def _is_command(words: list[str]) -> None:
+    """Parse it with the real command; a usage error fails the test."""
+    context = click.Context(root, info_name="hopback")
+    command = root.get_command(context, words[0])
+    assert command is not None, words
+    command.make_parser(click.Context(command, info_name=words[0])).parse_args(words[1:])
+
+
+def test_the_image_is_built_from_known_steps_and_runs_as_nobody_special() -> None:
+    """Known instructions, files that exist, extras that exist, a user of its own at the end."""
+    found = _instructions()
+    known = {
+        "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"
+    }  # fmt: skip
+    assert {word for word, _ in found} <= known
+    for word, rest in found:
+        if word == "COPY" and not rest.startswith("--from"):
+            assert all((ROOT / name).exists() for name in rest.split()[:-1]), rest
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert "all" in extras
+    users = [rest for word, rest in found if word == "USER"]
+    assert users == ["hopback"]
+
+
+def test_the_image_starts_commands_that_there_are() -> None:
+    """Entry point and default command are understood by the command itself."""
+    found = dict(_instructions())
+    assert json.loads(found["ENTRYPOINT"]) == ["hopback"]
+    _is_command(json.loads(found["CMD"]))
+
+
+def test_compose_wires_what_it_starts() -> None:
+    """Commands parse, volumes and dependencies are declared, and no secret stands in the file."""
+    compose = _compose()
+    services = compose["services"]
+    assert set(services) == {"rabbitmq", "postgres", "admin", "consumers"}
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        named = [each.partition(":")[0] for each in service.get("volumes", [])]
+        assert {name for name in named if not name.startswith(".")} <= set(compose["volumes"])
+        if "build" in service:
+            assert (_DEPLOY / service["build"]["context"]).resolve() == ROOT
+            assert (ROOT / service["build"]["dockerfile"]).is_file()
+            _is_command(service["command"])
+    text = (_DEPLOY / "compose.yaml").read_text()
+    assert re.findall(r"PASS(?:WORD)?: (?!\$\{)", text) == []
+    assert services["admin"]["ports"] == ["127.0.0.1:8080:8080"]
+
+
+def test_the_reference_lists_every_endpoint_with_its_role() -> None:
+    """The table of the page is the table of the API."""
+    page = (ROOT / "docs" / "reference" / "http-api.md").read_text()
+    listed = re.findall(r"^\| `([A-Z]+ /\S+)` \| ([\w ]+) \| (.+) \|$", page, re.MULTILINE)
+    rows = [
+        (
+            f"{row.method} {row.path}",
+            "anybody" if row.public else "anyone known" if row.role is None else row.role.value,
+            row.summary,
+        )
+        for row in ENDPOINTS
+    ]
+    assert listed == rows
+
+
+@pytest.mark.parametrize("page", ["docs/reference/http-api.md"])
+def test_the_settings_of_the_page_are_good_settings(page: str) -> None:
+    """The example can be used as it stands."""
+    (text,) = re.findall(
+        r'```toml title="admin.toml"\n(.*?)```', (ROOT / page).read_text(), re.DOTALL
+    )
+    settings = parse_settings(tomllib.loads(text), {}, page)
+    assert settings.asks_who
