@@ -176,7 +176,7 @@ class Client:
         """The line has ended."""
         self._stop_timer()
         if error is not None and self._handshake is None:
-            _log.info("connection from %s ended: %r", self.peer, str(error))
+            _log.info("connection from %s lost without a goodbye", self.peer)
         self._leave()
         self.house.leave(self)
 
