@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import QueueState
     from hopback.fields import FieldValue
+    from hopback.testing import BrokerThread
     from tests.conformance.twins import Held, Step
     from tests.harness.shared import SharedNode
 
@@ -312,11 +313,19 @@ def test_random_programs_look_the_same_on_other_versions(suite: str) -> None:
         _play(node.url, node.management.call("GET", "/overview")["rabbitmq_version"])
 
 
-def _play(url: str, version: str) -> None:
+@pytest.mark.socket
+@pytest.mark.hopback_broker(clock="system", version="4.3")
+def test_random_programs_look_the_same_on_the_socket(hopback_broker: BrokerThread) -> None:
+    """The same over a socket as in the process."""
+    _play(hopback_broker.url, "4.3", fewer=4)
+
+
+def _play(url: str, version: str, *, fewer: int = 1) -> None:
     known = BrokerVersion.parse(version)
 
     class Machine(SideBySide):
         def __init__(self) -> None:
             super().__init__(url, known)
 
-    run_state_machine_as_test(Machine, settings=_SETTINGS)
+    chosen = settings(_SETTINGS, max_examples=_SETTINGS.max_examples // fewer)
+    run_state_machine_as_test(Machine, settings=chosen)
