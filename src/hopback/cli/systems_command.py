@@ -59,7 +59,9 @@ def _describe(design: Design, form: str) -> None:
         rows = [(p.name, p.default, p.expected, p.summary) for p in design.parameters]
         table(("parameter", "default", "expected", "meaning"), rows)
         click.echo()
-    click.echo(f"Next: hopback topology show {design.name}; hopback topology check {design.name}")
+    name = design.name
+    run = f"; hopback demo {name}" if design.documented else ""
+    click.echo(f"Next: hopback topology show {name}; hopback topology check {name}{run}")
 
 
 def _about(design: Design) -> str:
