@@ -27,6 +27,7 @@ from hopback.store import (
     open_database,
     transaction,
 )
+from hopback.store.transaction import slot_of
 from tests.integration.database import database_url, engine, postgres
 
 if TYPE_CHECKING:
@@ -315,6 +316,21 @@ async def test_leased_slots_are_not_claimed_by_another_relay(engine: AsyncEngine
     clock.advance(31)
     assert await second.claim() == claimed
     assert not await first.renew(claimed)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_relay_passes_by_what_another_is_claiming(engine: AsyncEngine) -> None:
+    """On PostgreSQL it does not wait for the other's lock: it takes what is free."""
+    await put(engine, *(message(n, f"key{n}") for n in range(10)))
+    taken = slot_of("key0")
+    async with engine.begin() as other:
+        await other.execute(
+            text("SELECT * FROM hopback_outbox_slots WHERE slot = :slot FOR UPDATE"),
+            {"slot": taken},
+        )
+        async with asyncio.timeout(10):
+            claimed = await Outbox(engine, "relay", CLOCK).claim()
+    assert set(claimed) == {slot_of(f"key{n}") for n in range(10)} - {taken}
 
 
 async def test_a_relay_that_dies_loses_nothing(engine: AsyncEngine) -> None:
