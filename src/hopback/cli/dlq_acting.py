@@ -214,7 +214,7 @@ def discard(
 
 def _act(request: Request, place: Place, choices: Choices) -> int:
     """Plan, ask, act. Questions are asked between two visits: nothing is held meanwhile."""
-    plan = at_desk(place, lambda desk: _plan(desk, request))
+    plan = at_desk(place, lambda desk: _plan(desk, request, acts=not choices.dry_run))
     if choices.dry_run:
         return _rehearsed(plan, choices)
     _show(plan, choices)
@@ -235,8 +235,21 @@ def _act(request: Request, place: Place, choices: Choices) -> int:
     return at_desk(place, lambda desk: carry_out(desk, decided, choices.form, resume_command))
 
 
-async def _plan(desk: Desk, request: Request) -> Document:
+async def _plan(desk: Desk, request: Request, *, acts: bool) -> Document:
+    if acts:
+        _must_be_free(await desk.queue(request.queue))
     return await desk.plan(replace(request, reason=request.reason.strip() or _PLANNED))
+
+
+def _must_be_free(queue: Document) -> None:
+    """A queue has one job at a time; what that one holds would not even be seen by another."""
+    job = queue["activeJob"]
+    if job is not None:
+        raise CommandFailed(
+            f"{queue['queue']} has an active job: {job['id']}, a {job['kind']} that is {job['state']}",
+            do=f"Follow it with `hopback jobs watch {job['id']}`, or end it with `jobs cancel`.",
+            code=Exit.CONFLICT,
+        )
 
 
 def _rehearsed(plan: Document, choices: Choices) -> int:
