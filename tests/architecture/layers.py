@@ -93,6 +93,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     ),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.deadletters.files": frozenset({"zstandard"}),
+    "hopback.deadletters.sql_journal": frozenset({"sqlalchemy"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.push": frozenset({"httpx"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
