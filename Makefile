@@ -12,7 +12,7 @@ FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/con
 CODE := src tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-brokers test-faults check format bench pin clean
+.PHONY: help demo test test-fast test-brokers test-faults check audit format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -48,6 +48,11 @@ check: $(READY) ## lint, format, types, architecture
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(PYTEST) -q tests/architecture
+
+audit: $(READY) ## known vulnerabilities of the pinned dependencies; needs the network
+	$(PYTHON) -m venv .work/audit
+	.work/audit/bin/pip install --quiet pip-audit
+	.work/audit/bin/pip-audit --disable-pip --no-deps -r tools/constraints.txt
 
 format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix $(CODE)

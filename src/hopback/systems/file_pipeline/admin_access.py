@@ -48,7 +48,11 @@ class _Door:
     """Lets administrators in, by their token."""
 
     def __init__(self, secret: str) -> None:
-        rules = JwtSettings(issuer=ISSUER, audience=AUDIENCE, secret_env="ADMIN_JWT_SECRET")  # noqa: S106
+        rules = JwtSettings(
+            issuer=ISSUER,
+            audience=AUDIENCE,
+            secret_env="ADMIN_JWT_SECRET",  # noqa: S106 - the name of a variable, not a secret
+        )
         self._tokens = TokenReader(rules, (), SharedSecret(secret)) if secret else None
 
     async def authorize(self, request: Request) -> Who:
