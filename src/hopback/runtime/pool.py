@@ -8,6 +8,7 @@ context has changed ends, and a fresh one takes its place.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Pool", "ended"]
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("hopback.runtime")
 
 _CANCELLATIONS = 3
 _SECONDS_FOR_EACH = 1.0
@@ -117,7 +120,14 @@ class Pool(Generic[T]):
             self._work(), name=self._name, context=context
         )
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Nothing of ours should raise in a worker; if it does, that is said at once."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _LOG.error("a worker of %s ended unexpectedly", self._name, exc_info=error)
 
     async def _work(self) -> None:
         """The life of one worker."""

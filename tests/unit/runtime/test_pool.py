@@ -165,3 +165,26 @@ async def test_workers_are_not_hired_beyond_need(size: int) -> None:
     await pool.join()
     assert len(names) <= size
     await pool.stop()
+
+
+@in_virtual_time
+async def test_a_worker_that_ends_by_itself_is_said_and_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A mistake of our own costs one item, and is told at once."""
+    ran: list[int] = []
+
+    async def run(item: int) -> None:
+        ran.append(item)
+        if item == 0:
+            raise ZeroDivisionError
+
+    pool = Pool(1, run, name="orders")
+    for item in range(3):
+        pool.submit(item)
+    await pool.join()
+    await asyncio.sleep(0)
+    assert ran == [0, 1, 2]
+    assert "a worker of orders ended unexpectedly" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    await pool.stop()
