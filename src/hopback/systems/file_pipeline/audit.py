@@ -27,7 +27,7 @@ _LONGEST = 65_536
 def add_audit(app: App, workshop: Workshop) -> None:
     """Add the handler of `q.audit`. It takes whatever comes: also what nobody understands."""
 
-    @app.handler(_QUEUE, concurrency=4)
+    @app.handler(_QUEUE, concurrency=1)  # one after another: the order is part of the record
     async def record(context: Context) -> None:
         message_id = _plain(context.message_id)
         row = {
