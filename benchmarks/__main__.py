@@ -13,6 +13,7 @@ from tests.harness.rabbitmq import RabbitNode
 from benchmarks.contestants import HOPBACK, contestants
 from benchmarks.environment import ROOT, WORK, build_c_client, describe, peers_python
 from benchmarks.goals import judge
+from benchmarks.grouping import group
 from benchmarks.memory import endure
 from benchmarks.report import render
 from benchmarks.rounds import Results, Settings, play
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
 
 _MILLION = 1_000_000
+_GROUPED = 100_000
+_PLUGINS = ("rabbitmq_management", "rabbitmq_shovel")
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,7 +82,7 @@ def _measure(chosen: argparse.Namespace, node: RabbitNode, python: Path) -> int:
     program = build_c_client()
     if program is None:
         print("no C compiler or no librabbitmq: the C rows are left out", file=sys.stderr)
-    everyone = contestants(python, program)
+    everyone = contestants(python, program, node.management_url)
     named = {one.name: one for one in everyone}
     filler = everyone[0] if program else named["pika (asyncio)"]
     node.management.create_vhost("bench")
@@ -92,6 +95,8 @@ def _measure(chosen: argparse.Namespace, node: RabbitNode, python: Path) -> int:
     profiles = _profiles(stage, results, named[HOPBACK])
     broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
     page = render(results, settings, describe(python, broker), memory, profiles)
+    if memory is not None:
+        page += "\n".join(group(stage, python, _GROUPED).lines())
     _keep(results, page, chosen)
     return 1 if results.failures else 0
 
@@ -115,7 +120,7 @@ def main() -> int:
     """Run everything on a node of our own."""
     chosen = _arguments()
     python = peers_python()
-    with RabbitNode() as node:
+    with RabbitNode(plugins=_PLUGINS) as node:
         return _measure(chosen, node, python)
 
 

@@ -20,6 +20,8 @@ __all__ = [
     "C50",
     "HARDENED",
     "HOPBACK",
+    "REDRIVE",
+    "SHOVEL",
     "C",
     "CClient",
     "Contestant",
@@ -33,6 +35,8 @@ _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE,
 HOPBACK = "Hopback"
 APPLICATION = "Hopback, application with JSON"
 HARDENED = "Hopback, application, hardened"
+REDRIVE = "Hopback, re-drive job"
+SHOVEL = "shovel plugin"
 C = "C client"
 C50 = "C client, multiple every 50"
 
@@ -144,8 +148,10 @@ def _dramatiq_body() -> str:
     return json.dumps(message)
 
 
-def contestants(python: Path, c_program: Path | None) -> tuple[Contestant, ...]:
-    """Everyone, the C client first where it could be built."""
+def contestants(
+    python: Path, c_program: Path | None, management: str = ""
+) -> tuple[Contestant, ...]:
+    """Everyone, the C client first where it could be built; `management` is for the shovel."""
     few = (Scenario.CONSUME, Scenario.PUBLISH_ONE)
     c: tuple[Contestant, ...] = (
         ()
@@ -155,8 +161,12 @@ def contestants(python: Path, c_program: Path | None) -> tuple[Contestant, ...]:
             CClient(C50, c_program, (Scenario.CONSUME,), Scenario.CONSUME_50),
         )
     )
+    moving = (Scenario.MOVE,)
     return (
         *c,
+        PythonClient(REDRIVE, "redrive_client", python, moving),
+        PythonClient(f"{REDRIVE}, SQLite", "redrive_client", python, moving, "sql"),
+        PythonClient(SHOVEL, "shovel_client", python, moving, management),
         PythonClient(HOPBACK, "hopback_client", python),
         PythonClient(
             f"{HOPBACK}, a task per message", "hopback_client", python, (Scenario.CONSUME,), "task"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import statistics_of_runs as stats
-from benchmarks.contestants import APPLICATION, HOPBACK, C
+from benchmarks.contestants import APPLICATION, HOPBACK, REDRIVE, SHOVEL, C
 from benchmarks.rounds import Case
 from benchmarks.workload import Scenario
 
@@ -57,6 +57,9 @@ GOALS: tuple[Goal, ...] = (
     Goal(HOPBACK, Scenario.PUBLISH, "aio-pika", 3.0),
     Goal(HOPBACK, Scenario.MOVE, C, 1.0),
     Goal(HOPBACK, Scenario.MOVE, "aio-pika", 4.0),
+    Goal(REDRIVE, Scenario.MOVE, C, 0.8),
+    Goal(REDRIVE, Scenario.MOVE, "aio-pika", 4.0),
+    Goal(REDRIVE, Scenario.MOVE, SHOVEL, 1.0),
     Goal(HOPBACK, Scenario.RETRY, C, 0.7),
     Goal(HOPBACK, Scenario.RETRY, "aiormq", 1.3),
     Goal(APPLICATION, Scenario.CONSUME, C, 0.8),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CountsDiffer", "Stage"]
 
-_FILLED = (Scenario.CONSUME, Scenario.MOVE, Scenario.RETRY)
+_FILLED = (Scenario.CONSUME, Scenario.MOVE, Scenario.RETRY, Scenario.GROUP)
 _SETTLE_SECONDS = 15.0
 
 

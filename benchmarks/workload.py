@@ -26,6 +26,7 @@ class Scenario(StrEnum):
     RETRY = "retry"
     FILL = "fill"
     FLOW = "flow"
+    GROUP = "group"
 
     @property
     def title(self) -> str:
@@ -41,6 +42,7 @@ _TITLES = {
     Scenario.RETRY: f"retry cycle: nack, {RETRY_TTL_MS} ms in a retry queue, back, ack",
     Scenario.FILL: "fill",
     Scenario.FLOW: "publish and consume together",
+    Scenario.GROUP: "group a dead-letter queue",
 }
 
 
