@@ -11,7 +11,7 @@ from hopback.cli.asking import ask_for_reason
 from hopback.cli.completing import complete_job, complete_queue
 from hopback.cli.dlq_access import Place, at_desk, desk_options, resume_command
 from hopback.cli.dlq_printing import form_option, print_job, print_jobs, tell
-from hopback.cli.exits import Exit
+from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_following import ending, follow, see_through, signals_heard
 from hopback.cli.printing import safe, table
 
@@ -115,7 +115,15 @@ def resume(ident: str, form: str, **place: Any) -> int:
 
 async def resume_job(desk: Desk, ident: str, form: str, again: str) -> int:
     """Go on with a job; one that begins here is seen through."""
-    was_active = (await desk.job(ident))["state"] in _ACTIVE
+    state = (await desk.job(ident))["state"]
+    if state == "running":
+        raise CommandFailed(
+            f"job {ident} is running",
+            do="Follow it with `hopback jobs watch`. If its process has died, try again in half a"
+            " minute: then it counts as interrupted.",
+            code=Exit.CONFLICT,
+        )
+    was_active = state in _ACTIVE
     job = await desk.resume(ident)
     if was_active:
         tell(form, job, lambda: _say(job, "is told to go on"))

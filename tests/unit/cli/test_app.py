@@ -11,10 +11,13 @@ from hopback.cli.lazy import LazyGroup
 
 
 def _groups() -> list[tuple[str, LazyGroup]]:
-    topology = root.get_command(click.Context(root), "topology")
     assert isinstance(root, LazyGroup)
-    assert isinstance(topology, LazyGroup)
-    return [("hopback", root), ("hopback topology", topology)]
+    found = [("hopback", root)]
+    for name in ("topology", "dlq"):
+        group = root.get_command(click.Context(root), name)
+        assert isinstance(group, LazyGroup)
+        found.append((f"hopback {name}", group))
+    return found
 
 
 @pytest.mark.parametrize(("name", "group"), _groups(), ids=str)

@@ -139,6 +139,9 @@ async def test_a_running_job_is_watched_paused_and_cancelled(capsys: _Output) ->
     async with office() as found:
         await found.park(50)
         job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        with pytest.raises(CommandFailed, match="is running") as refused:
+            await resume_job(found.desk, job["id"], "table", "")
+        assert refused.value.code is Exit.CONFLICT
         await found.desk.pause(job["id"])
         async for now in found.desk.events(job["id"]):
             if now["state"] == "paused":

@@ -6,6 +6,12 @@ import pytest
 
 from hopback import errors
 from hopback.cli.exits import CommandFailed, Exit, exit_of
+from hopback.deadletters.filters import BadFilter
+from hopback.deadletters.jobs import Frozen, Job, JobConflict, JobKind, JobSpec
+from hopback.deadletters.journal import LeaseLost
+from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch, NotAllowed, SessionOver
+
+_JOB = Job("j-1", JobSpec(JobKind.REDRIVE, "q.dlq", "here", Frozen(1)))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,14 @@ from hopback.cli.exits import CommandFailed, Exit, exit_of
         (errors.ManagementError("broken", status=500), 1),
         (errors.Nacked("full"), 1),
         (CommandFailed("x", do="y", code=Exit.CANCELLED), 8),
+        (BadFilter("x", "a term"), 2),
+        (BadRequest("limit", "1 or more"), 2),
+        (NotAllowed("off"), 4),
+        (NoSuch("queue", "x"), 5),
+        (SessionOver("s-1", "expired"), 5),
+        (CountMismatch(1, 2), 6),
+        (JobConflict("busy", _JOB), 6),
+        (LeaseLost("gone"), 6),
     ],
     ids=lambda value: type(value).__name__,
 )
