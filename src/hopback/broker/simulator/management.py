@@ -40,12 +40,13 @@ class EmbeddedManagement:
 
     async def live_topology(self, vhost: str = "/") -> Topology:
         """What is on the broker now, with its policies, as a topology without plans."""
-        now = self._broker.snapshot()
+        node = self._broker.node
+        known = node.wiring.exchanges.values()
         return Topology(
             name=vhost,
-            exchanges=tuple(e for e in now.exchanges if e.name and not e.name.startswith("amq.")),
-            queues=tuple(reading.queue for reading in await self.queues(vhost)),
-            bindings=tuple(binding for binding in now.bindings if binding.source),
+            exchanges=tuple(e for e in known if e.name and not e.name.startswith("amq.")),
+            queues=tuple(_declared(queue) for queue in node.queues.values()),
+            bindings=tuple(binding for binding in node.wiring.bindings if binding.source),
             policies=await self.policies(vhost),
         )
 
