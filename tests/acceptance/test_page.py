@@ -113,7 +113,6 @@ def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServ
     shop = server.stage.shop
     _sign_in(page, _BOSS)
     expect(page.get_by_role("heading", level=1)).to_contain_text("50 dead letters in 2 of")
-    _picture(page, "dead-letters")
     page.get_by_role("link", name=_ORDERS).click()
     page.get_by_role("button", name="Look at messages").click()
     groups = page.locator(".groups > li")
@@ -134,6 +133,11 @@ def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServ
     expect(page.locator("dl.counts")).to_contain_text("Came back1")
     expect(page.get_by_text("What it failed of is not mended yet")).to_be_visible()
     _picture(page, "came-back")
+    job = page.url
+    page.goto("/")
+    expect(page.locator("table.queues")).to_contain_text("LookupError")
+    _picture(page, "dead-letters")
+    page.goto(job)
 
     # Mended now: it goes on to the end.
     shop.mended.add("stock")
