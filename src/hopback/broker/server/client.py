@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hopback import __version__
 from hopback.broker.server.channel import ServerChannel, reply_text
+from hopback.broker.server.greeting import client_name, server_properties, wire_limits
 from hopback.broker.server.line import ServerLine
 from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
@@ -17,7 +17,6 @@ from hopback.errors import ProtocolError
 from hopback.wire.connection import Connection
 from hopback.wire.contents import Published
 from hopback.wire.events import MethodReceived
-from hopback.wire.frames import Limits
 from hopback.wire.handshake import ServerHandshake, Tuning
 from hopback.wire.methods import Role
 from hopback.wire.properties import decode_properties
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.house import House
     from hopback.broker.simulator.session import Session
     from hopback.errors import BrokerError
-    from hopback.fields import Headers
     from hopback.message import Properties
     from hopback.wire.events import Event
 
@@ -39,17 +37,6 @@ _TURN_BYTES = 256 * 1024
 """How much is handed out to one client before others have their turn."""
 _CLOSE_SECONDS = 3.0
 _FORCED = 320
-_CAPABILITIES: Headers = {
-    "publisher_confirms": True,
-    "exchange_exchange_bindings": True,
-    "basic.nack": True,
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "consumer_priorities": True,
-    "authentication_failure_close": True,
-    "per_consumer_qos": True,
-    "direct_reply_to": True,
-}
 
 
 class Client:
@@ -57,7 +44,7 @@ class Client:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.core = Connection(Role.SERVER, _wire_limits(house))
+        self.core = Connection(Role.SERVER, wire_limits(house))
         self.line = ServerLine(self.core, self)
         self.envelopes = Envelopes()
         self.peer = ""
@@ -92,7 +79,7 @@ class Client:
             self.core,
             lambda mechanism, response: self.house.users.sasl(mechanism, response, peer),
             tuning=Tuning(limits.channels, limits.frame_max, limits.heartbeat),
-            properties=_server_properties(self.house),
+            properties=server_properties(self.house),
             mechanisms=MECHANISMS,
         )
         self._timer = self._loop.call_later(limits.handshake_seconds, self._too_slow)
@@ -131,7 +118,7 @@ class Client:
             if isinstance(abilities, dict):
                 self.knows_cancel = abilities.get("consumer_cancel_notify") is True
                 self._knows_blocked = abilities.get("connection.blocked") is True
-            self._session = self.house.node.connect(_name(told, self.peer), handshake.user)
+            self._session = self.house.node.connect(client_name(told, self.peer), handshake.user)
             self.line.start_pulse(handshake.tuning.heartbeat)
         elif self.core.state is ConnectionState.SERVER_CLOSING:
             _log.warning("login from %s refused", self.peer)
@@ -317,34 +304,3 @@ class Client:
 
 
 _CLOSINGS = frozenset({"channel.close", "channel.close-ok"})
-
-
-def _wire_limits(house: House) -> Limits:
-    """Twice the largest body is read, so that RabbitMQ's own words can be said about it."""
-    limits = house.limits
-    largest = limits.message_bytes or house.node.profile.max_body_bytes
-    return Limits(
-        frame_max=limits.frame_max,
-        receive_max=limits.frame_max,
-        channel_max=limits.channels,
-        body_max=2 * largest,
-        partial_max=4 * largest,
-        requests_max=65_536,
-    )
-
-
-def _server_properties(house: House) -> Headers:
-    """What clients look at: `product` and `version` decide how some of them behave."""
-    return {
-        "capabilities": _CAPABILITIES,
-        "cluster_name": house.cluster_name,
-        "information": "Hopback's embedded broker, for development and tests; not RabbitMQ itself.",
-        "platform": f"Hopback {__version__}",
-        "product": "RabbitMQ",
-        "version": house.full_version,
-    }
-
-
-def _name(told: dict[str, Any], peer: str) -> str:
-    name = told.get("connection_name")
-    return name if isinstance(name, str) else peer
