@@ -80,8 +80,9 @@ def _is_ready(service: Running) -> bool:
 
 
 def test_an_application_runs_without_rabbitmq(installed: Installed, folder: Path) -> None:
-    """On the embedded broker, with probes and metrics; SIGTERM ends it in order with 0."""
-    with running(installed, folder, "shop:app", "--broker", "embedded", "--http", "0") as service:
+    """On the embedded broker, with probes, metrics and traces; SIGTERM ends it in order with 0."""
+    options = ("--broker", "embedded", "--http", "0", "--otel")
+    with running(installed, folder, "shop:app", *options) as service:
         service.until(lambda: _is_ready(service))
         assert service.get("/healthz")[0] == 200
         assert service.get("/readyz")[0] == 200
