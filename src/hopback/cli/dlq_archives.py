@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import copyfileobj
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +22,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.printing import details, on_terminal, safe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from hopback.cli.desk import Desk
     from hopback.deadletters.importing import Imported
@@ -106,7 +111,9 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 
 
 @click.command(name="import", short_help="Publish exported messages again, each confirmed.")
-@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument(
+    "path", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+)
 @click.option(
     "--to", "queue", metavar="QUEUE", help="Into this queue instead of the one they were in."
 )
@@ -141,25 +148,36 @@ def import_(
 ) -> int:
     """Publish the messages of FILE, written by `export` or `discard`, into the queues they were in.
 
-    The file is read whole before anything is sent. A line that cannot be read is named.
+    The file is read whole before anything is sent; `-` is stdin. A line that cannot be read is named.
     """
-    import asyncio
-
-    found = asyncio.run(_contents(path, queue, skip))
-    plan = {"file": str(path), "messages": found.total(), "queues": dict(found)}
-    if dry_run:
-        tell(form, plan, lambda: _print_contents(path, found))
-        return Exit.OK
-    if form == "table":
-        _print_contents(path, found, err=True)
-    if not yes and found:
-        ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
-    done = at_desk(
-        Place(**place), lambda desk: import_messages(desk, path, queue, rate, skip, reason)
-    )
+    with _file(path) as file:
+        found = asyncio.run(_contents(file, queue, skip))
+        plan = {"file": str(path), "messages": found.total(), "queues": dict(found)}
+        if dry_run:
+            tell(form, plan, lambda: _print_contents(path, found))
+            return Exit.OK
+        if form == "table":
+            _print_contents(path, found, err=True)
+        if not yes and found:
+            ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
+        done = at_desk(
+            Place(**place), lambda desk: import_messages(desk, file, queue, rate, skip, reason)
+        )
     result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}
     tell(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))
     return _ended(done, skip)
+
+
+@contextmanager
+def _file(path: Path) -> Iterator[Path]:
+    """The file itself; what comes by stdin is put into one, to be read more than once."""
+    if str(path) != "-":
+        yield path
+        return
+    with NamedTemporaryFile(suffix=".ndjson") as spooled:
+        copyfileobj(sys.stdin.buffer, spooled)
+        spooled.flush()
+        yield Path(spooled.name)
 
 
 def _ended(done: Imported, skip: int) -> int:
@@ -215,6 +233,4 @@ async def import_messages(
     """Publish the lines of a file."""
     from hopback.deadletters.pacing import Pace
 
-    return await desk.import_lines(
-        _lines(path, skip), queue, Pace(rate), reason or f"import of {path.name}"
-    )
+    return await desk.import_lines(_lines(path, skip), queue, Pace(rate), reason or "import")
