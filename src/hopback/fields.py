@@ -141,7 +141,20 @@ _FIXED_BYTES: dict[type, int] = {
 
 def table_size(table: Headers) -> int:
     """How many bytes a table takes on the wire, its own length prefix included."""
-    return 4 + sum(1 + len(key.encode()) + _value_size(value) for key, value in table.items())
+    total = 4
+    for key, value in table.items():
+        total += 1 + (len(key) if key.isascii() else len(key.encode()))
+        # Texts and plain integers are most of what headers hold.
+        kind = type(value)
+        if kind is str:
+            total += 5 + _text_bytes(value)  # type: ignore[arg-type]
+        else:
+            total += 9 if kind is int else _value_size(value)
+    return total
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _value_size(value: FieldValue) -> int:
@@ -150,7 +163,7 @@ def _value_size(value: FieldValue) -> int:
     if fixed is not None:
         return 1 + fixed
     if isinstance(value, str):
-        return 5 + len(value.encode())
+        return 5 + _text_bytes(value)
     if isinstance(value, bytes):
         return 5 + len(value)
     if isinstance(value, Mapping):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.cost import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.jobs import Counts, Job
     from hopback.deadletters.journal import Journal
     from hopback.deadletters.pacing import Control, Pace
     from hopback.deadletters.selecting import Selecting
@@ -310,7 +310,6 @@ class Engine:
             self._lost = self._lost or lost
         else:
             self._acked += 1
-            self._count(done=1)
 
     async def _landing(self) -> None:
         """Until something in flight has come to its end."""
@@ -425,6 +424,10 @@ class Engine:
             now, done=now.done + done, skipped=now.skipped + skipped, failed=now.failed + failed
         )
 
+    def _counted(self) -> Counts:
+        """The counts, with what was acked in this run: that is only added up when it is asked for."""
+        return replace(self._counts, done=self._counts.done + self._acked)
+
     async def _tell(self) -> None:
         """Write the progress down now and then."""
         if self._work.clock.now() - self._told >= _PROGRESS_S:
@@ -432,7 +435,7 @@ class Engine:
 
     async def _save(self) -> None:
         self._told = self._work.clock.now()
-        self.job = self.job.counted(self._counts, self._selecting.checkpoint(), self._told)
+        self.job = self.job.counted(self._counted(), self._selecting.checkpoint(), self._told)
         self.job = replace(self.job, rate=self._work.control.rate)
         await self._written()
 
@@ -441,7 +444,7 @@ class Engine:
             now = self._work.clock.now()
             returned = max(self._work.source.given - self._acked, 0)
             ended = state not in (JobState.RUNNING, JobState.PAUSED)
-            counts = replace(self._counts, returned=returned) if ended else self._counts
+            counts = replace(self._counted(), returned=returned) if ended else self._counted()
             self.job = self.job.counted(counts, self._selecting.checkpoint(), now)
             self.job = self.job.to(state, now, reason)
             await self._written()

@@ -7,9 +7,9 @@ ends exactly where its selection ends, whatever arrived behind it.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from hopback.deadletters.jobs import Checkpoint
 from hopback.deadletters.letters import content_digest
@@ -25,11 +25,10 @@ _MARKED_BYTES = 64 * 1024
 
 
 def mark_of(delivery: Delivery) -> str:
-    """A short hash by which a message is known again; cheap, and the same after a redelivery."""
+    """A short checksum by which a message is known again; cheap, and the same after a redelivery."""
     body = delivery.body
-    mark = hashlib.blake2b(body[:_MARKED_BYTES], digest_size=6)
-    mark.update(f"{len(body)} {delivery.properties.message_id} {delivery.routing_key}".encode())
-    return mark.hexdigest()
+    about = f"{len(body)} {delivery.properties.message_id} {delivery.routing_key}"
+    return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about.encode()):08x}"
 
 
 class Selecting:

@@ -54,6 +54,7 @@ _NAME_BYTES = 255
 _PERSISTENT = 2
 _FRAME_OVERHEAD = 14
 _EMPTY: Headers = MappingProxyType({})
+_TABLE_OVERHEAD = table_size(_EMPTY)
 
 
 def _no_headers() -> Headers:
@@ -268,8 +269,10 @@ class _Budget:
 
     def take(self, entries: dict[str, FieldValue]) -> bool:
         """Add what must be there; False if it does not fit."""
-        size = table_size(entries) - table_size(_EMPTY)
-        if size > min(self._frame, self._ours):
+        return self._take(entries, table_size(entries) - _TABLE_OVERHEAD)
+
+    def _take(self, entries: dict[str, FieldValue], size: int) -> bool:
+        if size > self._frame or size > self._ours:
             return False
         self._frame -= size
         self._ours -= size
@@ -278,12 +281,13 @@ class _Budget:
 
     def offer(self, entries: dict[str, FieldValue]) -> None:
         """Add what would be good to have, if there is room beside what the broker will add."""
-        if table_size(entries) - table_size(_EMPTY) <= self._frame - _ROOM_FOR_A_DEATH:
-            self.take(entries)
+        size = table_size(entries) - _TABLE_OVERHEAD
+        if size <= self._frame - _ROOM_FOR_A_DEATH:
+            self._take(entries, size)
 
     def offer_text(self, name: str, limit: int, written: Callable[[int], str | None]) -> None:
         """Add a text that can shrink: `written` makes one of at most so many bytes, or none."""
-        empty = table_size({name: ""}) - table_size(_EMPTY)
+        empty = table_size({name: ""}) - _TABLE_OVERHEAD
         room = min(self._frame - _ROOM_FOR_A_DEATH, self._ours) - empty
         text = written(min(room, limit))
         if text is not None:
