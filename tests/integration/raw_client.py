@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RawClient"]
 
 _PATIENCE = 10.0
+_PAUSE = 0.2
 
 
 class RawClient:
@@ -104,12 +106,11 @@ class RawClient:
         self.send(channel, name, **arguments)
         return await self.method(METHODS[name].replies[0])
 
-    async def rest(self, show: Callable[[Event], object]) -> list[object]:
-        """Everything that is said until there is a pause."""
+    async def rest(self, show: Callable[[Event], object], least: int = 0) -> list[object]:
+        """So many events, however long they take, and whatever follows without a pause."""
         heard: list[object] = []
-        try:
+        with suppress(TimeoutError, EOFError, OSError):
             while True:
-                async with asyncio.timeout(0.3):
+                async with asyncio.timeout(_PATIENCE if len(heard) < least else _PAUSE):
                     heard.append(show(await self.event()))
-        except (TimeoutError, EOFError, OSError):
-            return heard
+        return heard

@@ -39,7 +39,7 @@ def _served(**limits: Any) -> BrokerServer:
 @pytest.fixture
 async def server() -> AsyncIterator[BrokerServer]:
     """A server that drops silent strangers soon."""
-    async with _served(handshake_seconds=0.2) as server:
+    async with _served(handshake_seconds=1.0) as server:
         yield server
 
 
