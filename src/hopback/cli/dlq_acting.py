@@ -264,7 +264,16 @@ def _show(plan: Document, choices: Choices) -> None:
     if choices.form == "table" or on_terminal(err=True):
         print_plan(plan, err=True)
     else:
-        click.echo(json_line({"event": "plan", **plan}), err=True)
+        click.echo(json_line(_record(plan)), err=True)
+
+
+def _record(plan: Document) -> Document:
+    """The plan for a log: counts instead of samples."""
+    counted = {
+        name: {group["key"]: group["count"] for group in plan[name]}
+        for name in ("reasons", "errors")
+    }
+    return {"event": "plan", **plan, **counted, "cost": plan["cost"]["text"]}
 
 
 def _may_start(plan: Document) -> None:
