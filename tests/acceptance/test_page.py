@@ -89,10 +89,12 @@ def _sign_in(page: Page, key: str) -> None:
     page.wait_for_url(re.compile(r"/$"))
 
 
-def _picture(page: Page, name: str) -> None:
+def _picture(page: Page, name: str, height: int = 860) -> None:
     folder = os.environ.get("HOPBACK_SCREENSHOTS")
     if folder:
+        page.set_viewport_size({"width": 1280, "height": height})
         page.screenshot(path=Path(folder) / f"{name}.png")
+        page.set_viewport_size({"width": 1280, "height": 860})
 
 
 def _accessible(page: Page, *rules: str) -> None:
@@ -132,11 +134,11 @@ def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServ
     page.get_by_role("button", name="See what came back").click()
     expect(page.locator("dl.counts")).to_contain_text("Came back1")
     expect(page.get_by_text("What it failed of is not mended yet")).to_be_visible()
-    _picture(page, "came-back")
+    _picture(page, "came-back", 760)
     job = page.url
     page.goto("/")
     expect(page.locator("table.queues")).to_contain_text("LookupError")
-    _picture(page, "dead-letters")
+    _picture(page, "dead-letters", 560)
     page.goto(job)
 
     # Mended now: it goes on to the end.
@@ -196,7 +198,7 @@ def test_the_map_is_drawn_and_shows_who_gets_a_message(page: Page) -> None:
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#reached")).to_contain_text("payments.capture")
     expect(page.locator("#map")).to_have_attribute("data-nodes", re.compile(r"\d\d"))
-    _picture(page, "topology")
+    _picture(page, "topology", 1120)
 
 
 def test_every_page_is_accessible(page: Page) -> None:

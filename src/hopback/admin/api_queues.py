@@ -123,13 +123,14 @@ async def _show_session(call: Call[Empty, None]) -> SessionAnswer:
 async def _renew_session(call: Call[Empty, Renewal]) -> SessionAnswer:
     """Hold on for longer."""
     view = held_session(call)
-    return session_answer(call.services.operations.renew(view.id, call.body.ttl_seconds))
+    renewed = await call.services.renew(view, call.principal, call.body.ttl_seconds)
+    return session_answer(renewed)
 
 
 async def _release_session(call: Call[Empty, None]) -> None:
     """Give everything back."""
     view = held_session(call)
-    await call.services.operations.release(view.id)
+    await call.services.release(view, call.principal)
 
 
 async def _list_messages(call: Call[MessagesQuery, None]) -> LetterList:

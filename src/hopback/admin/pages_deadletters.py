@@ -142,13 +142,13 @@ def group_filter(by: GroupBy, group: Group) -> str:
 
 async def _renew(visit: Visit) -> Response:
     view = _held(visit)
-    visit.services.operations.renew(view.id)
+    await visit.services.renew(view, visit.principal)
     return see_other(f"/sessions/{quote(view.id, safe='')}")
 
 
 async def _release(visit: Visit) -> Response:
     view = _held(visit)
-    await visit.services.operations.release(view.id)
+    await visit.services.release(view, visit.principal)
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hopback.admin.settings import AdminSettings
     from hopback.admin.sweep import Sweep
     from hopback.clock import Clock
+    from hopback.deadletters.browsing import SessionView
     from hopback.deadletters.operations import Operations
 
 __all__ = ["NOBODY", "Services", "who"]
@@ -57,6 +58,25 @@ class Services:
                 "too-much-held",
                 f"{len(open_now)} browse sessions hold {held} bytes; wait until one ends.",
             )
+
+    async def renew(
+        self, view: SessionView, principal: Principal, seconds: float | None = None
+    ) -> SessionView:
+        """Hold on for longer, and write down who wanted it."""
+        renewed = self.operations.renew(view.id, seconds)
+        details = {"session": view.id}
+        await self.operations.note(
+            "session.renew", by=who(principal), queue=view.queue, details=details
+        )
+        return renewed
+
+    async def release(self, view: SessionView, principal: Principal) -> None:
+        """Give everything back, and write down who wanted it."""
+        await self.operations.release(view.id)
+        details = {"session": view.id}
+        await self.operations.note(
+            "session.release", by=who(principal), queue=view.queue, details=details
+        )
 
     async def denied(
         self, principal: Principal, request: Request, refused: Refused, queue: str

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from hopback.admin.application import ENDPOINTS
 from hopback.admin.settings import parse_settings

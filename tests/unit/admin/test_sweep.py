@@ -1,0 +1,120 @@
+"""One sweep for everybody, with a memory; the live lines of the page; a database that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from hopback.admin.limiting import TurnKeeper
+from hopback.admin.problems import refusal_of
+from hopback.admin.sweep import Sweep
+from hopback.clock import ManualClock
+from hopback.deadletters.overview import Depth, QueueSummary
+from hopback.errors import ConnectionFailed
+from tests.unit.admin.stage import DLQ, NOW, admin, dead_letter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ONE = QueueSummary("a.dlq", "a", ("a",), None, "a", "plan", Depth(3, 0, 0, "amqp", NOW))
+
+
+def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]]:
+    """A reader that gives these depths, or fails so, one after the other; how often it was asked."""
+    waiting, asked = list(answers), [0]
+
+    async def read() -> tuple[QueueSummary, ...]:
+        asked[0] += 1
+        answer = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        await asyncio.sleep(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return (replace(_ONE, depth=replace(_ONE.depth, ready=answer)),)
+
+    return read, asked
+
+
+async def test_many_who_ask_at_once_cost_one_sweep() -> None:
+    """A hundred callers within a second share what one sweep read."""
+    clock, (read, asked) = ManualClock(NOW), _reading(3)
+    sweep = Sweep(read, clock)  # type: ignore[arg-type]
+    found = await asyncio.gather(*(sweep.get() for _ in range(100)))
+    assert asked == [1]
+    assert {swept.at for swept in found} == {NOW}
+    clock.advance(1.0)
+    await sweep.get()
+    assert asked == [2]
+
+
+async def test_while_the_broker_is_away_the_last_numbers_stay_with_their_age() -> None:
+    """The error is told with what was last known; when the broker is back, so are the numbers."""
+    clock = ManualClock(NOW)
+    read, _ = _reading(3, ConnectionFailed("gone"), 5)
+    sweep = Sweep(read, clock)  # type: ignore[arg-type]
+    await sweep.get()
+    clock.advance(2.0)
+    stale = await sweep.get_or_last()
+    assert (stale.queues[0].depth.ready, stale.age(clock.now())) == (3, 2.0)
+    with pytest.raises(ConnectionFailed):
+        await sweep.get()
+    clock.advance(1.0)
+    assert (await sweep.get()).queues[0].depth.ready == 5
+
+
+async def test_a_trend_has_a_sample_every_few_seconds() -> None:
+    """However often it is asked for."""
+    clock = ManualClock(NOW)
+    read, _ = _reading(1, 2, 3, 4, 5, 6, 7)
+    sweep = Sweep(read, clock)  # type: ignore[arg-type]
+    for _ in range(7):
+        await sweep.get()
+        clock.advance(2.0)
+    assert sweep.trend("a.dlq") == ((NOW, 1), (NOW + 6, 4), (NOW + 12, 7))
+    assert sweep.trend("unknown") == ()
+
+
+def test_each_caller_has_turns_of_their_own() -> None:
+    """A burst, then the rate; another caller is not held back."""
+    now = [0.0]
+    turns = TurnKeeper(2.0, 3, lambda: now[0])
+    assert [turns.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert turns.take("b") == 0.0
+    now[0] = 0.5
+    assert turns.take("a") == 0.0
+
+
+def test_a_database_that_does_not_answer_is_a_503() -> None:
+    """Without the statement, which could hold what nobody should read."""
+    refused = refusal_of(OperationalError("SELECT secret", {}, Exception("no such host")))
+    assert refused is not None
+    assert (refused.status, refused.code) == (503, "database-unavailable")
+    assert "secret" not in refused.detail
+
+
+async def test_a_job_is_followed_on_the_page_until_it_ends() -> None:
+    """The line says change and end; the page fetches the rest itself."""
+    async with admin(dead_letter(1)) as stage:
+        order = {"kind": "re-drive", "queue": DLQ, "reason": "x"}
+        job = (await stage.client.post("/admin/dlq/jobs", json=order)).json()["id"]
+        answer = await stage.client.get(f"/jobs/{job}/live")
+    assert answer.text.startswith("event: change")
+    assert answer.text.endswith("event: end\ndata: {}\n\n")
+
+
+async def test_sessions_that_are_kept_or_ended_are_audited() -> None:
+    """Who renewed and who released stands in the audit."""
+    async with admin(dead_letter(1)) as stage:
+        session = await stage.session(ttlSeconds=10)
+        renewed = await stage.client.post(f"{session['url']}/renew", json={"ttlSeconds": 60})
+        await stage.client.delete(session["url"])
+        audit = (await stage.client.get("/admin/audit")).json()["items"]
+    assert renewed.json()["expiresAt"] > session["expiresAt"]
+    assert [entry["action"] for entry in audit] == [
+        "session.release",
+        "session.renew",
+        "session.open",
+    ]
