@@ -160,7 +160,9 @@ def key_answer(key: ApiKey) -> KeyAnswer:
 
 
 async def _keys(call: Call[Empty, None]) -> KeyList:
-    items = [key_answer(key) for key in call.services.gate.keys.keys]
+    ring = call.services.gate.keys
+    await ring.refresh(call.services.clock.now())
+    items = [key_answer(key) for key in ring.keys]
     return KeyList(items, len(items))
 
 
@@ -177,14 +179,14 @@ async def make_key(call: Call[Empty, NewKey]) -> MadeKey:
     )
     details = {"key": key.id, "name": key.name, "role": body.role.value}
     await services.operations.note("key.create", by=who(call.principal), details=details)
-    services.gate.keys.add(key)
+    await services.gate.keys.add(key)
     return MadeKey(key_answer(key), secret)
 
 
 async def take_key(call: Call[Empty, None]) -> None:
     """A key opens no more."""
     services, ident = call.services, call.path["key"]
-    key = services.gate.keys.remove(ident)
+    key = await services.gate.keys.remove(ident)
     if key is None:
         raise Refused(404, "not-found", f"There is no key {ident!r}.")
     details = {"key": key.id, "name": key.name}

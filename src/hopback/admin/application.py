@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hopback.admin.endpoints import Endpoint
+    from hopback.admin.keys import KeyStore
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.deadletters.operations import Operations
@@ -71,19 +72,21 @@ def create_app(
     environment: Mapping[str, str] | None = None,
     clock: Clock | None = None,
     link: str | None = None,
+    keys: KeyStore | None = None,
 ) -> ASGIApp:
     """The admin service as an ASGI application.
 
     `operations` does the work; `broker`, `view` and `topologies` are those it was made with. Who may
     come in is in `settings`; without tokens and keys there, nobody is asked and only this machine is
-    served. `link` is a secret that opens as an admin: the login link of the dev mode.
+    served. `link` is a secret that opens as an admin: the login link of the dev mode. `keys` is where
+    API keys are kept that are made here (`hopback.store.keys.KeyTable`); without, they end with the process.
     """
     settings = settings or AdminSettings()
     clock = clock or SystemClock()
     services = Services(
         operations,
         LiveBroker(broker, view, clock, vhost=vhost, declared=topologies),
-        _gate(settings, os.environ if environment is None else environment, clock, link),
+        _gate(settings, os.environ if environment is None else environment, clock, link, keys),
         Sweep(operations.queues, clock),
         settings,
         clock,
@@ -103,10 +106,14 @@ def create_app(
 
 
 def _gate(
-    settings: AdminSettings, environment: Mapping[str, str], clock: Clock, link: str | None
+    settings: AdminSettings,
+    environment: Mapping[str, str],
+    clock: Clock,
+    link: str | None,
+    store: KeyStore | None,
 ) -> Gate:
     auth, limits = settings.auth, settings.limits
-    keys = KeyRing(auth.keys)
+    keys = KeyRing(auth.keys, store)
     secret = environment.get(auth.session_secret_env) or new_secret()
     return Gate(
         clock=clock,

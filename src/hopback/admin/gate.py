@@ -66,6 +66,8 @@ class Gate:
             self._refuse_foreign(request, strict=False)
             return LOCAL
         value = request.cookies.get(cookie_name(secure=request.url.scheme == "https"))
+        if value is not None:
+            await self.keys.refresh(self.clock.now())
         principal = None if value is None else self.cookies.read(value, self.clock.now())
         if principal is not None:
             self._refuse_foreign(request, strict=True)
@@ -77,6 +79,7 @@ class Gate:
         if self.link is not None and hmac.compare_digest(shown.encode(), self.link.encode()):
             return Principal("link", "developer", "link", _EVERYTHING)
         if shown.startswith(PREFIX):
+            await self.keys.refresh(now)
             key = self.keys.find(shown, now)
             if key is None:
                 raise unauthorized("This key is unknown, or has expired or been taken away.")

@@ -9,7 +9,9 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from hopback.admin.roles import Grant, Principal
 
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 
     from hopback.admin.settings import KeySettings
 
-__all__ = ["PREFIX", "ApiKey", "KeyRing", "hash_of", "new_key"]
+__all__ = ["PREFIX", "ApiKey", "KeyRing", "KeyStore", "MemoryKeys", "hash_of", "new_key"]
 
 PREFIX = "hbk_"
 """What every key begins with, so that scanners for leaked secrets can find it."""
 
 _RANDOM_BYTES = 32
+_FRESH_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +64,75 @@ def new_key(
     return secret, ApiKey(digest[7:19], name, digest, grant, expires, made_by, now)
 
 
-class KeyRing:
-    """The keys that open. Those of the settings stay; others can be added and taken away."""
+class KeyStore(Protocol):
+    """Where keys are kept that were made while the service ran: documents by id."""
 
-    def __init__(self, given: Iterable[KeySettings] = ()) -> None:
-        self._keys: dict[str, ApiKey] = {}
-        for each in given:
-            grant = Grant(each.role, each.queues)
-            self.add(ApiKey(each.hash[7:19], each.name, each.hash, grant, each.expires, "settings"))
+    async def all(self) -> dict[str, str]:
+        """Every document, by the id of its key."""
+
+    async def add(self, ident: str, document: str) -> None:
+        """Keep a document."""
+
+    async def remove(self, ident: str) -> None:
+        """Forget a document; none there is no error."""
+
+
+class MemoryKeys:
+    """A store for one process; it ends with it."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, str] = {}
+
+    async def all(self) -> dict[str, str]:
+        """Every document, by the id of its key."""
+        return dict(self._documents)
+
+    async def add(self, ident: str, document: str) -> None:
+        """Keep a document."""
+        self._documents[ident] = document
+
+    async def remove(self, ident: str) -> None:
+        """Forget a document."""
+        self._documents.pop(ident, None)
+
+
+class KeyRing:
+    """The keys that open: those of the settings, and those in the store, read again in a while."""
+
+    def __init__(self, given: Iterable[KeySettings] = (), store: KeyStore | None = None) -> None:
+        self._store: KeyStore = store or MemoryKeys()
+        self.lasts = store is not None
+        """Whether a key that is made now outlives the process."""
+        self._given = {key.id: key for key in map(_given_key, given)}
+        self._kept: dict[str, ApiKey] = {}
+        self._read_at = float("-inf")
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """Every key, in the order in which they were added."""
-        return tuple(self._keys.values())
+        """Every key: those of the settings first."""
+        return (*self._given.values(), *self._kept.values())
 
-    def add(self, key: ApiKey) -> None:
+    async def refresh(self, now: float) -> None:
+        """Know what other processes have made and taken away, at most a few seconds late."""
+        if now - self._read_at >= _FRESH_S:
+            found = await self._store.all()
+            self._kept = {ident: _read(document) for ident, document in found.items()}
+            self._read_at = now
+
+    async def add(self, key: ApiKey) -> None:
         """Let this key open."""
-        self._keys[key.id] = key
+        await self._store.add(key.id, _written(key))
+        self._kept[key.id] = key
 
-    def remove(self, ident: str) -> ApiKey | None:
-        """Let that key open no more; the key, if there was one."""
-        return self._keys.pop(ident, None)
+    async def remove(self, ident: str) -> ApiKey | None:
+        """Let that key open no more; the key, if there was one. Those of the settings stay."""
+        found = self._kept.pop(ident, None)
+        await self._store.remove(ident)
+        return found
 
     def get(self, ident: str, now: float) -> ApiKey | None:
         """The key of that id, if it opens now."""
-        key = self._keys.get(ident)
+        key = self._given.get(ident) or self._kept.get(ident)
         return key if key is not None and key.holds(now) else None
 
     def find(self, secret: str, now: float) -> ApiKey | None:
@@ -93,3 +140,16 @@ class KeyRing:
         digest = hash_of(secret)
         key = self.get(digest[7:19], now)
         return key if key is not None and hmac.compare_digest(key.hash, digest) else None
+
+
+def _given_key(said: KeySettings) -> ApiKey:
+    grant = Grant(said.role, said.queues)
+    return ApiKey(said.hash[7:19], said.name, said.hash, grant, said.expires, "settings")
+
+
+def _written(key: ApiKey) -> str:
+    return msgspec.json.encode(key).decode()
+
+
+def _read(document: str) -> ApiKey:
+    return msgspec.json.decode(document, type=ApiKey)

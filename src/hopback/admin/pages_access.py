@@ -133,7 +133,11 @@ async def _you(visit: Visit) -> Response:
 
 def _you_page(visit: Visit, secret: str) -> Response:
     return visit.page(
-        "you.html", manages=_manages(visit), keys=visit.services.gate.keys.keys, secret=secret
+        "you.html",
+        manages=_manages(visit),
+        keys=visit.services.gate.keys.keys,
+        keys_last=visit.services.gate.keys.lasts,
+        secret=secret,
     )
 
 
@@ -159,13 +163,13 @@ async def _make_key(visit: Visit) -> Response:
     )
     details = {"key": key.id, "name": key.name, "role": role}
     await services.operations.note("key.create", by=who(visit.principal), details=details)
-    services.gate.keys.add(key)
+    await services.gate.keys.add(key)
     return _you_page(visit, secret)
 
 
 async def _delete_key(visit: Visit) -> Response:
     _need_admin(visit)
-    key = visit.services.gate.keys.remove(visit.path["key"])
+    key = await visit.services.gate.keys.remove(visit.path["key"])
     if key is None:
         raise Refused(404, "not-found", f"There is no key {visit.path['key']!r}.")
     details = {"key": key.id, "name": key.name}

@@ -19,7 +19,9 @@ from hopback.cli.run_settings import HttpAddress
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from hopback.admin.keys import KeyStore
     from hopback.admin.settings import AdminSettings
+    from hopback.deadletters.journal import Journal
 
 __all__ = ["serve"]
 
@@ -116,6 +118,7 @@ async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> No
             settings=settings,
             clock=found.clock,
             link=link,
+            keys=_key_store(found.operations.journal),
         )
 
         def tell(host: str, port: int) -> None:
@@ -137,6 +140,16 @@ async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> No
                 do="Take another port, or end what listens there.",
                 code=Exit.CONFLICT,
             ) from ended
+
+
+def _key_store(journal: Journal) -> KeyStore | None:
+    """Keys are kept where jobs and audit are, if that is a database."""
+    engine = getattr(journal, "engine", None)
+    if engine is None:
+        return None
+    from hopback.store.keys import KeyTable
+
+    return KeyTable(engine)
 
 
 def _tell(choices: _Choices, host: str, port: int, link: str | None) -> None:

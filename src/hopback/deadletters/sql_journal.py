@@ -44,6 +44,7 @@ class SqlJournal:
     """A journal in a migrated database; `lease` seconds without a sign make a job interrupted."""
 
     def __init__(self, engine: AsyncEngine, clock: Clock, *, lease: float = 30.0) -> None:
+        self.engine = engine
         self._jobs = JobTable(engine, clock, lease=lease)
         self._audit = AuditTable(engine)
 

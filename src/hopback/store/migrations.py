@@ -36,6 +36,11 @@ def _jobs_and_audit(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
+def _api_keys(connection: Connection) -> None:
+    """3: the keys of the admin service."""
+    schema.metadata.create_all(connection, tables=[schema.api_keys])
+
+
 _APPEND_ONLY = {
     "sqlite": [
         f"CREATE TRIGGER hopback_audit_no_{verb.lower()} BEFORE {verb} ON hopback_audit"
@@ -50,7 +55,11 @@ _APPEND_ONLY = {
     ],
 }
 
-_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_inbox_and_outbox, _jobs_and_audit)
+_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _inbox_and_outbox,
+    _jobs_and_audit,
+    _api_keys,
+)
 
 LATEST = len(_MIGRATIONS)
 """The version that this release of Hopback works with."""

@@ -17,6 +17,7 @@ from sqlalchemy import (
 
 __all__ = [
     "SLOTS",
+    "api_keys",
     "audit",
     "inbox",
     "job_failures",
@@ -122,4 +123,12 @@ audit = Table(
     Column("reason", Text, nullable=False),
     Column("result", Text, nullable=False),
     Column("details", Text, nullable=False),
+)
+
+api_keys = Table(
+    "hopback_api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    # The key itself is nowhere: the document has its hash.
+    Column("document", Text, nullable=False),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jwt
 import pytest
@@ -14,7 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hopback.admin.settings import BadSettings, parse_settings
 from hopback.admin.tokens import BadToken, Jwks, TokenReader, claim_at
 from hopback.clock import ManualClock
+from hopback.store.database import open_database
+from hopback.store.keys import KeyTable
+from hopback.store.migrations import migrate
 from tests.unit.admin.stage import DLQ, NOW, SECRET, admin, dead_letter, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
 
@@ -297,3 +303,26 @@ def test_settings_that_cannot_be_safe_are_refused(auth: dict[str, Any], words: s
     with pytest.raises(BadSettings, match=words) as caught:
         parse_settings({"auth": {"jwt": auth}}, environment, "admin.toml")
     assert SECRET not in str(caught.value)
+
+
+async def test_keys_in_a_database_outlive_the_process(tmp_path: Path) -> None:
+    """Another process of the service knows the key, and when it is taken away; its secret is nowhere."""
+    engine = open_database(f"sqlite:///{tmp_path / 'keys.db'}")
+    await migrate(engine, ManualClock(NOW))
+    boss = _bearer(_token())
+    async with admin(settings=settings(), keys=KeyTable(engine)) as one:
+        body = {"name": "ci", "role": "operator", "queues": ["orders*"]}
+        made = (await one.client.post("/admin/keys", json=body, headers=boss)).json()
+        own = _bearer(made["secret"])
+        async with admin(settings=settings(), keys=KeyTable(engine)) as two:
+            me = (await two.client.get("/admin/me", headers=own)).json()
+            assert (me["name"], me["grants"]) == (
+                "ci",
+                [{"role": "operator", "queues": ["orders*"]}],
+            )
+            await one.client.delete(f"/admin/keys/{made['key']['id']}", headers=boss)
+            two.clock.advance(5)
+            assert (await two.client.get("/admin/me", headers=own)).status_code == 401
+    kept = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir()))  # noqa: ASYNC240
+    assert made["secret"].encode() not in kept
+    await engine.dispose()
