@@ -106,7 +106,7 @@ def _number(value: int | None) -> str:
 def print_queues(queues: Sequence[Document]) -> None:
     """A row for each queue."""
     if not queues:
-        click.echo("No dead-letter queues were found.")
+        click.echo("No dead-letter queues were found; --topology and --dlq name some.")
         return
     columns = ["queue", "from", "messages", "held", "job", "note"]
     rows = [

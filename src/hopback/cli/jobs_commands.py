@@ -51,7 +51,14 @@ def jobs() -> None:
     "--queue", default="", metavar="Q", help="Only of this queue.", shell_complete=complete_queue
 )
 @click.option("--active", is_flag=True, help="Only those that run or are paused.")
-@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 500),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
 @desk_options
 @form_option
 def ls(queue: str, active: bool, limit: int, form: str, **place: Any) -> None:
@@ -170,7 +177,14 @@ def _rate(text: str) -> float | None:
 
 @jobs.command(short_help="List what a job could not move or left out.")
 @_job_argument
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, metavar="N")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
 @click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Begin after N.")
 @desk_options
 @form_option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -11,6 +12,14 @@ from hopback.cli.app import run
 from hopback.cli.dlq_access import resume_command
 from hopback.cli.dlq_acting import redrive
 from hopback.cli.job_store import state_folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of whoever runs the tests says nothing."""
+    for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
+        if name != "HOPBACK_TEST_RUN":
+            monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(
