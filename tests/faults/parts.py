@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["cluster", "matrix", "simulation", "storm_of"]
 
 _DESIGNS = ("recommended", "raffle-hardened", "ratatoskr-hardened")
+_BLOWS = 8
+"""Faults of a round."""
 _POINTS = (
     Point.HANDLER,
     Point.RETRY_SENT,
@@ -82,11 +84,12 @@ async def _round(node: RabbitNode, design: str, messages: int, chance: random.Ra
         campaign.consumer_urls = (proxy.url,) if proxied else ()
         async with campaign:
             campaign.keep_consumers()
-            producer = campaign.produce(messages, size=100)
+            producer = campaign.produce(messages, size=100, rate=messages / (_BLOWS * 1.3))
             await campaign.until(lambda: campaign.count(Kind.DONE) > 0)
-            while producer.is_alive:
-                await asyncio.sleep(chance.uniform(0.2, 1.5))
+            for _ in range(_BLOWS):
+                await asyncio.sleep(chance.uniform(0.2, 1.0))
                 await _blow(campaign, node, proxy if proxied else None, chance)
+            await campaign.until(lambda: not producer.is_alive, 300)
             await campaign.until_calm()
             if chance.random() < 0.5:
                 await _redrive(campaign, chance)

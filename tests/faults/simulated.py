@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hopback import Service, ServiceOptions, Surroundings
+from hopback import Service, ServiceOptions, Surroundings, check
 from hopback.broker.simulator import EmbeddedBroker, Fault, Faults
 from hopback.broker.simulator.virtual_time import LoopClock
 from hopback.broker.supervise import Backoff
@@ -79,6 +79,11 @@ class Socket:
         self.connections.clear()
 
 
+def _options(topology: Topology) -> ServiceOptions:
+    """The faithful forms have hazards: they are accepted, to see what comes of them."""
+    return ServiceOptions(watch=60, grace=20, accept={one.rule for one in check(topology)})
+
+
 class Process:
     """A process that runs the application; killing it leaves nothing of its state."""
 
@@ -108,9 +113,7 @@ class Process:
             backoff=Backoff(first=0.2, most=5.0),
         )
         channel: Broker = self.socket
-        self.service = Service(
-            app, channel, options=ServiceOptions(watch=60, grace=20), world=world
-        )
+        self.service = Service(app, channel, options=_options(topology), world=world)
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:

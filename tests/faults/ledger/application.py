@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Context, Outcome, Park, Retry, Snooze
+from hopback import App, Context, Done, Outcome, Park, Retry, Snooze
 from hopback.headers.names import REDRIVES
 from tests.faults.ledger.entry import Kind
 from tests.faults.ledger.order import Fate, Order
@@ -33,6 +33,8 @@ def two_queues(retry: tuple[str | int, ...] = ("1s", "2s")) -> Topology:
 
 def key_of(delivery: Delivery) -> str | None:
     """The lane of an order, or none."""
+    if not Order.is_one(delivery.body):
+        return None
     key = Order.read(delivery.body).key
     return None if key == "-" else key
 
@@ -69,6 +71,8 @@ def _add(
 ) -> None:
     @app.handler(queue, concurrency=concurrency, prefetch=prefetch, key=key_of)
     async def handle(context: Context) -> Outcome | None:
+        if not Order.is_one(context.delivery.body):
+            return None
         order, attempt = _begin(context, pen)
         at_run(Kind.BEGUN, order, queue)
         if order.pause:
@@ -116,7 +120,9 @@ def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcom
 def _add_batch(app: App, queue: str, pen: Pen, at_run: Callable[[Kind, Order, str], None]) -> None:
     """Rows are prepared one by one and written together; each has its own outcome."""
 
-    async def prepare(context: Context) -> tuple[Order, Kind, Outcome | None, int]:
+    async def prepare(context: Context) -> tuple[Order, Kind, Outcome | None, int] | Done:
+        if not Order.is_one(context.delivery.body):
+            return Done()
         order, attempt = _begin(context, pen)
         at_run(Kind.BEGUN, order, queue)
         return order, *_verdict(order, attempt, context), attempt

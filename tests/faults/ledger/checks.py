@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Promise", "Verdict", "check_books"]
 
+_FAILURES = (Kind.FAILED, Kind.HOPELESS)
 _EARLY_S = 0.005
 """Two processes' clocks and a broker's timer agree to this much."""
 
@@ -174,18 +175,20 @@ def _duplicated(account: Account, books: Books) -> Iterator[Finding]:
 
 
 def _beyond(account: Account, books: Books) -> Iterator[Finding]:
-    attempts = books.plans[account.queue].attempts
+    plan = books.plans[account.queue]
     failed = 0
     moments = sorted(
         [(run.begun, 1, run) for run in account.runs]
-        + [(run.ended, 0, run) for run in account.runs if run.said is Kind.FAILED],
+        + [(run.ended, 0, run) for run in account.runs if run.said in _FAILURES],
         key=lambda moment: moment[:2],
     )
     for _, begins, run in moments:
+        # Where a re-drive does not begin anew, it gives one attempt more.
+        allowed = plan.attempts + (0 if plan.redrive.reset else run.redrives)
         if not begins:
             failed += 1
-        elif run.attempt > attempts:
-            yield _finding(Promise.BEYOND, account, f"attempt {run.attempt} of {attempts}")
+        elif run.attempt > allowed:
+            yield _finding(Promise.BEYOND, account, f"attempt {run.attempt} of {allowed}")
         elif run.attempt > failed + 1:
             text = f"attempt {run.attempt} after {failed} failures"
             yield _finding(Promise.BEYOND, account, text)

@@ -75,6 +75,11 @@ class Order:
         number, to, fate, key, pause, _ = body.decode().split(" ", 5)
         return cls(int(number), tuple(to.split(",")), Fate(fate), key, int(pause))
 
+    @staticmethod
+    def is_one(body: bytes) -> bool:
+        """Whether it is an order at all: a re-drive may announce itself by an event of its own."""
+        return body[:1].isdigit()
+
     def is_unaltered(self, delivery: Delivery) -> bool:
         """Whether body, properties and headers are those that it was sent with."""
         found = delivery.properties

@@ -1,0 +1,165 @@
+"""Single sentences of the guarantee page that no larger test shows by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback import DESIGNS, App, BrokerVersion, Context, EmbeddedBroker, Message, Properties
+from hopback.broker.declare import declare
+from hopback.broker.simulator import run_virtual
+from hopback.errors import Returned
+from hopback.testing import AppTest, in_virtual_time
+from hopback.topology.expand import DELIVERY_LIMIT
+from hopback.topology.model import Queue
+from tests.faults.simulation import play, setting_of
+
+if TYPE_CHECKING:
+    from hopback import Topology
+
+VERSIONS = [BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)]
+DOCUMENTED = [name for name, design in DESIGNS.items() if design.documented]
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@in_virtual_time
+async def test_a_message_that_kills_its_consumer_is_parked_at_last(version: BrokerVersion) -> None:
+    """Every delivery costs a process; the delivery limit of the recommended design ends that."""
+    app = App("shop")
+    app.queue("orders", retry=["1s"])
+    broker = EmbeddedBroker(version=version)
+    connection = await broker.connect()
+    await declare(connection, app.topology)
+    channel = await connection.open_channel()
+    await channel.publish(Message("", "orders", b"poison", Properties(delivery_mode=2)))
+    deaths = 0
+    while broker.snapshot().queue("orders").messages:
+        consumer = await broker.connect("doomed")
+        taking = await consumer.open_channel()
+        if await taking.get("orders") is not None:
+            deaths += 1
+        broker.cut(consumer)
+        assert deaths <= DELIVERY_LIMIT + 1
+    assert [one.body for one in broker.snapshot().queue("orders.dlq").messages] == [b"poison"]
+    assert deaths >= DELIVERY_LIMIT
+    await connection.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_faithful_forms_survive_cuts_and_kills_of_consumers(seed: int) -> None:
+    """Without a broker that dies, no promise but those of the document is broken: nothing is lost."""
+    played = play(seed, faithful=True)
+    lost = [found for found in played.verdict.findings if found.promise in ("lost", "stuck")]
+    assert [str(found) for found in lost] == []
+
+
+async def _expired(topology: Topology, version: BrokerVersion) -> int:
+    """A message with an expiration that nobody takes in time: how many copies are left at the end."""
+    broker = EmbeddedBroker(version=version)
+    connection = await broker.connect()
+    await declare(connection, topology)
+    channel = await connection.open_channel()
+    queue = topology.plans[0].queue
+    await channel.publish(Message("", queue, b"x", Properties(expiration="100", delivery_mode=2)))
+    await asyncio.sleep(3600)
+    left = sum(len(one.messages) for one in broker.snapshot().queues)
+    await connection.close()
+    return left
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_an_expiration_loses_a_message_in_faithful_ratatoskr_and_not_in_hardened(
+    version: BrokerVersion,
+) -> None:
+    """What expires in the main queue goes into the retry loop, and is dropped there as a cycle."""
+    faithful = DESIGNS["ratatoskr"].build()
+    hardened = DESIGNS["ratatoskr"].build(hardened=True)
+    assert run_virtual(_expired(faithful, version)) == 0
+    assert run_virtual(_expired(hardened, version)) == 1
+
+
+@in_virtual_time
+async def test_a_message_that_waits_is_overtaken() -> None:
+    """Order across a retry is not promised, and not kept."""
+    done: list[int] = []
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"], concurrency=1)
+    async def handle(number: int, context: Context) -> None:
+        if number == 1 and context.attempt == 1:
+            raise ValueError("once")
+        done.append(number)
+
+    async with AppTest(app) as test:
+        for number in (1, 2):
+            await test.publish("", "orders", number)
+        await test.drain()
+    assert done == [2, 1]
+
+
+@in_virtual_time
+async def test_a_message_that_no_queue_wants_is_returned_to_its_publisher() -> None:
+    """It is not lost without a word: whoever published it is told."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle() -> None: ...
+
+    async with AppTest(app):
+        with pytest.raises(Returned):
+            await app.publish("", "nowhere", 1)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_no_queue_of_a_hardened_form_removes_dead_letters(name: str) -> None:
+    """Dead-letter queues have no time to live, no length, and no dead-letter exchange."""
+    topology = DESIGNS[name].build(hardened=True)
+    for plan in topology.plans:
+        parked = topology.queue(plan.parking.queue)
+        assert isinstance(parked, Queue)
+        removing = {"x-message-ttl", "x-max-length", "x-max-length-bytes", "x-dead-letter-exchange"}
+        assert not removing & set(parked.arguments)
+
+
+def test_an_ordinary_end_makes_no_duplicate() -> None:
+    """Runs in which nothing was broken handle every message once."""
+    calm = [seed for seed in range(200) if setting_of(seed).blows == 0]
+    assert len(calm) > 10
+    verdicts = [verdict for seed in calm if not (verdict := play(seed).verdict).faults]
+    assert len(verdicts) > 5
+    assert [verdict.duplicates for verdict in verdicts] == [0] * len(verdicts)
+
+
+@in_virtual_time
+async def test_what_lies_in_a_deleted_queue_goes_with_it() -> None:
+    """Deleting a queue is an operator's right; the broker tells how many messages went."""
+    app = App("shop")
+    app.queue("orders", retry=["1s"])
+    broker = EmbeddedBroker()
+    connection = await broker.connect()
+    await declare(connection, app.topology)
+    channel = await connection.open_channel()
+    await channel.publish(Message("", "orders", b"x"))
+    assert await channel.delete_queue("orders") == 1
+    assert not any(queue.messages for queue in broker.snapshot().queues)
+    await connection.close()
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_hardened_forms_are_made_of_the_queues_of_recommended(name: str) -> None:
+    """The same three kinds of queue, with the same safeguards; only their names are the document's."""
+    kinds = {_kind(queue) for queue in DESIGNS["recommended"].build().queues}
+    topology = DESIGNS[name].build(hardened=True)
+    planned = {plan.queue for plan in topology.plans}
+    planned |= {plan.parking.queue for plan in topology.plans}
+    planned |= {route.queue for plan in topology.plans for t in plan.tiers for route in t.routes}
+    assert {_kind(queue) for queue in topology.queues if queue.name in planned} <= kinds
+
+
+def _kind(queue: Queue) -> tuple[object, ...]:
+    """What makes a queue safe: its type and arguments, without names and times."""
+    keys = sorted(key for key in queue.arguments if key != "x-dead-letter-routing-key")
+    steady = ("x-dead-letter-strategy", "x-overflow", "x-delivery-limit")
+    return (queue.type, tuple(keys), tuple(queue.arguments.get(key) for key in steady))

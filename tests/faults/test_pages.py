@@ -1,0 +1,109 @@
+"""The pages of the proof: every sentence of the guarantees has its test, and every named test exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.faults.ledger.checks import Finding, Promise, Verdict
+from tests.faults.tally import Part, Tally, page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+_MARK = re.compile(r"\[([a-z-]+)\](?!\()")
+_PROMISING = ("guarantees.md", "threat-model.md")
+
+
+def _exists(path: Path, test: str) -> bool:
+    if not path.exists():
+        return False
+    names = {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    return test in names if test else any(name.startswith("test_") for name in names)
+
+
+def _sentences(text: str) -> list[str]:
+    """Table rows cell by cell, list items and paragraphs; headings and heads of tables say nothing."""
+    found: list[str] = []
+    for block in re.split(r"\n\s*\n|\n(?=- )", text):
+        lines = block.strip().splitlines()
+        if not lines or lines[0].startswith("#"):
+            continue
+        if lines[0].startswith("|"):
+            rows = [line.strip("|").split("|")[1:] for line in lines[2:]]
+            found += [cell.strip() for row in rows for cell in row]
+        else:
+            found.append(" ".join(lines))
+    return found
+
+
+def _problems(text: str) -> list[str]:
+    """Sentences without a test, marks without a line in the list, tests that do not exist."""
+    words, _, listed = text.partition("## The tests")
+    known = dict(re.findall(r"^- \[([a-z-]+)\] (.+)$", listed, re.MULTILINE))
+    marked = [(sentence, set(_MARK.findall(sentence))) for sentence in _sentences(words)]
+    wanting = [sentence for sentence, marks in marked if not marks and not _admits(sentence)]
+    unknown = [mark for _, marks in marked for mark in marks if mark not in known]
+    unused = [mark for mark in known if not any(mark in marks for _, marks in marked)]
+    return wanting + unknown + unused
+
+
+def _admits(sentence: str) -> bool:
+    """A cell that says that nothing was shown needs no test that shows it."""
+    return sentence.startswith("not tested")
+
+
+def test_every_sentence_of_the_guarantees_names_a_test_that_exists() -> None:
+    """No promise without its test."""
+    assert _problems(_GUARANTEES.read_text(encoding="utf-8")) == []
+
+
+def test_a_sentence_without_a_test_would_be_noticed() -> None:
+    """As would a mark that leads nowhere, and a line that nobody needs."""
+    good = "# G\n\nIt holds [a].\n\n## The tests\n\n- [a] `tests/x.py::test_a`\n"
+    assert _problems(good) == []
+    assert _problems(good.replace(" [a].", ".")) == ["It holds.", "a"]
+    assert "b" in _problems(good.replace("holds [a]", "holds [a] [b]"))
+    table = "| what | x |\n|---|---|\n| one | nothing |\n\n"
+    assert _problems(table + good) == ["nothing"]
+
+
+@pytest.mark.parametrize("name", _PROMISING)
+def test_every_named_test_exists(name: str) -> None:
+    """Whatever a page calls by its path is there."""
+    named = _NAMED.findall((ROOT / "docs" / "explanation" / name).read_text(encoding="utf-8"))
+    assert len(named) > 10
+    assert [f"{path}::{test}" for path, test in named if not _exists(ROOT / path, test)] == []
+
+
+def test_the_report_says_what_was_counted_and_what_broke() -> None:
+    """Its own words stay; the tables are written anew, and a broken promise is not hidden."""
+    found = Finding(Promise.LOST, "7", "left", "confirmed, and nowhere")
+    fine = Part("fault matrix", "2 rounds", "RabbitMQ 3.10.8")
+    fine.add(Verdict(10, 10, 12, {"broker:_kill_-9": 2}, 1, 3, ()))
+    lossy = Part("storm: faithful", "1 kill", "RabbitMQ 3.10.8", lossy=True)
+    lossy.add(Verdict(5, 5, 5, {}, 0, 0, (found,)))
+    written = page("# The proof\n\nWords.\n", Tally([fine, lossy]), "make test-faults")
+    assert written.startswith("# The proof\n\nWords.\n")
+    assert "**10 confirmed messages, 2 faults, 0 lost**" in written
+    assert "| broker: kill -9 | 2 |" in written
+    assert "1 (expected)" in written
+    assert "No other promise was broken" in written
+    assert page(written, Tally([fine, lossy]), "make test-faults") == written
+    broken = Part("fault matrix", "", "RabbitMQ 3.10.8")
+    broken.add(Verdict(5, 5, 5, {}, 0, 0, (found,)))
+    tally = Tally([broken])
+    assert tally.failed
+    assert "Broken promises" in page("", tally, "x")
+    assert not Tally([fine, lossy]).failed
+    assert Tally([Part("storm", "", "", lossy=True)]).failed
