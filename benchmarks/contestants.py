@@ -165,7 +165,6 @@ def contestants(
     return (
         *c,
         PythonClient(REDRIVE, "redrive_client", python, moving),
-        PythonClient(f"{REDRIVE}, SQLite", "redrive_client", python, moving, "sql"),
         PythonClient(SHOVEL, "shovel_client", python, moving, management),
         PythonClient(HOPBACK, "hopback_client", python),
         PythonClient(

@@ -1,19 +1,12 @@
-"""Hopback's re-drive job: frozen selection, marks, header policy, confirmed, pipelined, journal.
-
-Variant "sql" keeps the job in a SQLite file, as the command does; "" in memory.
-"""
+"""Hopback's re-drive job: frozen selection, marks, header policy, confirmed, pipelined, journal."""
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import Stopwatch, linger, run_async
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.pacing import Pace
@@ -21,15 +14,11 @@ from hopback.deadletters.requests import FromHead, RedriveRequest
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job
-    from hopback.deadletters.journal import Journal
 
 
 async def move(job: Job, watch: Stopwatch) -> None:
-    async with AsyncExitStack() as stack:
-        journal = await _journal(job, stack)
-        overrides = [Override(job.queue, main_queue=job.target)]
-        operations = Operations(RabbitMQ(job.url), overrides=overrides, journal=journal)
-        await stack.enter_async_context(operations)
+    overrides = [Override(job.queue, main_queue=job.target)]
+    async with Operations(RabbitMQ(job.url), overrides=overrides) as operations:
         request = RedriveRequest(
             queue=job.queue,
             selection=FromHead(limit=job.count),
@@ -42,16 +31,6 @@ async def move(job: Job, watch: Stopwatch) -> None:
         if done.counts.done != job.count:
             sys.exit(f"expected {job.count} messages, got {done}")
         await linger()
-
-
-async def _journal(job: Job, stack: AsyncExitStack) -> Journal | None:
-    if job.variant != "sql":
-        return None
-    from hopback.deadletters.sql_journal import open_journal
-
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    url = f"sqlite:///{Path(folder) / 'jobs.db'}"
-    return await stack.enter_async_context(open_journal(url, SystemClock()))
 
 
 if __name__ == "__main__":

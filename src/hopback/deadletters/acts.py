@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from hopback.deadletters.archive import write_line
 from hopback.deadletters.letters import letter_of, origin_queue
-from hopback.deadletters.targets import Aim, aim_at, target_flaw
+from hopback.deadletters.targets import Aim, TargetKind, aim_at, target_flaw
 from hopback.errors import ChannelClosed, ConnectionLost, UnsafeOperation
 from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Message
-from hopback.policy.redrive import loop_guard, redrive_message
+from hopback.policy.redrive import Redriver, loop_guard
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -88,25 +88,39 @@ class Redriving:
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._flaws: dict[Redrive, str | None] = {}
+        self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
+        self._only: Aim | None = None
+        """The way of every message, where there is but one."""
 
     async def prepare(self, delivery: Delivery) -> Message | LeftOut:
         """The message as it goes back; no way is used before it was found to lead to a queue."""
-        if delivery.properties.headers.get(REDRIVE_JOB) == self._job:
+        headers = delivery.properties.headers
+        if headers and headers.get(REDRIVE_JOB) == self._job:
             return LeftOut("this job has sent it already, and it came back", guard=True)
-        aim = aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
+        aim = self._only or self._aim(delivery)
         if not isinstance(aim, Aim):
             return LeftOut(aim)
-        refusal = loop_guard(delivery, self._max_redrives)
+        refusal = loop_guard(delivery, self._max_redrives) if headers else None
         if refusal is not None:
             return LeftOut(refusal, guard=True)
         way = aim.redrive
-        flaw = self._flaws[way] if way in self._flaws else await self._flaw(way)
-        if flaw is not None:
-            return LeftOut(flaw, stops=not self._is_per_message)
+        redriver = self._redrivers.get((aim.plan.queue, way))
+        if redriver is None:
+            flaw = self._flaws[way] if way in self._flaws else await self._flaw(way)
+            if flaw is not None:
+                return LeftOut(flaw, stops=not self._is_per_message)
+            redriver = Redriver(aim.plan, way, self._occasion)
+            self._redrivers[aim.plan.queue, way] = redriver
         try:
-            return redrive_message(delivery, aim.plan, self._occasion, target=way)
+            return redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
+
+    def _aim(self, delivery: Delivery) -> Aim | str:
+        aim = aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
+        if isinstance(aim, Aim) and len(self._source.origins) == 1:
+            self._only = aim if self._target.kind is not TargetKind.ORIGIN_EXCHANGE else None
+        return aim
 
     @property
     def _is_per_message(self) -> bool:

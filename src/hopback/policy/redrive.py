@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.errors import UnsafeOperation
+from hopback.fields import table_size
 from hopback.headers import (
     Mark,
     clipped,
@@ -16,21 +17,31 @@ from hopback.headers import (
     redrive_properties,
     timestamp,
 )
-from hopback.headers.names import REDRIVES
-from hopback.message import Message
+from hopback.headers.names import (
+    ATTEMPTS,
+    ORIGIN_EXCHANGE,
+    ORIGIN_ROUTING_KEY,
+    OURS,
+    QUEUE,
+    REDRIVE_JOB,
+    REDRIVES,
+    is_protected,
+)
+from hopback.message import Message, Properties
 from hopback.policy.attempts import failures_so_far, origin_of
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.fields import FieldValue
-    from hopback.message import Delivery, Properties
+    from hopback.fields import FieldValue, Headers
+    from hopback.message import Delivery
     from hopback.topology.plan import Plan, Redrive
 
 __all__ = [
     "MAX_REDRIVES",
     "RedriveOccasion",
+    "Redriver",
     "loop_guard",
     "plan_of",
     "redrive_message",
@@ -41,6 +52,9 @@ MAX_REDRIVES = 3
 """How often a message may be re-driven when nothing else is said."""
 
 _TEXT_BYTES = 255
+_SMALL_BYTES = 64 * 1024
+"""With so little in its header frame a message has room for everything that is added."""
+_BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 
 
 class RedriveOccasion(NamedTuple):
@@ -109,6 +123,73 @@ def redrive_message(
             " its headers leave no room for the counts that a re-drive needs"
         )
     return Message(target.exchange, target.routing_key, delivery.body, properties)
+
+
+class Redriver:
+    """Makes the messages of one way back; the same as `redrive_message`, quicker for plain ones.
+
+    Most dead letters of a foreign consumer carry none of the headers that need care: to those the
+    same few are added, and nothing has to be sized but what they have.
+    """
+
+    def __init__(self, plan: Plan, target: Redrive, occasion: RedriveOccasion) -> None:
+        self._plan = plan
+        self._target = target
+        self._occasion = occasion
+        self._job = clipped(_job(occasion), _TEXT_BYTES)
+        # The counts begin anew: only then are they the same for every message.
+        self._is_simple = target.reset and not occasion.stamped
+        self._careful = _headers_that_need_care(plan)
+
+    def message(self, delivery: Delivery) -> Message:
+        """The message that goes back; UnsafeOperation if its headers have no room for the counts."""
+        properties = delivery.properties
+        if self._is_simple and self._is_plain(properties):
+            made = self._marked(properties, delivery.exchange, delivery.routing_key)
+            return Message(self._target.exchange, self._target.routing_key, delivery.body, made)
+        return redrive_message(delivery, self._plan, self._occasion, target=self._target)
+
+    def _is_plain(self, properties: Properties) -> bool:
+        headers = properties.headers
+        if properties.user_id is not None or properties.opaque_headers:
+            return False
+        if headers and not (self._careful.isdisjoint(headers) and _are_harmless(headers)):
+            return False
+        return not headers or table_size(headers) < _SMALL_BYTES
+
+    def _marked(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
+        return Properties(
+            content_type=properties.content_type,
+            content_encoding=properties.content_encoding,
+            headers={
+                **properties.headers,
+                QUEUE: self._plan.queue,
+                ATTEMPTS: 0,
+                REDRIVES: 1,
+                ORIGIN_ROUTING_KEY: routing_key,
+                ORIGIN_EXCHANGE: exchange,
+                REDRIVE_JOB: self._job,
+            },
+            delivery_mode=2,
+            priority=properties.priority,
+            correlation_id=properties.correlation_id,
+            reply_to=properties.reply_to,
+            message_id=properties.message_id,
+            timestamp=properties.timestamp,
+            type=properties.type,
+            app_id=properties.app_id,
+            cluster_id=properties.cluster_id,
+        )
+
+
+def _headers_that_need_care(plan: Plan) -> frozenset[str]:
+    """Ours, the broker's and the design's: where one is present, the long way is taken."""
+    design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
+    return frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
+
+
+def _are_harmless(headers: Headers) -> bool:
+    return not any(name.startswith("x-") and is_protected(name) for name in headers)
 
 
 def _properties(

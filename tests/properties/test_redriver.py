@@ -1,0 +1,91 @@
+"""The quick way to make a re-driven message gives what the careful way gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.errors import UnsafeOperation
+from hopback.message import Properties, Received
+from hopback.patterns import DESIGNS
+from hopback.policy.redrive import RedriveOccasion, Redriver, redrive_message
+from tests.properties.field_values import properties, tables
+
+if TYPE_CHECKING:
+    from hopback.message import Message
+    from hopback.topology.plan import Plan
+
+_PLANS = [
+    plan
+    for design in DESIGNS.values()
+    for hardened in (False, True)
+    for plan in design.build(hardened=hardened).plans
+]
+_NAMES = st.sampled_from(
+    [
+        "x-death", "x-first-death-queue", "CC", "BCC", "x-delivery-count", "x-retry-count", "x-retries",
+        "hopback-queue", "hopback-attempts", "hopback-failure", "hopback-redrives", "x-original-exchange",
+        "hopback-future", "x-tenant",
+    ]
+)  # fmt: skip
+
+
+def _both(delivery: Received, plan: Plan, occasion: RedriveOccasion) -> tuple[Any, Any]:
+    quick = Redriver(plan, plan.redrive, occasion)
+    return _made(lambda: quick.message(delivery)), _made(
+        lambda: redrive_message(delivery, plan, occasion)
+    )
+
+
+def _made(make: Any) -> Message | str:
+    try:
+        made: Message = make()
+    except UnsafeOperation as refused:
+        return str(refused)
+    return made
+
+
+@given(
+    st.sampled_from(_PLANS),
+    properties,
+    st.dictionaries(
+        _NAMES, st.one_of(st.integers(0, 9), st.text(max_size=5), tables), max_size=3
+    ),
+    st.booleans(),
+)
+def test_quick_and_careful_agree(
+    plan: Plan, made: Properties, more: dict[str, Any], stamped: bool
+) -> None:
+    """For every plan, every property and every header that means something to anyone."""
+
+    both = replace(made, headers={**made.headers, **more})
+    delivery = Received(plan.parking.queue, "ex", "key", b"body", both)
+    occasion = RedriveOccasion(1_700_000_000.0, "j-1", "u", "Ann", "op", stamped)
+    quick, careful = _both(delivery, plan, occasion)
+    assert quick == careful
+    if not isinstance(quick, str):
+        assert list(quick.properties.headers) == list(careful.properties.headers)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Properties(),
+        Properties(user_id="alice"),
+        Properties(opaque_headers=b"\x01xV"),
+        Properties(headers={"x-first-death-reason": "rejected"}),
+        Properties(headers={"x-plain": 1}),
+        Properties(headers={"big": "x" * 100_000}),
+        Properties(headers={"big": "x" * 131_000}),
+    ],
+)
+def test_what_needs_care_gets_it(odd: Properties) -> None:
+    """Each reason to take the long way, and none."""
+    plan = next(plan for plan in _PLANS if plan.redrive.reset)
+    delivery = Received(plan.parking.queue, "ex", "key", b"body", odd)
+    quick, careful = _both(delivery, plan, RedriveOccasion(1.0, "j-1"))
+    assert quick == careful
