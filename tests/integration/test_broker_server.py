@@ -153,9 +153,9 @@ async def test_a_channel_error_names_the_method_and_leaves_the_connection(
 
 async def test_a_connection_error_ends_it_after_the_goodbye(client: RawClient) -> None:
     """The reason is told, and the farewell awaited."""
-    client.send(1, "exchange.declare", exchange="x", type="nonsense")
+    client.send(1, "basic.qos", prefetch_size=1)
     closed = await client.method("connection.close")
-    assert (closed["reply_code"], closed["method_id"]) == (503, 10)
+    assert (closed["reply_code"], closed["class_id"], closed["method_id"]) == (540, 60, 10)
     client.flush()
     assert await client.reader.read() == b""
 

@@ -19,6 +19,7 @@ from hopback.errors import (
 )
 from hopback.message import Message, Properties
 from hopback.topology.model import Exchange, Policy, Queue, QueueType
+from hopback.version import BrokerVersion
 from tests.unit.simulator.stage import pass_time, to
 
 if TYPE_CHECKING:
@@ -172,8 +173,8 @@ async def test_closing_waits_for_what_was_said_before() -> None:
 
 
 async def test_a_connection_error_ends_all_its_channels() -> None:
-    """An unknown exchange type closes the connection."""
-    channel = await _channel(EmbeddedBroker())
+    """Before 4.0 an unknown exchange type closes the connection."""
+    channel = await _channel(EmbeddedBroker(version=BrokerVersion(3, 13)))
     other = await _channel_of(channel)
     with pytest.raises(ConnectionLost, match="503 COMMAND_INVALID"):
         await channel.declare_exchange(Exchange("x", "foo"))

@@ -217,16 +217,25 @@ def test_deleting_or_unbinding_what_is_missing_is_no_error() -> None:
             "inequivalent arg 'type' for exchange 'amq.direct' in vhost '/':"
             " received 'fanout' but current is 'direct'",
         ),
-        (Exchange("x", "foo"), 503, "invalid exchange type 'foo'"),
+        (Exchange("x", "x-no"), 406, "unknown exchange type 'x-no'"),
     ],
 )
 def test_exchanges_that_cannot_be_declared(exchange: Exchange, code: int, text: str) -> None:
-    """An unknown type even closes the connection."""
+    """The channel ends; the connection stays."""
     client = Client(Stage())
     with pytest.raises(Refusal) as caught:
         client.channel.declare_exchange(exchange)
     assert (caught.value.code, caught.value.text.partition(" - ")[2]) == (code, text)
-    assert client.session.is_open == (code != 503)
+    assert client.session.is_open
+
+
+def test_an_unknown_exchange_type_ended_the_connection_before() -> None:
+    """Up to 3.13."""
+    client = Client(Stage("3.13"))
+    with pytest.raises(Refusal, match="unknown exchange type 'x-no'") as caught:
+        client.channel.declare_exchange(Exchange("x", "x-no"))
+    assert caught.value.code == 503
+    assert not client.session.is_open
 
 
 def test_deletions_with_conditions() -> None:

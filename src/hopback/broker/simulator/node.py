@@ -70,7 +70,7 @@ class Node:
         self.queues: dict[str, LiveQueue] = {}
         self.sessions: list[Session] = []
         self.policies = Policies(self.profile, self._policies_changed)
-        self.wiring = Wiring(self.queues, self.policies.all)
+        self.wiring = Wiring(self.queues, self.policies.all, self.profile)
         self.office = Office(self)
         self._intake = Intake(self.wiring.exchanges, self.profile, max_body_bytes)
         self._random = random.Random(seed)

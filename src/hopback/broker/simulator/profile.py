@@ -62,6 +62,8 @@ class Profile:
     """A dead-letter routing key takes the `CC` header away."""
     sorts_headers: bool
     checks_delivery_mode: bool
+    unknown_exchange_type_ends_connection: bool
+    """Later it ends the channel only."""
     max_body_bytes: int
     delivery_limit: int | None
     """The limit of a quorum queue that sets none."""
@@ -100,6 +102,7 @@ _3_10 = Profile(
     removes_cc=True,
     sorts_headers=False,
     checks_delivery_mode=True,
+    unknown_exchange_type_ends_connection=True,
     max_body_bytes=128 * _MIB,
     delivery_limit=None,
     negative_limit_is_none=False,
@@ -140,6 +143,7 @@ _4_0 = replace(
     version=BrokerVersion(4, 0),
     sorts_headers=True,
     checks_delivery_mode=False,
+    unknown_exchange_type_ends_connection=False,
     max_body_bytes=16 * _MIB,
     delivery_limit=20,
     negative_limit_is_none=True,

@@ -20,6 +20,7 @@ from hopback.topology.routing import PREDECLARED, RoutingTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hopback.broker.simulator.profile import Profile
     from hopback.topology.model import Policy
 
 __all__ = ["Wiring"]
@@ -32,11 +33,15 @@ class Wiring:
     """Exchanges and bindings. Queues are known by name only."""
 
     def __init__(
-        self, queues: Mapping[str, object], policies: Callable[[], Iterable[Policy]]
+        self,
+        queues: Mapping[str, object],
+        policies: Callable[[], Iterable[Policy]],
+        profile: Profile,
     ) -> None:
         self.exchanges = {exchange.name: exchange for exchange in PREDECLARED}
         self._queues = queues
         self._policies = policies
+        self._profile = profile
         self._bindings: dict[tuple[str, ...], Binding] = {}
         self._table: RoutingTable | None = None
 
@@ -81,7 +86,7 @@ class Wiring:
         elif found is not None:
             _check_same(exchange, found)
         else:
-            _check_new(exchange)
+            _check_new(exchange, self._profile)
             self.exchanges[exchange.name] = exchange
             self.changed()
 
@@ -157,11 +162,14 @@ def _refuse_default(name: str) -> None:
         raise access_refused("operation not permitted on the default exchange")
 
 
-def _check_new(exchange: Exchange) -> None:
+def _check_new(exchange: Exchange, profile: Profile) -> None:
     if exchange.name.startswith("amq."):
         raise access_refused(f"exchange name '{exchange.name}' contains reserved prefix 'amq.*'")
     if exchange.type not in set(ExchangeType):
-        raise command_invalid(f"invalid exchange type '{exchange.type}'")
+        problem = f"unknown exchange type '{exchange.type}'"
+        if profile.unknown_exchange_type_ends_connection:
+            raise command_invalid(problem)
+        raise precondition_failed(problem)
     alternate = exchange.arguments.get("alternate-exchange", "")
     if not isinstance(alternate, str):
         raise precondition_failed(

@@ -318,7 +318,10 @@ async def internal_exchange(bench: Bench) -> None:
     await bench.channel.delete_exchange(exchange.name)
 
 
-@row("A.13", "An unknown exchange type ends the connection with 503")
+@row(
+    "A.13",
+    "An unknown exchange type ends the connection with 503, from 4.0 on the channel with 406",
+)
 async def unknown_exchange_type(bench: Bench) -> None:
     line = await bench.connect()
     channel = await line.open_channel()
@@ -326,7 +329,9 @@ async def unknown_exchange_type(bench: Bench) -> None:
     try:
         await channel.declare_exchange(Exchange(name, "x-no-such-type"))
     except BrokerError as error:
-        that("no-such-type" in str(error) or "503" in str(error), f"the type is named: {error}")
+        kind = bench.since({"3.10": ConnectionLost, "4.0": PreconditionFailed})
+        that(isinstance(error, kind), f"{kind.__name__}, not {error!r}")
+        that("unknown exchange type 'x-no-such-type'" in str(error), f"the type is named: {error}")
     else:
         that(condition=False, what="the exchange type is refused")
     await bench.classic(to("still here"))

@@ -6,6 +6,7 @@ arguments, codes and texts, in their order.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,15 +16,18 @@ import pytest
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
 from hopback.message import Properties
+from hopback.version import BrokerVersion
 from hopback.wire import Delivered, Got, MethodReceived, ReturnedMessage, SettlementReceived
 from hopback.wire.properties import encode_properties
+from tests.harness.rabbitmq import RabbitNode
+from tests.harness.versions import SUITES, build
 from tests.integration.raw_client import RawClient
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
     from tests.harness.shared import SharedNode
 
-pytestmark = [pytest.mark.broker]
+pytestmark = pytest.mark.broker
 
 _Step: TypeAlias = "tuple[str, dict[str, Any]]"
 _REPLY_TO = "amq.rabbitmq.reply-to"
@@ -57,7 +61,7 @@ _TALKS: dict[str, list[_Step]] = {
     "exchange passive and missing": [_exchange("none", "direct", passive=True)],
     "reserved queue name": [_declare("amq.mine")],
     "reserved exchange name": [_exchange("amq.mine", "direct")],
-    "unknown exchange type": [_exchange("e", "foo")],
+    "unknown exchange type": [_exchange("e", "x-no-such-type")],
     "default exchange declared": [_exchange("", "direct")],
     "exchange again with another type": [_exchange("e", "direct"), _exchange("e", "topic")],
     "queue again with another ttl": [_Q, _declare("q", {"x-message-ttl": 5})],
@@ -138,7 +142,6 @@ _TALKS: dict[str, list[_Step]] = {
     ],
     "reply-to with acks": [_consume(_REPLY_TO)],
     "reply-to without consumer": [_Q, _publish("q", properties=_headers({}, reply_to=_REPLY_TO))],
-    "reply-to of nobody": [_declare(f"{_REPLY_TO}.x", passive=True)],
     "a headers binding with a wrong match": [
         _Q,
         (
@@ -219,15 +222,28 @@ async def test_both_answer_the_same(rabbitmq: SharedNode, vhost: str, amqp_url: 
     connection = await RabbitMQ(amqp_url).connect()
     version = connection.version
     await connection.close()
-    differing = {}
+    assert await _differing(rabbitmq.url, vhost, version) == {}
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", SUITES)
+def test_both_answer_the_same_on_other_versions(suite: str) -> None:
+    """The same on RabbitMQ 4.0 and 4.3."""
+    with RabbitNode(build(suite)) as node:
+        version = BrokerVersion.parse(node.management.call("GET", "/overview")["rabbitmq_version"])
+        assert asyncio.run(_differing(node.url, "/", version)) == {}
+
+
+async def _differing(url: str, vhost: str, version: BrokerVersion) -> dict[str, object]:
+    differing: dict[str, object] = {}
     async with BrokerServer(ServerSettings(port=0, http_port=None, version=version)) as server:
         for number, (name, talk) in enumerate(_TALKS.items()):
             steps = _apart(talk, number)
             ours = await _heard(server.url, "/", steps)
-            theirs = await _heard(rabbitmq.url, vhost, steps, least=len(ours))
+            theirs = await _heard(url, vhost, steps, least=len(ours))
             if ours != theirs:
                 differing[name] = (ours, theirs)
-    assert differing == {}
+    return differing
 
 
 async def _heard(url: str, vhost: str, steps: list[_Step], least: int = 0) -> list[object]:
