@@ -15,6 +15,7 @@ from hopback.admin.endpoints import Call, Empty, Endpoint
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.headers import timestamp
+from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.check import Severity  # noqa: TC001
 from hopback.topology.definitions import write_definitions
 from hopback.topology.diagram import draw_flow
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
+_ASYNCAPI = "application/vnd.aai.asyncapi+json"
 _Name = Annotated[str, Meta(max_length=255)]
 
 
@@ -52,6 +54,7 @@ class Format(StrEnum):
     JSON = "json"
     MERMAID = "mermaid"
     DEFINITIONS = "definitions"
+    ASYNCAPI = "asyncapi"
 
 
 class TopologyQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,6 +158,10 @@ async def _topology(call: Call[TopologyQuery, None]) -> object:
         case Format.DEFINITIONS:
             definitions, _ = write_definitions(scene.topology, version=scene.version)
             return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
+        case Format.ASYNCAPI:
+            return Response(
+                msgspec.json.encode(write_asyncapi(scene.topology)), media_type=_ASYNCAPI
+            )
     return TopologyAnswer(
         call.services.live.address,
         str(scene.version),
@@ -227,9 +234,9 @@ def _text(value: object) -> str:
 TOPOLOGY = (
     Endpoint(
         "GET", "/admin/topology", "showTopology",
-        "What stands on the broker, as JSON, as Mermaid or as definitions.",
+        "What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI.",
         _topology, Role.VIEWER, query=TopologyQuery, answer=TopologyAnswer,
-        media=("application/json", "text/vnd.mermaid", _DEFINITIONS),
+        media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
     ),
     Endpoint(
         "GET", "/admin/topology/check", "checkTopology", "The hazards of what stands on the broker.",

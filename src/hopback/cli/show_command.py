@@ -28,7 +28,7 @@ _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and sa
 @topology_target
 @broker_version_option(_VERSION)
 @vhost_option
-@format_option("table", "json", "toml", "definitions", "mermaid")
+@format_option("table", "json", "toml", "definitions", "mermaid", "asyncapi")
 def show(
     name: str,
     hardened: bool,
@@ -53,7 +53,7 @@ def show(
     is_flag=True,
     help="Keep users with their password hashes, and parameters with credentials.",
 )
-@format_option("definitions", "toml", "json", "mermaid", "table")
+@format_option("definitions", "toml", "json", "mermaid", "asyncapi", "table")
 def export(
     name: str,
     hardened: bool,
@@ -134,7 +134,19 @@ def _mermaid(topology: Topology) -> str:
     return _drawn(topology, "flow", None)
 
 
-_FORMS = {"table": _table, "json": _json, "toml": _toml, "mermaid": _mermaid}
+def _asyncapi(topology: Topology) -> str:
+    from hopback.topology.asyncapi import write_asyncapi
+
+    return json_text(write_asyncapi(topology))
+
+
+_FORMS = {
+    "table": _table,
+    "json": _json,
+    "toml": _toml,
+    "mermaid": _mermaid,
+    "asyncapi": _asyncapi,
+}
 
 
 def _definitions(topology: Topology, version: BrokerVersion | None, vhost: str | None) -> str:

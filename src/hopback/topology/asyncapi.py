@@ -1,0 +1,140 @@
+"""A topology as an AsyncAPI 3.0 document: where messages come in, and which queues are received from.
+
+Each binding of an exchange to a queue is a channel of its routing key, each queue a channel of its own.
+What AsyncAPI has no words for (arguments, dead-letter paths, failure plans) is under `x-hopback`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hopback.topology.durations import format_duration
+from hopback.topology.json_values import without_what_json_lacks
+from hopback.topology.model import ExchangeType
+from hopback.topology.roles import Role, queue_roles
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+    from hopback.topology.model import Exchange, Queue, Topology
+    from hopback.topology.plan import Plan
+
+__all__ = ["write_asyncapi"]
+
+_AMQP = "0.3.0"
+_KNOWN_TYPES = frozenset({*ExchangeType, "default"})
+
+
+def write_asyncapi(topology: Topology, *, version: str = "1.0.0") -> dict[str, object]:
+    """The document; `version` is that of your API, which a topology does not know.
+
+    Arguments that JSON cannot carry are left out.
+    """
+    topology, _ = without_what_json_lacks(topology)
+    names = _Names()
+    roles = queue_roles(topology)
+    channels: dict[str, object] = {}
+    operations: dict[str, object] = {}
+    for exchange in topology.exchanges:
+        for key in sorted(_keys(topology, exchange.name)):
+            channels[names.of(f"{exchange.name} {key}")] = _entrance(exchange, key)
+    for queue in topology.queues:
+        ident = names.of(queue.name)
+        channels[ident] = _queue_channel(queue, roles[queue.name])
+        if roles[queue.name] in {Role.MAIN, Role.PLAIN}:
+            operations[f"receive_{ident}"] = _receiving(ident, topology.plan(queue.name))
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": topology.name, "version": version},
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+    }
+
+
+class _Names:
+    """Ids that AsyncAPI allows, each once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, text: str) -> str:
+        """An id for this text."""
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_") or "unnamed"
+        ident, number = plain, 1
+        while ident in self._taken:
+            number += 1
+            ident = f"{plain}_{number}"
+        self._taken.add(ident)
+        return ident
+
+
+def _keys(topology: Topology, exchange: str) -> set[str]:
+    return {
+        binding.routing_key
+        for binding in topology.bindings
+        if binding.source == exchange and not binding.to_exchange
+    }
+
+
+def _entrance(exchange: Exchange, key: str) -> dict[str, object]:
+    described: dict[str, object] = {
+        "name": exchange.name,
+        "durable": exchange.durable,
+        "autoDelete": exchange.auto_delete,
+    }
+    if exchange.type in _KNOWN_TYPES:
+        described["type"] = str(exchange.type)
+    return {
+        "address": key,
+        "messages": {},
+        "bindings": {"amqp": {"is": "routingKey", "exchange": described, "bindingVersion": _AMQP}},
+    }
+
+
+def _queue_channel(queue: Queue, role: Role) -> dict[str, object]:
+    return {
+        "address": queue.name,
+        "messages": {},
+        "bindings": {
+            "amqp": {
+                "is": "queue",
+                "queue": {
+                    "name": queue.name,
+                    "durable": queue.durable,
+                    "exclusive": queue.exclusive,
+                    "autoDelete": queue.auto_delete,
+                },
+                "bindingVersion": _AMQP,
+            }
+        },
+        "x-hopback": {
+            "role": role.value,
+            "type": queue.type.value,
+            "arguments": {name: _plain(value) for name, value in queue.arguments.items()},
+        },
+    }
+
+
+def _receiving(channel: str, plan: Plan | None) -> dict[str, object]:
+    found: dict[str, object] = {
+        "action": "receive",
+        "channel": {"$ref": f"#/channels/{channel}"},
+    }
+    if plan is not None:
+        found["x-hopback"] = {
+            "attempts": plan.attempts,
+            "waits": [format_duration(tier.delay_ms) for tier in plan.tiers],
+            "deadLetterQueue": plan.parking.queue,
+        }
+    return found
+
+
+def _plain(value: FieldValue) -> object:
+    """Mapping proxies and tuples as a JSON encoder wants them."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
