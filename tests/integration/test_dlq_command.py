@@ -94,6 +94,9 @@ def test_a_look_that_could_lose_messages_is_refused(capsys: _Output) -> None:
         assert said.out == ""
         assert "--lift-limit" in said.err
         assert "--force" in said.err
+    act = ["dlq", "redrive", _LIMITED.name, "--filter", "id:m-1", "--yes", "--reason", "x"]
+    assert run(act) == 4
+    assert "--lift-limit" in capsys.readouterr().err
     assert len(_lines(capsys, "dlq", "peek", _LIMITED.name, "--force")) == 3
 
 

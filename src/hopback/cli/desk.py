@@ -75,6 +75,9 @@ class Desk(Protocol):
     def hold(self, look: Look) -> AbstractAsyncContextManager[Held]:
         """Hold messages for looking at."""
 
+    async def lift(self, queue: str) -> None:
+        """Lift the delivery limit of a queue, if looking at it could lose messages."""
+
     async def groups(self, look: Look, by: str) -> Document:
         """Messages by what they have in common: `items`, `seen`, `matching`, `complete`."""
 
@@ -172,7 +175,8 @@ class LibraryDesk:
         """Messages of the whole queue by what they have in common; none of them is kept."""
         from hopback.deadletters.sessions import GroupBy
 
-        await self._lift(look)
+        if look.lift:
+            await self.lift(look.queue)
         found = await self._operations.survey(
             look.queue,
             GroupBy(by),
@@ -192,18 +196,20 @@ class LibraryDesk:
 
     async def export(self, look: Look) -> AsyncIterator[bytes]:
         """Messages as lines of JSON."""
-        await self._lift(look)
+        if look.lift:
+            await self.lift(look.queue)
         lines = self._operations.export(
             look.queue, where=look.where, limit=look.limit, forced=look.forced, by=self._who
         )
         async for line in lines:
             yield line
 
-    async def _lift(self, look: Look) -> None:
+    async def lift(self, queue: str) -> None:
+        """Lift the delivery limit of a queue by a policy, if looking at it could lose messages."""
         from hopback.deadletters.cost import Price
 
-        if look.lift and (await self._operations.queue(look.queue)).cost.price is Price.REFUSED:
-            await self._operations.lift_limit(look.queue, by=self._who, reason="to look at it")
+        if (await self._operations.queue(queue)).cost.price is Price.REFUSED:
+            await self._operations.lift_limit(queue, by=self._who, reason="to look at it")
 
     async def import_lines(
         self, lines: AsyncIterable[bytes], queue: str | None, pace: Pace, reason: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +11,7 @@ import click
 from hopback.cli.asking import ask, ask_for_name, ask_for_reason
 from hopback.cli.dlq_access import Place, at_desk, desk_options, resume_command
 from hopback.cli.dlq_printing import count_of, form_option, print_plan, tell
-from hopback.cli.dlq_reading import filter_option, queue_argument
+from hopback.cli.dlq_reading import filter_option, look_options, queue_argument, refusing
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_following import see_through
 from hopback.cli.printing import json_line, on_terminal
@@ -37,6 +38,7 @@ class Choices:
     yes: bool
     dry_run: bool
     detailed: bool
+    lift: bool
 
 
 def _act_options(command: _Command) -> _Command:
@@ -45,9 +47,7 @@ def _act_options(command: _Command) -> _Command:
         click.option("--detailed-exit-code", "detailed", is_flag=True, help=_DETAILED),
         click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option(
-            "--force", "forced", is_flag=True, help="Go on even if looking could lose messages."
-        ),
+        look_options,
         click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit."),
         click.option(
             "--expect-count",
@@ -214,7 +214,7 @@ def discard(
 
 def _act(request: Request, place: Place, choices: Choices) -> int:
     """Plan, ask, act. Questions are asked between two visits: nothing is held meanwhile."""
-    plan = at_desk(place, lambda desk: _plan(desk, request, acts=not choices.dry_run))
+    plan = at_desk(place, lambda desk: _plan(desk, request, choices))
     if choices.dry_run:
         return _rehearsed(plan, choices)
     _show(plan, choices)
@@ -232,12 +232,15 @@ def _act(request: Request, place: Place, choices: Choices) -> int:
     )
     if request.expected_count is None and not request.selection.filter:
         decided = replace(decided, expected_count=plan["selected"])
-    return at_desk(place, lambda desk: carry_out(desk, decided, choices.form, resume_command))
+    with refusing(request.queue) if plan["cost"]["price"] == "refused" else nullcontext():
+        return at_desk(place, lambda desk: carry_out(desk, decided, choices.form, resume_command))
 
 
-async def _plan(desk: Desk, request: Request, *, acts: bool) -> Document:
-    if acts:
+async def _plan(desk: Desk, request: Request, choices: Choices) -> Document:
+    if not choices.dry_run:
         _must_be_free(await desk.queue(request.queue))
+    if choices.lift and not choices.dry_run:
+        await desk.lift(request.queue)
     return await desk.plan(replace(request, reason=request.reason.strip() or _PLANNED))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from hopback.cli.desk import Look
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.server_line import ServerLine
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from hopback.cli.desk import Held, Look
+    from hopback.cli.desk import Held
     from hopback.cli.documents import Document
     from hopback.deadletters.importing import Imported
     from hopback.deadletters.pacing import Pace
@@ -74,6 +75,11 @@ class ServerDesk:
         body = {"limit": min(limit, _MOST_HELD), "force": look.forced, "lift": look.lift}
         found: Document = await self._line.post(f"{_QUEUES}/{_part(look.queue)}/sessions", body)
         return found
+
+    async def lift(self, queue: str) -> None:
+        """Lift the delivery limit of a queue: a short session does, if it has to."""
+        async with self.hold(Look(queue, 1, lift=True)):
+            pass
 
     async def groups(self, look: Look, by: str) -> Document:
         """Messages by what they have in common; as many as a session of the server holds."""

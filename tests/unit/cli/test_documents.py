@@ -31,10 +31,13 @@ from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveReques
 from hopback.deadletters.targets import Target, TargetKind
 from hopback.errors import UnsafeOperation
 from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue, QueueType
 from tests.unit.cli.desks import DLQ, MAIN, Office, office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from hopback.cli.desk import Desk
 
 
 def _plain(answer: object) -> Any:
@@ -83,9 +86,9 @@ def _agree(
 
 
 @asynccontextmanager
-async def _served() -> AsyncIterator[tuple[Office, ServerDesk]]:
+async def _served(version: str = "3.13") -> AsyncIterator[tuple[Office, ServerDesk]]:
     """A server's desk, over the real application without a socket."""
-    async with office() as found:
+    async with office(version=version) as found:
         app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
         transport = httpx.ASGITransport(app)
         async with ServerDesk("http://localhost", transport=transport) as desk:
@@ -164,6 +167,25 @@ async def test_a_server_refuses_in_words_with_a_code() -> None:
 def _into_nowhere() -> RedriveRequest:
     target = Target(TargetKind.QUEUE, routing_key="no.such")
     return RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", target=target)
+
+
+@in_virtual_time
+async def test_a_limit_is_lifted_where_it_is_a_danger() -> None:
+    """By the library and by a server; where looking is free nothing is done."""
+    for place in ("library", "server"):
+        async with _served("4.0") as (found, server):
+            desk: Desk = found.desk if place == "library" else server
+            connection = await found.broker.connect("setup")
+            channel = await connection.open_channel()
+            for name in ("orders", "orders.dlq"):
+                await channel.declare_queue(Queue(name, QueueType.QUORUM))
+            await connection.close()
+            await desk.lift(DLQ)
+            assert found.broker.node.policies.all() == ()
+            await desk.lift("orders.dlq")
+            (policy,) = found.broker.node.policies.all()
+            assert policy.definition["delivery-limit"] == -1
+            assert (await desk.queue("orders.dlq"))["limitLifted"]
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "amqp://localhost", "http://ann:pw@localhost"])
