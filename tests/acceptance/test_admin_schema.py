@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from schemathesis import Case
 
+pytestmark = pytest.mark.xdist_group("admin schema")  # one server
+
 _EXAMPLES = 6
 _KEY, _KEPT = new_key("schemathesis", Grant(Role.ADMIN), expires=None, made_by="", now=0.0)
 _SETTINGS = {
