@@ -101,17 +101,22 @@ class Desk:
 
     async def bench(self, spec: JobSpec) -> Bench:
         """What a job that goes on needs to know, found out anew."""
-        bench = await self._bench(await self._places.scene(), spec.queue, forced=False)
+        bench = await self._bench(await self._places.scene(), spec.queue, forced=spec.forced)
         await self._check_ways(spec, bench)
         return bench
 
     async def _bench(self, scene: Scene, queue: str, *, forced: bool) -> Bench:
         source = scene.one(queue)
         depth, _ = await self._places.depth(queue)
+        if depth.ready is None:
+            raise UnsafeOperation(
+                f"nobody tells how many messages {queue!r} has: grant the user `configure` on it, which"
+                " RabbitMQ 4.3 wants for that question, or give the management address"
+            )
         return Bench(
             source,
             self._places.cost(scene, queue),
-            depth.ready or 0,
+            depth.ready,
             ceremony_of(self._places.design_of(queue)),
             scene.table(),
             forced,

@@ -18,7 +18,7 @@ from hopback.errors import HopbackError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["FileSink", "read_lines", "run_file"]
+__all__ = ["FileSink", "check_writable", "read_lines", "run_file"]
 
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
@@ -56,6 +56,12 @@ class FileSink:
         self._file.write(lines if self._compressor is None else self._compressor.compress(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def check_writable(path: str) -> None:
+    """Say at once what a later write would trip over: a library that is missing."""
+    if path.endswith(_COMPRESSED):
+        _zstandard()
 
 
 def run_file(path: str, run: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.files import check_writable
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.jobs import Frozen, JobKind, JobSpec
 from hopback.deadletters.refusals import BadRequest
@@ -94,6 +95,7 @@ def spec_of(request: Request, frozen: Frozen, broker: str, *, stamped: bool) -> 
             stamped=stamped if request.stamped is None else request.stamped,
             operation=request.operation,
             key=request.key,
+            forced=request.forced,
         )
     return JobSpec(
         kind=JobKind.DISCARD,
@@ -105,6 +107,7 @@ def spec_of(request: Request, frozen: Frozen, broker: str, *, stamped: bool) -> 
         pace=request.pace,
         export_to=request.export_to,
         key=request.key,
+        forced=request.forced,
     )
 
 
@@ -113,6 +116,7 @@ def export_file(request: Request, settings: Settings, job: str) -> str:
     if isinstance(request, RedriveRequest) or not request.export:
         return ""
     if request.export_to:
+        check_writable(request.export_to)
         return request.export_to
     if settings.exports is None:
         raise BadRequest("export", "a file to write to first, or no export at all")

@@ -119,6 +119,7 @@ class JobSpec:
     operation: str = ""
     export_to: str = ""
     key: str | None = None
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ _log = logging.getLogger("hopback.deadletters")
 _PROGRESS_S = 1.0
 _BATCH = 500
 _BREATH = 32
+_HANDED_ON_S = 0.1
+"""A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
 _ANEW_AFTER = 3
 """A channel that keeps refusing may be the cause itself (RabbitMQ ≤ 3.12.0): then another is opened."""
 
@@ -180,6 +182,8 @@ class Engine:
     async def _finish(self) -> None:
         """See every ack read and what arrived; hold what must be held to give back in order."""
         await self._work.source.finish()
+        if not self._work.is_classic:
+            await asyncio.sleep(_HANDED_ON_S)
         await self._look()
         if self._work.source.given > self._acked and not self._work.is_classic:
             await self._work.source.round_out()

@@ -18,7 +18,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.errors import BrokerError
-from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +30,7 @@ __all__ = ["ROOM_BYTES", "Head", "Held", "Source"]
 ROOM_BYTES = 64 * 1024 * 1024
 """How much one consumer may hold, by the size of the messages so far."""
 
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S = 0.25
 _FIRST = 20
 """The first consumer is a small one, to see how large the messages are."""
 _MOST = 65_535
@@ -103,7 +102,7 @@ class Held:
 
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
-        await _round_trip(self._channel, self._queue)
+        await _round_trip(self._channel)
 
     async def round_out(self) -> bool:
         """The session held all that it had to."""
@@ -180,7 +179,7 @@ class Head:
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
         await self._end_consumer()
-        await _round_trip(self._channel, self._queue)
+        await _round_trip(self._channel)
 
     async def round_out(self, ready: int | None = None) -> bool:
         """Hold on beyond the count until a message comes that never came back before.
@@ -294,20 +293,23 @@ class Head:
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await self._news.wait()
         except TimeoutError:
-            ready = await _round_trip(self._channel, self._queue)
-            if not ready and not self._arrived and not self._late_acks:
+            if self._has_room() and not self._arrived and not self._late_acks:
                 await self._end_consumer()
                 return bool(self._arrived) or await self._one_more()
         return True
 
+    def _has_room(self) -> bool:
+        """Whether the consumer could be given more, if there was any."""
+        return self.taken - self._before - self._acked < self._prefetch
+
     async def _one_more(self) -> bool:
-        """A count may be ahead of a delivery; what a fetch finds is the truth."""
+        """A broker may be slow; what a fetch finds, or does not find, is the truth."""
         found = await self._channel.get(self._queue)
         if found is not None:
             self._on_delivery(found)
         return found is not None
 
 
-async def _round_trip(channel: Channel, queue: str) -> int:
-    """Ready messages; settlements are answered by nothing, so this also shows that they were read."""
-    return (await channel.declare_queue(Queue(queue), passive=True)).messages
+async def _round_trip(channel: Channel) -> None:
+    """Settlements are answered by nothing; what is answered after them shows that they were read."""
+    await channel.qos(1)

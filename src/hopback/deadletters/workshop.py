@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.acts import Discarding, Redriving
+from hopback.deadletters.audit import AuditEntry
 from hopback.deadletters.ceremonies import completion_event
 from hopback.deadletters.cost import Price
 from hopback.deadletters.files import FileSink, run_file
@@ -160,13 +161,22 @@ class Workshop:
         try:
             await self._work_through(run, bench, holding)
         except BrokerError as failed:
-            job = run.job.to(JobState.INTERRUPTED, self._clock.now(), str(failed))
-            await self._journal.save(job, run.owner)
-            run.tell(job)
+            await self._end(run, JobState.INTERRUPTED, str(failed))
+        except Exception as fault:
+            _log.exception("job %s met a fault of ours", run.job.id)
+            await self._end(run, JobState.FAILED, f"{type(fault).__name__}: {fault}")
         finally:
             run.changed.set()
             if self._runs.get(run.job.id) is run:
                 del self._runs[run.job.id]
+
+    async def _end(self, run: _Run, state: JobState, reason: str) -> None:
+        """Write down that a run could not go on, unless it is somebody else's already."""
+        if run.job.is_active:
+            job = run.job.to(state, self._clock.now(), reason)
+            with suppress(LeaseLost):
+                await self._journal.save(job, run.owner)
+            run.tell(job)
 
     async def _work_through(self, run: _Run, bench: Bench, holding: Holding | None) -> None:
         job = run.job
@@ -185,6 +195,7 @@ class Workshop:
             beat.cancel()
             await self._put_away(act, connection)
         await self._announce(run.job, bench)
+        await self._journal.write(_ending(run.job, self._clock.now()))
 
     def _work(
         self, run: _Run, bench: Bench, act: Act, connection: Connection, source: Source
@@ -328,6 +339,21 @@ class Workshop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ending(job: Job, now: float) -> AuditEntry:
+    """What the audit says of a job that has ended, or stopped."""
+    good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
+    return AuditEntry(
+        at=now,
+        by=job.spec.by.name or job.spec.by.id,
+        action="job.end",
+        queue=job.queue,
+        job=job.id,
+        reason=job.reason,
+        result="ok" if good else "failed",
+        details={"kind": job.kind, "state": job.state, **asdict(job.counts)},
+    )
 
 
 def _prefetch(spec: JobSpec) -> int:

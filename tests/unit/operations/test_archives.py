@@ -69,7 +69,7 @@ async def _discarded_and_imported(file: Path) -> None:
         )
         assert [message.body for message in others] == [b"%d" % n for n in range(700)]
         actions = [entry.action for entry in await scene.operations.audit()]
-        assert actions == ["messages.import", "job.start"]
+        assert actions == ["messages.import", "job.end", "job.start"]
 
 
 @in_virtual_time
