@@ -1,0 +1,84 @@
+"""The admin service over a real RabbitMQ: its management API, its queues, and its absence."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from hopback.admin import create_app
+from hopback.broker.declare import declare
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.deadletters.operations import Operations
+from tests.unit.admin.stage import DLQ, MAIN, dead_letter, topology
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+
+@asynccontextmanager
+async def _served(url: str, management_url: str, vhost: str) -> AsyncIterator[httpx.AsyncClient]:
+    broker, declared = RabbitMQ(url), (topology(),)
+    async with (
+        Management(ManagementAddress.derive(None, management_url)) as view,
+        Operations(broker, management=view, vhost=vhost, topologies=declared) as operations,
+    ):
+        app = create_app(operations, broker, view=view, vhost=vhost, topologies=declared)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield client
+
+
+async def _fill(url: str) -> None:
+    connection = await RabbitMQ(url).connect("test")
+    await declare(connection, topology())
+    channel = await connection.open_channel()
+    await asyncio.gather(*(channel.publish(dead_letter(number)) for number in range(3)))
+    await connection.close()
+
+
+async def test_looking_and_redriving_on_rabbitmq(
+    amqp_url: str, rabbitmq: SharedNode, vhost: str
+) -> None:
+    """Depths are exact, looking gives back, a job moves everything; the map is the live broker."""
+    await _fill(amqp_url)
+    async with _served(amqp_url, rabbitmq.management_url, vhost) as client:
+        detail = (await client.get(f"/admin/dlq/queues/{DLQ}")).json()
+        assert (detail["depth"]["messagesReady"], detail["type"]) == (3, "quorum")
+        peeked = (await client.get(f"/admin/dlq/queues/{DLQ}/messages?limit=2")).json()
+        assert [item["payload"]["order"]["id"] for item in peeked["items"]] == [0, 1]
+        order = {"kind": "re-drive", "queue": DLQ, "reason": "mended", "expectedCount": 3}
+        job = (await client.post("/admin/dlq/jobs", json=order)).json()
+        events = (await client.get(f"{job['url']}/events")).text
+        assert '"state":"completed"' in events
+        after = (await client.get(f"/admin/dlq/queues/{DLQ}")).json()
+        assert after["depth"]["messagesReady"] == 0
+        route = {"exchange": "shop.events", "routingKey": "order.created"}
+        assert (await client.get("/admin/topology/route", params=route)).json()["queues"] == [MAIN]
+        live = (await client.get("/admin/topology")).json()
+        planned = await client.post("/admin/topology/plan", json={"topology": live["topology"]})
+        assert planned.json()["settled"], planned.text
+        for path in ("/", "/topology", "/checks", f"/queues/{DLQ}", f"/jobs/{job['id']}"):
+            assert (await client.get(path)).status_code == 200, path
+
+
+async def test_a_broker_that_is_away_is_told_and_the_service_lives() -> None:
+    """503 with the reason on the API, a page for people, and the process stays alive."""
+    url = "amqp://guest:guest@127.0.0.1:1/"
+    async with _served(url, "http://127.0.0.1:1", "/") as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (503, False)
+        assert "guest:guest" not in ready.text
+        listed = await client.get("/admin/dlq/queues")
+        assert (listed.status_code, listed.json()["statusCode"]) == (503, 503)
+        page = await client.get("/")
+        assert (page.status_code, "The broker does not answer" in page.text) == (200, True)
+        assert (await client.get("/healthz")).text == "ok\n"
