@@ -10,15 +10,17 @@ import asyncio
 import json
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.faults import parts
 from tests.faults.fuzz import fuzz_everything
 from tests.faults.overload import overload
-from tests.faults.soak import growth, soak
+from tests.faults.soak import soak, verdict_on
 from tests.faults.tally import Part, Tally, page
 from tests.harness.installation import HOST
+from tests.harness.rabbitmq import RabbitNode
 from tests.harness.versions import installations
 
 if TYPE_CHECKING:
@@ -93,19 +95,17 @@ async def _part(name: str, options: argparse.Namespace) -> None:
 
 async def _soaked(installation: Installation, version: str, options: argparse.Namespace) -> Tally:
     part, used = await soak(options.soak, 50_000, options.until, installation, version)
-    grown = growth(used)
     first, last = used[len(used) // 4], used[-1]
     measured = (
         f"{first.rss / 2**20:.0f} → {last.rss / 2**20:.0f} MB, {last.fds} descriptors,"
         f" {last.tasks} tasks, {last.channels} channels, {len(used)} samples"
     )
-    verdict = f"failed: grown {', '.join(grown)}" if grown else "flat"
-    return Tally([part], [(f"soak of {part.confirmed:,} messages", measured, verdict)])
+    row = (f"soak of {part.confirmed:,} messages", measured, verdict_on(used))
+    return Tally([part], [row])
 
 
+@cache
 def _version(installation: Installation) -> str:
-    from tests.harness.rabbitmq import RabbitNode
-
     with RabbitNode(installation=installation) as node:
         return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
 

@@ -69,7 +69,8 @@ async def _run(options: argparse.Namespace) -> None:
         batch=tuple(options.batch),
         at_run=wire.at_run,
     )
-    world = Surroundings(bus=Bus(Told(pen)), backoff=Backoff(first=0.1, most=1.0))
+    patience = Backoff(first=0.1, most=1.0)
+    world = Surroundings(bus=Bus(Told(pen)), backoff=patience, reconnect=patience)
     accept = {finding.rule for finding in check(topology)}  # the faithful forms have some
     chosen = ServiceOptions(grace=10, watch=5, accept=accept)
     service = Service(app, wire, options=chosen, world=world)

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from tests.faults.ledger.entry import Entry
     from tests.harness.installation import Installation
 
-__all__ = ["Use", "growth", "soak", "uses"]
+__all__ = ["Use", "growth", "soak", "uses", "verdict_on"]
+
+
+_WORKERS = 50
+_BESIDES = 25
+"""Tasks of a consumer beside its workers: connections, channels, watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,11 @@ def uses(samples: list[Entry]) -> list[Use]:
     return found
 
 
-def growth(found: list[Use]) -> list[str]:
+def growth(found: list[Use], *, workers: int = 0) -> list[str]:
     """What has grown from the second quarter of the time to the last; nothing may.
 
     The first quarter is left out: caches and pools fill then. Memory may differ by a tenth and 4 MB,
-    the rest by what one reconnection has open for a moment.
+    the rest by what one reconnection has open for a moment. So many `workers` may be hired at any time.
     """
     quarter = max(1, len(found) // 4)
     early, late = found[quarter : 2 * quarter], found[-quarter:]
@@ -57,7 +62,8 @@ def growth(found: list[Use]) -> list[str]:
         low, high = (
             statistics.median(getattr(one, name) for one in part) for part in (early, late)
         )
-        if high > low + most:
+        hired = workers > 0 and name == "tasks" and high <= workers + _BESIDES
+        if high > low + most and not hired:
             grown.append(f"{name} from {low:g} to {high:g}")
     return grown
 
@@ -71,14 +77,14 @@ async def soak(
     with RabbitNode(installation=installation) as node:
         url = node.vhost_url(f"soak-{uuid.uuid4().hex[:8]}")
         campaign = Campaign(
-            url, node.management, design="raffle-hardened", consumers=1, concurrency=50
+            url, node.management, design="raffle-hardened", consumers=1, concurrency=_WORKERS
         )
         async with campaign:
             campaign.keep_consumers()
             while part.messages < messages and time.monotonic() < until:
                 producer = campaign.produce(min(each, messages - part.messages), size=100)
                 while producer.is_alive:
-                    await asyncio.sleep(8)
+                    await asyncio.sleep(12)
                     await blows.close_connections(campaign)
                 await campaign.until_calm()
                 part.add(await campaign.interim_verdict())
@@ -89,3 +95,9 @@ async def soak(
     part.seconds = time.monotonic() - began
     part.load = f"one consumer, 5 % failing, {part.confirmed / part.seconds:,.0f} a second"
     return part, uses(campaign.samples)
+
+
+def verdict_on(used: list[Use]) -> str:
+    """Whether the consumer of a soak stayed as it was."""
+    grown = growth(used, workers=_WORKERS)
+    return f"failed: grown {', '.join(grown)}" if grown else "flat"

@@ -43,6 +43,12 @@ def test_what_leaks_is_seen_to_grow(what: str, rate: float) -> None:
     assert found.startswith({"rss": "memory"}.get(what, what))
 
 
+def test_workers_that_are_hired_late_are_no_leak() -> None:
+    """Up to as many as were agreed; more are one."""
+    assert growth(_used(tasks=0.5), workers=50) == []
+    assert growth(_used(tasks=2.0), workers=50)
+
+
 def test_samples_are_read_in_the_order_of_their_time() -> None:
     """Whatever the order they were found in."""
     note = "rss={},fds=2,tasks=3,channels=4"

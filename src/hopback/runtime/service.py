@@ -86,12 +86,16 @@ class Service:
         self.world = world or Surroundings()
         self.topology = app.topology
         self._publisher = Publisher(
-            broker, name=f"{app.name} publisher", on_state=self._state_of("publishing")
+            broker,
+            name=f"{app.name} publisher",
+            backoff=self.world.reconnect,
+            on_state=self._state_of("publishing"),
         )
         self._line = Supervised(
             broker,
             f"{app.name} consumer",
             self._session,
+            backoff=self.world.reconnect,
             on_state=self._state_of("consuming"),
         )
         self._outlet = Outlet(self.publish)

@@ -42,7 +42,8 @@ class Surroundings:
 
     `witness` is shown every exception behind a failed run, as it was raised; events carry no objects.
     `around` is put around the runs of every handler, as `tracing.traced` is, and `around_batch` around
-    the handling of every batch, as `tracing.traced_batch` is.
+    the handling of every batch, as `tracing.traced_batch` is. `backoff` is how long what failed waits
+    before it is tried again, `reconnect` how long a lost connection does.
     """
 
     bus: Bus = field(default_factory=Bus)
@@ -50,6 +51,7 @@ class Surroundings:
     chance: Callable[[], float] = random.random
     host: str = field(default_factory=socket.gethostname)
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
+    reconnect: Backoff = field(default_factory=Backoff)
     witness: Callable[[BaseException], object] | None = None
     around: Callable[[Run, Plan], Run] | None = None
     around_batch: AroundBatch | None = None
