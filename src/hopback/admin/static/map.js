@@ -1,6 +1,23 @@
 // The map of the topology. The tables beside it say the same.
 "use strict";
 
+// Each family is laid out from left to right by itself; then they stand in columns beside each other.
+function arrange(map, ratio) {
+  const gap = 70;
+  const parts = map.elements().components().map((part) => {
+    part.layout({ name: "dagre", rankDir: "LR", nodeSep: 18, rankSep: 90, edgeSep: 8, animate: false, fit: false }).run();
+    return { part, box: part.boundingBox({ includeLabels: false }) };
+  });
+  const width = Math.max(...parts.map(({ box }) => box.w), 1) + gap;
+  const height = parts.reduce((sum, { box }) => sum + box.h + gap, 0);
+  const columns = new Array(Math.max(1, Math.round(Math.sqrt((height * ratio) / width)))).fill(0);
+  for (const { part, box } of parts.sort((one, other) => other.box.h - one.box.h)) {
+    const column = columns.indexOf(Math.min(...columns));
+    part.nodes().shift({ x: column * width - box.x1, y: columns[column] - box.y1 });
+    columns[column] += box.h + gap;
+  }
+}
+
 (async function draw() {
   const place = document.getElementById("map");
   if (!place || typeof cytoscape === "undefined") return;
@@ -18,7 +35,7 @@
     elements: graph.elements,
     minZoom: 0.15,
     maxZoom: 2.5,
-    layout: { name: "dagre", rankDir: "LR", nodeSep: 18, rankSep: 90, edgeSep: 8, padding: 24, animate: false },
+    layout: { name: "preset" },
     style: [
       { selector: "node", style: {
         label: "data(label)", "text-wrap": "wrap", "text-max-width": 190, "font-size": 12, color: ink,
@@ -40,6 +57,7 @@
       { selector: ".faded", style: { opacity: 0.25 } },
     ],
   });
+  arrange(map, place.clientWidth / Math.max(place.clientHeight, 1));
   const told = document.getElementById("reached");
   if (told) {
     const names = new Set(JSON.parse(told.dataset.reached));
