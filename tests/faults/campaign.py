@@ -179,13 +179,15 @@ class Campaign:
             line.count(mark) for path in self.folder.glob("*.ledger") for line in [path.read_text()]
         )
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    async def until(
+        self, condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.05
+    ) -> None:
         """Return as soon as it holds; TimeoutError with the workers' last words if it does not."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {seconds:g} s; {self.last_words()}")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(every)
 
     async def until_calm(self, seconds: float = _CALM_S) -> None:
         """Return when producers have ended and nothing is left but dead letters."""

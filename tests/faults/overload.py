@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.faults.campaign import Campaign
 from tests.faults.ledger.entry import Kind
 from tests.faults.soak import uses
 from tests.harness.rabbitmq import RabbitNode
+from tests.unit.admin.stage import DLQ, admin, dead_letter
 
 if TYPE_CHECKING:
     from tests.faults.ledger.checks import Verdict
     from tests.faults.soak import Use
     from tests.harness.installation import Installation
 
-__all__ = ["outrun", "overload"]
+__all__ = ["browse", "outrun", "overload"]
+
+_ANSWERS = {200, 201, 429, 503}
+"""What the service may say to somebody who asks too much."""
 
 
 async def outrun(
@@ -49,6 +54,32 @@ def _most_in_hand(campaign: Campaign) -> int:
     return most
 
 
+async def browse(requests: int, *, at_once: int = 200) -> Counter[int]:
+    """Requests of every kind of looking, many at once: how often each status was the answer."""
+    found: Counter[int] = Counter()
+    async with admin(*(dead_letter(number) for number in range(50))) as service:
+        ways = (
+            "/admin/dlq/overview",
+            f"/admin/dlq/queues/{DLQ}",
+            f"/admin/dlq/queues/{DLQ}/sessions",
+        )
+
+        async def ask(number: int) -> int:
+            way = ways[number % len(ways)]
+            if way.endswith("sessions"):
+                return (await service.client.post(way, json={"limit": 5})).status_code
+            return (await service.client.get(way)).status_code
+
+        for first in range(0, requests, at_once):
+            some = range(first, min(first + at_once, requests))
+            found.update(await asyncio.gather(*map(ask, some)))
+            service.clock.advance(1)
+        # It is still there, and has lost nothing.
+        state = await service.operations.queue(DLQ)
+        assert state is not None
+    return found
+
+
 async def overload(installation: Installation) -> list[tuple[str, str, str]]:
     """Rows of the page."""
     began = time.monotonic()
@@ -62,4 +93,12 @@ async def overload(installation: Installation) -> list[tuple[str, str, str]]:
         f" {rss[len(rss) // 4]:.0f} → {max(rss):.0f} MB"
     )
     fine = not verdict.findings and most <= 20 and max(rss) < rss[len(rss) // 4] * 1.3 + 10
-    return [("overload", measured, "back-pressure holds" if fine else "failed")]
+    row = ("overload", measured, "back-pressure holds" if fine else "failed")
+    return [row, await _browsed(10_000)]
+
+
+async def _browsed(requests: int) -> tuple[str, str, str]:
+    found = await browse(requests)
+    told = ", ".join(f"{count:,} × {status}" for status, count in sorted(found.items()))
+    fine = set(found) <= _ANSWERS
+    return (f"{requests:,} browse requests", told, "limits hold" if fine else "failed")

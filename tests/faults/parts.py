@@ -199,7 +199,7 @@ async def storm_of(
             _say(part)
             if time.monotonic() > until:
                 break
-    part.load = f"{part.rounds} kills in storms of 2,000 failures"
+    part.load = f"{part.rounds} kills in storms of 4,000 failures"
     part.seconds = time.monotonic() - began
     return part
 

@@ -35,14 +35,15 @@ async def storm(node: RabbitNode, design: str, messages: int, chance: random.Ran
         await campaign.until(lambda: not filling.is_alive)
         moment = chance.uniform(0.1, 0.7) * messages
         campaign.keep_consumers()
-        await campaign.until(lambda: campaign.count(Kind.RETRIED) > moment)
+        # The storm lasts a second: look often.
+        await campaign.until(lambda: campaign.count(Kind.RETRIED) > moment, every=0.005)
         await blows.kill_broker(campaign, node)
         await campaign.until_calm(60)
         return await campaign.verdict()
 
 
 async def storms(
-    node: RabbitNode, design: str, *, kills: int, messages: int = 2000, until_lost: bool = False
+    node: RabbitNode, design: str, *, kills: int, messages: int = 4000, until_lost: bool = False
 ) -> AsyncIterator[Verdict]:
     """Storm after storm; with `until_lost` no more than are needed to see a loss."""
     chance = random.Random(design)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.ledger.entry import Entry, Kind
-from tests.faults.overload import outrun
+from tests.faults.overload import browse, outrun
 from tests.faults.soak import Use, growth, uses
 
 if TYPE_CHECKING:
@@ -67,3 +67,12 @@ async def test_a_producer_that_outruns_its_consumer_fills_the_queue_and_not_the_
     assert verdict.confirmed == 4000
     assert 1 < most <= 20
     assert {one.channels for one in used[2:-1]} <= {1, 2, 3}
+
+
+async def test_a_flood_of_browse_requests_is_answered_or_put_off() -> None:
+    """More than anybody may ask: 429 for the rest, never an error, and the service goes on."""
+    found = await browse(600)
+    assert sum(found.values()) == 600
+    assert set(found) <= {200, 201, 429, 503}
+    assert found[200]
+    assert found[429]

@@ -29,4 +29,4 @@ async def test_hardened_and_recommended_lose_nothing(node: RabbitNode, design: s
     """The same storm; `make test-faults` lets it rage more often."""
     async for verdict in storms(node, design, kills=1):
         verdict.require()
-        assert verdict.confirmed == 2000
+        assert verdict.confirmed == 4000
