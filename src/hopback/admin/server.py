@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import signal
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import uvicorn
@@ -10,13 +14,14 @@ import uvicorn
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from starlette.types import ASGIApp
 
 __all__ = ["PublicWithoutAuth", "refuse_public", "serve"]
 
 _GRACE_S = 5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class PublicWithoutAuth(HopbackError):
@@ -50,6 +55,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[str, int], object]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end it in order; uvicorn itself would send them on afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
 
     async def startup(self, sockets: object = None) -> None:
         """Listen, then tell."""

@@ -1,0 +1,104 @@
+"""`hopback serve` as installed: its page, its login link, its signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import zipfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.acceptance.conftest import Installed
+
+_PATIENCE_S = 30
+
+
+@contextmanager
+def _serving(
+    installed: Installed, folder: Path, *arguments: str
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [str(installed.command), "serve", "--store", "memory", "--http", "0", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _told(process: subprocess.Popen[str], pattern: str) -> str:
+    """What it says on stderr that matches, as soon as it does."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.search(pattern, line)
+        if found:
+            return found.group(1)
+    raise AssertionError(f"it never said {pattern}")
+
+
+def test_the_wheel_brings_the_page(installed: Installed) -> None:
+    """Templates, style and vendored scripts with their licences are in it."""
+    with zipfile.ZipFile(installed.wheel) as archive:
+        names = set(archive.namelist())
+    for name in (
+        "templates/layout.html", "static/page.css", "static/page.js", "static/vendor/manifest.toml",
+        "static/vendor/htmx.min.js", "static/vendor/cytoscape.LICENSE.txt",
+    ):  # fmt: skip
+        assert f"hopback/admin/{name}" in names
+
+
+def test_dev_mode_signs_in_by_its_link_and_ends_in_order(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """Nobody comes in without; the link opens; SIGTERM ends it with 0."""
+    with _serving(installed, tmp_path, "--broker", "embedded", "--dev") as process:
+        link = _told(process, r"Sign in: (http://\S+)")
+        base = link.partition("/login")[0]
+        with httpx.Client(base_url=base, timeout=_PATIENCE_S) as client:
+            assert client.get("/").headers["location"].startswith("/login")
+            assert client.get("/login?token=wrong").status_code == 401
+            assert client.get(link).status_code == 303
+            page = client.get("/")
+            assert (page.status_code, "No dead-letter queue is known" in page.text) == (200, True)
+            style = client.get("/static/page.css")
+            assert client.get(
+                "/static/page.css", headers={"If-None-Match": style.headers["etag"]}
+            ).status_code == 304  # fmt: skip
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_PATIENCE_S) == 0
+
+
+def test_a_broker_that_is_away_at_the_start_does_not_keep_it_from_serving(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """It comes up, says that it is not ready, and would recover by itself."""
+    away = ("--broker", "amqp://guest:guest@127.0.0.1:1/", "--amqp-only")
+    with _serving(installed, tmp_path, *away) as process:
+        base = _told(process, r"Serving (http://\S+)")
+        assert httpx.get(f"{base}healthz", timeout=_PATIENCE_S).status_code == 200
+        assert httpx.get(f"{base}readyz", timeout=_PATIENCE_S).status_code == 503
+
+
+def test_bad_settings_are_told_before_anything_is_served(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """The entry is named, and the code is that of a failure."""
+    (tmp_path / "admin.toml").write_text('[auth.jwt]\nissuer = "i"\naudience = "a"\n')
+    ran = installed.run("serve", "--broker", "embedded", "--config", "admin.toml", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "expected either jwks_url or secret_env" in ran.stderr
