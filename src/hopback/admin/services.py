@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hopback.deadletters.operations import Operations
 
 __all__ = ["NOBODY", "Services", "who"]
+
+_LOG = logging.getLogger("hopback.admin")
 
 NOBODY = Principal("", "nobody", "nobody", ())
 """Someone of whom nothing is known."""
@@ -95,8 +98,8 @@ class Services:
                     "correlationId": request.state.correlation,
                 },
             )
-        except Exception as error:
-            request.state.unwritten = error
+        except Exception as error:  # whatever keeps the audit from being written
+            _LOG.warning("a refusal could not be written to the audit", exc_info=error)
 
 
 def who(principal: Principal) -> Who:
