@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hopback.broker.port import Connection
+    from hopback.deadletters.jobs import Job
     from hopback.fields import FieldValue
     from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
@@ -278,27 +279,30 @@ async def test_a_restarted_broker_loses_nothing(
         await desk.park(500)
         job = await desk.operations.start(_redrive(pace=Pace(rate=300, in_flight=50)))
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(node.kill)
+        await asyncio.to_thread(node.stop)
         stopped = await desk.operations.wait(job.id)
         assert stopped.state is JobState.INTERRUPTED
         await asyncio.to_thread(node.start)
-        await _resumed(desk, job.id)
-        done = await desk.operations.wait(job.id)
+        done = await _resumed(desk, job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 500)
         desk.connection = await RabbitMQ(node.url).connect("test")
         assert set(await desk.drained(MAIN)) == {*range(500)}
         await desk.connection.close()
 
 
-async def _resumed(desk: _Desk, ident: str) -> None:
-    async with asyncio.timeout(60):
+async def _resumed(desk: _Desk, ident: str) -> Job:
+    """Resume until it is through: a queue that has just come up has no leader for a while."""
+    async with asyncio.timeout(90):
         while True:
             try:
                 await desk.operations.resume(ident)
+                done = await desk.operations.wait(ident)
             except BrokerError:
                 await asyncio.sleep(0.2)
-            else:
-                return
+                continue
+            if done.state is JobState.COMPLETED:
+                return done
+            await asyncio.sleep(0.2)
 
 
 async def test_names_given_by_an_operator_are_enough(amqp_url: str) -> None:

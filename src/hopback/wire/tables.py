@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.errors import ProtocolError
@@ -81,7 +82,9 @@ def encode_entries(table: Headers, depth: int = 0) -> bytes:
     return b"".join(parts)
 
 
+@lru_cache(maxsize=1024)
 def _encode_key(key: str) -> bytes:
+    """The key with its length; the same few names come again and again."""
     try:
         raw = key.encode()
     except (UnicodeEncodeError, AttributeError):
