@@ -52,9 +52,7 @@ def _made(make: Any) -> Message | str:
 @given(
     st.sampled_from(_PLANS),
     properties,
-    st.dictionaries(
-        _NAMES, st.one_of(st.integers(0, 9), st.text(max_size=5), tables), max_size=3
-    ),
+    st.dictionaries(_NAMES, st.one_of(st.integers(0, 9), st.text(max_size=5), tables), max_size=3),
     st.booleans(),
 )
 def test_quick_and_careful_agree(
