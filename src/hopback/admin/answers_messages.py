@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from hopback.admin.answers import CostAnswer, Moment, cost_answer, moment
-from hopback.admin.content import amqp_type, shown_text
+from hopback.deadletters.plain import (
+    amqp_type,
+    plain_payload,
+    plain_properties,
+    plain_text,
+    plain_value,
+)
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
     from hopback.deadletters.browsing import MessageView, SessionView
     from hopback.deadletters.letters import Letter
     from hopback.deadletters.sessions import Group
-    from hopback.fields import FieldValue
 
 __all__ = [
     "EventAnswer",
@@ -30,15 +32,13 @@ __all__ = [
     "MessageAnswer",
     "SessionAnswer",
     "WayAnswer",
-    "camel",
     "group_answer",
     "letter_answer",
     "message_answer",
-    "plain_value",
     "session_answer",
 ]
 
-_PARSED_BYTES = 256 * 1024
+_FAILURE = ("type", "message", "frame", "stack", "host")
 
 
 class SessionAnswer(Struct, frozen=True, rename="camel"):
@@ -181,23 +181,23 @@ def letter_answer(letter: Letter) -> LetterAnswer:
         place=letter.place,
         digest=letter.digest,
         queue=letter.queue,
-        reason=shown_text(letter.reason),
-        origin=shown_text(letter.origin),
-        type=shown_text(letter.type),
-        message_id=shown_text(letter.message_id),
-        error=shown_text(letter.error),
-        error_message=shown_text(letter.error_message),
-        fingerprint=shown_text(letter.fingerprint),
+        reason=plain_text(letter.reason),
+        origin=plain_text(letter.origin),
+        type=plain_text(letter.type),
+        message_id=plain_text(letter.message_id),
+        error=plain_text(letter.error),
+        error_message=plain_text(letter.error_message),
+        fingerprint=plain_text(letter.fingerprint),
         recorded_by=letter.recorded_by,
         attempts=letter.attempts,
         redrives=letter.redrives,
-        redrive_job=shown_text(letter.redrive_job),
+        redrive_job=plain_text(letter.redrive_job),
         first_failed_at=moment(letter.first_failed),
         last_failed_at=moment(letter.last_failed),
         size=letter.size,
         delivery_count=letter.delivery_count,
-        exchange=shown_text(letter.exchange),
-        routing_key=shown_text(letter.routing_key),
+        exchange=plain_text(letter.exchange),
+        routing_key=plain_text(letter.routing_key),
         redelivered=letter.redelivered,
     )
 
@@ -205,7 +205,7 @@ def letter_answer(letter: Letter) -> LetterAnswer:
 def group_answer(group: Group) -> GroupAnswer:
     """A group."""
     return GroupAnswer(
-        shown_text(group.key),
+        plain_text(group.key),
         group.count,
         moment(group.first),
         moment(group.last),
@@ -216,26 +216,21 @@ def group_answer(group: Group) -> GroupAnswer:
 def message_answer(view: MessageView, session: str) -> MessageAnswer:
     """A message."""
     delivery, failure = view.delivery, view.failure
-    payload, encoding = _payload(delivery.body)
-    plain = {
-        name: value
-        for name in _PROPERTIES
-        if (value := getattr(delivery.properties, name)) is not None
-    }
+    payload, encoding = plain_payload(delivery.body)
     return MessageAnswer(
         letter=letter_answer(view.letter),
-        sentence=shown_text(view.sentence),
-        timeline=[EventAnswer(moment(each.time), shown_text(each.what)) for each in view.timeline],
+        sentence=plain_text(view.sentence),
+        timeline=[EventAnswer(moment(each.time), plain_text(each.what)) for each in view.timeline],
         failure=None
         if failure is None
-        else FailureRecord(*(shown_text(getattr(failure, name)) for name in _FAILURE)),
+        else FailureRecord(*(plain_text(getattr(failure, name)) for name in _FAILURE)),
         way=None
         if view.way is None
         else WayAnswer(view.way.exchange, view.way.routing_key, view.way.flaw),
         no_way=view.no_way,
-        properties={camel(name): plain_value(value) for name, value in plain.items()},
+        properties=plain_properties(delivery.properties),
         headers=[
-            HeaderAnswer(shown_text(name), amqp_type(value), plain_value(value))
+            HeaderAnswer(plain_text(name), amqp_type(value), plain_value(value))
             for name, value in delivery.properties.headers.items()
         ],
         payload=payload,
@@ -243,54 +238,3 @@ def message_answer(view: MessageView, session: str) -> MessageAnswer:
         payload_bytes=len(delivery.body),
         body_url=f"/admin/dlq/sessions/{session}/messages/{view.letter.id}/body",
     )
-
-
-_PROPERTIES = (
-    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to",
-    "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
-)  # fmt: skip
-_FAILURE = ("type", "message", "frame", "stack", "host")
-
-
-def camel(name: str) -> str:
-    """`content_type` as `contentType`."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
-def _payload(body: bytes) -> tuple[Any, str]:
-    """The payload for JSON: parsed, or text; a large or binary one stays behind its URL."""
-    if len(body) > _PARSED_BYTES:
-        return None, "omitted"
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError:
-        return None, "binary"
-    try:
-        return json.loads(text, parse_constant=_no_constant), "json"
-    except (ValueError, RecursionError):
-        return text, "string"
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def plain_value(value: FieldValue) -> Any:
-    """A value of AMQP as JSON can hold it."""
-    match value:
-        case None | bool() | str():
-            return shown_text(value) if isinstance(value, str) else value
-        case int():
-            return int(value) if abs(value) < 2**53 else str(int(value))
-        case float():
-            return float(value) if value - value == 0 else str(float(value))
-        case Decimal():
-            return str(value)
-        case Mapping():
-            return {shown_text(key): plain_value(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [plain_value(inner) for inner in value]
-        case bytes():
-            return shown_text(value.decode("utf-8", "backslashreplace"))
-    return shown_text(str(value))

@@ -11,16 +11,15 @@ import json
 import unicodedata
 import zlib
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback import fields
+from hopback.deadletters.plain import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Form", "Payload", "amqp_type", "payload_of", "shown_text", "visible"]
+__all__ = ["Form", "Payload", "payload_of", "visible"]
 
 _SHOWN_BYTES = 128 * 1024
 _PARSED_BYTES = 512 * 1024
@@ -28,28 +27,6 @@ _HEX_BYTES = 4096
 _HEX_ROW = 16
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 47, "zlib": 15}
-
-_TYPES: tuple[tuple[type, str], ...] = (
-    (bool, "bool"),
-    (fields.Timestamp, "timestamp"),
-    (fields.Int8, "int8"),
-    (fields.UInt8, "uint8"),
-    (fields.Int16, "int16"),
-    (fields.UInt16, "uint16"),
-    (fields.Int32, "int32"),
-    (fields.UInt32, "uint32"),
-    (fields.UInt64, "uint64"),
-    (int, "int64"),
-    (fields.Float32, "float"),
-    (float, "double"),
-    (Decimal, "decimal"),
-    (str, "text"),
-    (fields.LongStr, "bytes as text"),
-    (bytes, "bytes"),
-    (list, "array"),
-    (tuple, "array"),
-    (type(None), "void"),
-)
 
 
 class Form(StrEnum):
@@ -70,16 +47,6 @@ class Payload:
     size: int
 
 
-def amqp_type(value: object) -> str:
-    """The AMQP type of a header's value, in a word."""
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), "table")
-
-
-def shown_text(text: str) -> str:
-    """The text without what UTF-8 cannot carry."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def visible(text: str, *, lines: bool = False) -> str:
     """The text with everything invisible spelled out; `lines` keeps line ends and tabs."""
     kept = "\n\t" if lines else ""
@@ -87,7 +54,7 @@ def visible(text: str, *, lines: bool = False) -> str:
         return text
     return "".join(
         each if each in kept or unicodedata.category(each) not in _INVISIBLE else _named(each)
-        for each in shown_text(text)
+        for each in plain_text(text)
     )
 
 

@@ -6,13 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hopback.admin.answers_messages import camel, plain_value
-from hopback.admin.content import Form, amqp_type, payload_of, visible
+from hopback.admin.content import Form, payload_of, visible
 from hopback.admin.pages import see_other
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.filters import BadFilter
+from hopback.deadletters.plain import amqp_type, plain_properties, plain_value
 from hopback.deadletters.sessions import GroupBy, Page, Window
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_deadletter_pages", "group_filter"]
 
-_PROPERTIES = (
-    "message_id", "type", "content_type", "content_encoding", "correlation_id", "reply_to",
-    "app_id", "user_id", "cluster_id", "delivery_mode", "priority", "expiration", "timestamp",
-)  # fmt: skip
 _PAGE = 50
 _VALUE_SHOWN = 2000
 
@@ -180,8 +176,7 @@ async def _message(visit: Visit) -> Response:
 
 def _properties(delivery: Delivery) -> dict[str, str]:
     named = {"exchange": delivery.exchange, "routingKey": delivery.routing_key}
-    found = {name: getattr(delivery.properties, name) for name in _PROPERTIES}
-    named |= {camel(name): str(value) for name, value in found.items() if value is not None}
+    named |= {name: str(value) for name, value in plain_properties(delivery.properties).items()}
     return named | {"redelivered": "yes" if delivery.redelivered else "no"}
 
 

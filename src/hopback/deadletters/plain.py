@@ -1,0 +1,91 @@
+"""Messages as JSON can hold them: values of AMQP, their types by name, payloads. Pure.
+
+Whatever shows a dead letter in JSON, the command or the HTTP API, says it in these words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from hopback import fields
+
+if TYPE_CHECKING:
+    from hopback.message import Properties
+
+__all__ = ["amqp_type", "plain_payload", "plain_properties", "plain_text", "plain_value"]
+
+_PARSED_BYTES = 256 * 1024
+_LARGEST_EXACT = 2**53
+"""Beyond it, readers of JSON that know only floating point would change the number."""
+_PROPERTIES = {
+    "content_type": "contentType", "content_encoding": "contentEncoding",
+    "delivery_mode": "deliveryMode", "priority": "priority", "correlation_id": "correlationId",
+    "reply_to": "replyTo", "expiration": "expiration", "message_id": "messageId",
+    "timestamp": "timestamp", "type": "type", "user_id": "userId", "app_id": "appId",
+    "cluster_id": "clusterId",
+}  # fmt: skip
+_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "bool"), (fields.Timestamp, "timestamp"), (fields.Int8, "int8"),
+    (fields.UInt8, "uint8"), (fields.Int16, "int16"), (fields.UInt16, "uint16"),
+    (fields.Int32, "int32"), (fields.UInt32, "uint32"), (fields.UInt64, "uint64"), (int, "int64"),
+    (fields.Float32, "float"), (float, "double"), (Decimal, "decimal"), (str, "text"),
+    (fields.LongStr, "bytes as text"), (bytes, "bytes"), (list, "array"), (tuple, "array"),
+    (type(None), "void"),
+)  # fmt: skip
+
+
+def amqp_type(value: object) -> str:
+    """The AMQP type of a header's value, in a word."""
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "table")
+
+
+def plain_text(text: str) -> str:
+    """The text without what UTF-8 cannot carry."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def plain_value(value: object) -> Any:
+    """A value of AMQP as JSON can hold it."""
+    match value:
+        case str():
+            return plain_text(value)
+        case None | bool():
+            return value
+        case int():
+            return int(value) if abs(value) < _LARGEST_EXACT else str(int(value))
+        case float():
+            return float(value) if value - value == 0 else str(float(value))
+        case bytes():
+            return plain_text(value.decode("utf-8", "backslashreplace"))
+        case Mapping():
+            return {plain_text(str(key)): plain_value(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [plain_value(inner) for inner in value]
+    return plain_text(str(value))
+
+
+def plain_properties(properties: Properties) -> dict[str, Any]:
+    """Every property that is set, by its name in JSON; headers are apart."""
+    found = ((shown, getattr(properties, name)) for name, shown in _PROPERTIES.items())
+    return {shown: plain_value(value) for shown, value in found if value is not None}
+
+
+def plain_payload(body: bytes) -> tuple[Any, str]:
+    """The payload and what it is: parsed JSON, or text; a large or binary one is left out."""
+    if len(body) > _PARSED_BYTES:
+        return None, "omitted"
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return None, "binary"
+    try:
+        return json.loads(text, parse_constant=_no_constant), "json"
+    except (ValueError, RecursionError):
+        return text, "string"
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
