@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 import time
 from functools import cache
@@ -47,6 +48,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fuzz", type=int, default=20_000, help="inputs for each reader")
     parser.add_argument("--broker", choices=["host", *installations()], default="host")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kept", type=Path, default=_KEPT, help="where parts keep their counts")
+    parser.add_argument("--page", type=Path, default=_PAGE, help="the page that is written")
     return parser.parse_args()
 
 
@@ -54,43 +57,41 @@ def main() -> int:
     """Run the parts and write the page; 1 if a promise was broken."""
     options = _options()
     options.until = time.monotonic() + options.minutes * 60
+    if not options.parts:
+        shutil.rmtree(options.kept, ignore_errors=True)  # a whole run owes nothing to older ones
     for name in options.parts or _PARTS:
         if time.monotonic() < options.until:
-            asyncio.run(_part(name, options))
-    tally = _kept()
-    words = _PAGE.read_text(encoding="utf-8") if _PAGE.exists() else ""
-    _PAGE.write_text(page(words, tally, "make test-faults"), encoding="utf-8")
-    return int(tally.failed)
+            tally = asyncio.run(_part(name, options))
+            tally.save(options.kept / f"{name}-{options.broker}.json")
+    together = _kept(options.kept)
+    words = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
+    options.page.write_text(page(words, together, "python -m tests.faults"), encoding="utf-8")
+    return int(together.failed)
 
 
-async def _part(name: str, options: argparse.Namespace) -> None:
+async def _part(name: str, options: argparse.Namespace) -> Tally:
     installation = {"host": HOST, **installations()}[options.broker]
-    version = _version(installation)
-    tally, until = Tally(), options.until
+    until = options.until
     match name:
         case "simulation":
-            tally.parts.append(parts.simulation(1_000, options.seeds, until))
+            # In a thread: it brings event loops of its own.
+            return Tally([await asyncio.to_thread(parts.simulation, 1_000, options.seeds, until)])
         case "matrix":
-            tally.parts.append(
-                await parts.matrix(
-                    installation, version, options.messages, options.each, until, options.seed
-                )
-            )
+            size = (options.messages, options.each, until, options.seed)
+            return Tally([await parts.matrix(installation, _version(installation), *size)])
         case "soak":
-            tally = await _soaked(installation, version, options)
+            return await _soaked(installation, _version(installation), options)
         case "storms":
-            for design in _STORMS:
-                tally.parts.append(
-                    await parts.storm_of(design, options.kills, until, installation, version)
-                )
+            where = (until, installation, _version(installation))
+            storms = [await parts.storm_of(name, options.kills, *where) for name in _STORMS]
+            return Tally(storms)
         case "cluster":
             wanted = options.cluster, options.cluster_faults
-            tally.parts.append(await parts.cluster(*wanted, until, version))
+            return Tally([await parts.cluster(*wanted, until, _version(HOST))])
         case "overload":
-            tally.checks += await overload(installation)
+            return Tally(checks=await overload(installation))
         case _:
-            tally.checks += fuzz_everything(options.fuzz, options.seed)
-    tally.save(_KEPT / f"{name}-{options.broker}.json")
+            return Tally(checks=fuzz_everything(options.fuzz, options.seed))
 
 
 async def _soaked(installation: Installation, version: str, options: argparse.Namespace) -> Tally:
@@ -110,10 +111,10 @@ def _version(installation: Installation) -> str:
         return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
 
 
-def _kept() -> Tally:
+def _kept(folder: Path) -> Tally:
     """Everything that parts have kept, in the order in which they are listed."""
     found = Tally()
-    for path in sorted(_KEPT.glob("*.json"), key=lambda one: _PARTS.index(one.stem.split("-")[0])):
+    for path in sorted(folder.glob("*.json"), key=lambda one: _PARTS.index(one.stem.split("-")[0])):
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found.parts += [Part(**part) for part in kept["parts"]]
         found.checks += [(what, much, verdict) for what, much, verdict in kept["checks"]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,6 +86,21 @@ def test_every_named_test_exists(name: str) -> None:
     named = _NAMED.findall((ROOT / "docs" / "explanation" / name).read_text(encoding="utf-8"))
     assert len(named) > 10
     assert [f"{path}::{test}" for path, test in named if not _exists(ROOT / path, test)] == []
+
+
+def test_the_long_run_keeps_its_counts_and_writes_its_page(tmp_path: Path) -> None:
+    """Its smallest form, as a process: two parts, one page, and an end that says that all is well."""
+    command = [sys.executable, "-m", "tests.faults", "simulation", "fuzz", "--seeds", "3"]
+    command += ["--fuzz", "20", "--kept", str(tmp_path / "kept"), "--page", str(tmp_path / "p.md")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    written = (tmp_path / "p.md").read_text(encoding="utf-8")
+    assert "| simulation | 3 seeds | embedded |" in written
+    assert "20 inputs" in written
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "simulation-host.json",
+        "fuzz-host.json",
+    }
 
 
 def test_the_report_says_what_was_counted_and_what_broke() -> None:
