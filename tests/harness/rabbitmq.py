@@ -143,8 +143,10 @@ class RabbitNode:
 
     def kill(self) -> None:
         """End it as `kill -9` does; its data stays as it is on disk at that moment."""
-        os.kill(self.pid, signal.SIGKILL)
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
         self._end_processes()
+        _await_end(pid)
 
     def restart(self) -> None:
         """Start it again; stops it in order first if it still runs."""
@@ -266,6 +268,16 @@ class RabbitNode:
         if self._environment:
             (self.folder / "groups").unlink(missing_ok=True)
             (self.folder / "pid").unlink(missing_ok=True)
+
+
+def _await_end(pid: int) -> None:
+    """Return when the process is gone: it is no child of ours, and a large one takes a moment to die."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if time.monotonic() > deadline:
+                raise NodeFailed(f"process {pid} outlived kill -9 by {_STOP_SECONDS:g} s")
+            time.sleep(0.01)
 
 
 def _free_ports(count: int) -> list[int]:
