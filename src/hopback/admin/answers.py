@@ -151,7 +151,7 @@ class SummaryAnswer(Struct, frozen=True, rename="camel"):
     exists: bool
     state: str | None
     depth: DepthAnswer
-    active_job: str | None
+    active_job: JobAnswer | None
 
 
 class OverviewAnswer(Struct, frozen=True, rename="camel"):
@@ -254,7 +254,7 @@ def summary_answer(summary: QueueSummary, now: float) -> SummaryAnswer:
         summary.exists,
         summary.state,
         depth_answer(summary.depth, now),
-        None if job is None else f"/admin/dlq/jobs/{job.id}",
+        None if job is None else job_answer(job),
     )
 
 

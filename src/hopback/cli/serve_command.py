@@ -85,7 +85,8 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
         settings = admin.read_settings(choices.config, os.environ)
     admin.refuse_public(choices.http[0], asks_who=settings.asks_who or choices.dev)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     asyncio.run(_serve(place, choices, settings))
     return Exit.OK
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ServerDesk"]
 
 _QUEUES = "/admin/dlq/queues"
+_OVERVIEW = "/admin/dlq/overview"
+_COUNTS = ("messages", "messagesReady", "messagesUnacknowledged", "consumers")
 _JOBS = "/admin/dlq/jobs"
 _PAGE = 200
 _MOST_HELD = 10_000
@@ -52,9 +54,9 @@ class ServerDesk:
         await self._line.__aexit__(*unused)
 
     async def queues(self) -> list[Document]:
-        """Every dead-letter queue, by name."""
-        found: list[Document] = (await self._line.get(_QUEUES))["items"]
-        return found
+        """Every dead-letter queue that the caller may see, by name."""
+        found: list[Document] = (await self._line.get(_OVERVIEW))["items"]
+        return [{**item, **{name: item["depth"][name] for name in _COUNTS}} for item in found]
 
     async def queue(self, name: str) -> Document:
         """One of them."""

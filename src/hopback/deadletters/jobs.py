@@ -210,7 +210,9 @@ class Job:
 class JobConflict(HopbackError):
     """Another job, or another state, stands in the way; `job` is the one that does."""
 
-    remedy: ClassVar[str] = "Wait for the job that is named, or cancel it."
+    remedy: ClassVar[str] = (
+        "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
+    )
 
     def __init__(self, text: str, job: Job) -> None:
         self.job = job
