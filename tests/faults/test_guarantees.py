@@ -125,7 +125,7 @@ def test_no_queue_of_a_hardened_form_removes_dead_letters(name: str) -> None:
 
 def test_an_ordinary_end_makes_no_duplicate() -> None:
     """Runs in which nothing was broken handle every message once."""
-    calm = [seed for seed in range(200) if setting_of(seed).blows == 0]
+    calm = [seed for seed in range(400) if setting_of(seed).blows == 0]
     assert len(calm) > 10
     verdicts = [verdict for seed in calm if not (verdict := play(seed).verdict).faults]
     assert len(verdicts) > 5
