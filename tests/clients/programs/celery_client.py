@@ -40,7 +40,12 @@ def main(url: str) -> dict:
         kombu.Queue("retry", queue_arguments=_BACK, channel=connection.channel()).declare()
         found["returned"] = _returned(connection)
     with start_worker(
-        app, pool="threads", concurrency=1, perform_ping_check=False, loglevel="error"
+        app,
+        pool="threads",
+        concurrency=1,
+        perform_ping_check=False,
+        loglevel="error",
+        shutdown_timeout=40,
     ):
         work.apply_async(("an order",))
         arrived.wait(15)
