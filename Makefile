@@ -58,8 +58,12 @@ format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(READY) ## measure
+bench: $(READY) ## measure Hopback beside its peers, batches and `hopback broker`; an hour
+	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql gcc librabbitmq-dev
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.batches
+	$(BIN)/python -m benchmarks.server --write
+	$(BIN)/python -m benchmarks.admin
 
 pin: ## resolve the dependencies anew and pin what was found
 	@$(PYTHON) tools/environment.py --pin
