@@ -75,12 +75,12 @@ GOALS: tuple[Goal, ...] = (
 
 def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, ...]:
     """Every goal on every kind of queue that was measured."""
-    measured = {case.queue_type for case in results.runs}
+    measured = {(case.queue_type, case.scenario) for case in results.runs}
     return tuple(
         _verdict(results, goal, queue_type)
         for goal in goals
         for queue_type in goal.queue_types
-        if queue_type in measured
+        if (queue_type, goal.scenario) in measured
     )
 
 
@@ -103,5 +103,6 @@ def reason_for(verdict: Verdict) -> str:
     """Why a goal is missed, as `reasons.toml` says; it is written by whoever has read the profile."""
     reasons = tomllib.loads(_REASONS.read_text()) if _REASONS.exists() else {}
     kind = verdict.goal.against or "cpu"
-    table = reasons.get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
+    scenario = reasons.get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
+    table = scenario.get(verdict.goal.subject, {})
     return str(table.get(kind, "not explained yet: add it to benchmarks/reasons.toml"))
