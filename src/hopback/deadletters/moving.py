@@ -398,8 +398,8 @@ class Engine:
             )
         if not seen and arrived * 2 >= sent:
             raise _Stopped(
-                f"{arrived} messages arrived while {sent} were sent: probably the same; the cause is"
-                " not mended"
+                f"while {_messages(sent)} went back, {_messages(arrived)} arrived: probably the same;"
+                " the cause is not mended"
             )
 
     async def _watch_for(self, seconds: float) -> None:
@@ -459,3 +459,7 @@ class Engine:
             await self._work.journal.add_failures(self.job.id, notes)
         await self._work.journal.save(self.job, self._work.owner)
         self._work.on_change(self.job)
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
