@@ -67,7 +67,7 @@ def command(rabbitmq: SharedNode, url: str, *more: str) -> Sequence[str]:
     return ["--broker", url, "--management", rabbitmq.management_url, "--hardened", *more]
 
 
-@pytest.mark.parametrize("name", ["file-pipeline", "ratatoskr"])
+@pytest.mark.parametrize("name", ["event-bus", "ratatoskr"])
 def test_a_faithful_design_becomes_hardened_with_its_messages(
     rabbitmq: SharedNode, amqp_url: str, name: str
 ) -> None:
