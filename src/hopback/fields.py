@@ -38,7 +38,9 @@ __all__ = [
     "Int8",
     "Int16",
     "Int32",
+    "LayeredHeaders",
     "LongStr",
+    "SharedHeaders",
     "Timestamp",
     "UInt8",
     "UInt16",
@@ -120,6 +122,34 @@ FieldValue: TypeAlias = (
     " | None"
 )
 Headers: TypeAlias = "Mapping[str, FieldValue]"
+
+
+class SharedHeaders(dict[str, FieldValue]):
+    """Headers that many messages carry; they never change. `encoded` is for whoever encodes them."""
+
+    __slots__ = ("encoded",)
+
+    encoded: bytes | None
+
+    def __init__(self, headers: Headers) -> None:
+        super().__init__(headers)
+        self.encoded = None
+
+
+class LayeredHeaders(dict[str, FieldValue]):
+    """The headers of one message, and after them those it shares with others; no name is in both."""
+
+    __slots__ = ("own", "shared")
+
+    own: Headers
+    shared: SharedHeaders
+
+    def __init__(self, own: Headers, shared: SharedHeaders) -> None:
+        super().__init__(own)
+        self.update(shared)
+        self.own = own
+        self.shared = shared
+
 
 _FIXED_BYTES: dict[type, int] = {
     bool: 1,

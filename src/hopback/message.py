@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -14,7 +14,7 @@ __all__ = ["Delivery", "Message", "Properties", "Received"]
 _NO_HEADERS: Headers = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Properties:
     """The fourteen AMQP message properties; None where absent.
 
@@ -37,6 +37,18 @@ class Properties:
     app_id: str | None = None
     cluster_id: str | None = None
     opaque_headers: bytes = b""
+
+    @classmethod
+    def of(cls, present: dict[str, Any]) -> Properties:
+        """The same as `Properties(**present)`, for whoever reads thousands of them in a second.
+
+        A frozen class pays for each of its fields; here what is absent stays a default of the class.
+        """
+        made = object.__new__(cls)
+        state = made.__dict__
+        state["headers"] = _NO_HEADERS
+        state.update(present)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from hopback.errors import UnsafeOperation
 from hopback.message import Properties, Received
 from hopback.patterns import DESIGNS
 from hopback.policy.redrive import RedriveOccasion, Redriver, redrive_message
+from hopback.wire.properties import encode_properties
 from tests.properties.field_values import properties, tables
 
 if TYPE_CHECKING:
@@ -87,3 +88,17 @@ def test_what_needs_care_gets_it(odd: Properties) -> None:
     delivery = Received(plan.parking.queue, "ex", "key", b"body", odd)
     quick, careful = _both(delivery, plan, RedriveOccasion(1.0, "j-1"))
     assert quick == careful
+
+
+def test_every_route_has_its_own_origin_and_the_same_bytes() -> None:
+    """More routes than are remembered, each twice; what is shared is encoded as if it was not."""
+    plan = next(plan for plan in _PLANS if plan.redrive.reset)
+    occasion = RedriveOccasion(1.0, "j-1")
+    quick = Redriver(plan, plan.redrive, occasion)
+    for number in (*range(300), *range(300)):
+        own = Properties(headers={"n": number})
+        delivery = Received(plan.parking.queue, "ex", f"key.{number}", b"body", own)
+        made = quick.message(delivery)
+        careful = redrive_message(delivery, plan, occasion)
+        assert made == careful
+        assert encode_properties(made.properties) == encode_properties(careful.properties)

@@ -42,8 +42,11 @@ class LeftOut:
 class Act(Protocol):
     """What is done with each message. A message is acked only after its fate has ended well."""
 
-    async def prepare(self, delivery: Delivery) -> object | LeftOut:
-        """What is to be sent, or why nothing is."""
+    def prepare(self, delivery: Delivery) -> object | LeftOut | None:
+        """What is to be sent, or why nothing is; None if `explore` has to find out more first."""
+
+    async def explore(self, delivery: Delivery) -> None:
+        """Find out what `prepare` needs to know for messages like this one."""
 
     async def room(self) -> None:
         """Return when another one may be sent."""
@@ -87,13 +90,13 @@ class Redriving:
         self._table = table
         self._connection: Connection | None = None
         self._channel: Channel | None = None
-        self._flaws: dict[Redrive, str | None] = {}
+        self._flaws: dict[Redrive, str] = {}
         self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
         self._only: Aim | None = None
         """The way of every message, where there is but one."""
 
-    async def prepare(self, delivery: Delivery) -> Message | LeftOut:
-        """The message as it goes back; no way is used before it was found to lead to a queue."""
+    def prepare(self, delivery: Delivery) -> Message | LeftOut | None:
+        """The message as it goes back; None for a way that was not yet found to lead to a queue."""
         headers = delivery.properties.headers
         if headers and headers.get(REDRIVE_JOB) == self._job:
             return LeftOut("this job has sent it already, and it came back", guard=True)
@@ -103,18 +106,29 @@ class Redriving:
         refusal = loop_guard(delivery, self._max_redrives) if headers else None
         if refusal is not None:
             return LeftOut(refusal, guard=True)
-        way = aim.redrive
-        redriver = self._redrivers.get((aim.plan.queue, way))
+        redriver = self._redrivers.get((aim.plan.queue, aim.redrive))
         if redriver is None:
-            flaw = self._flaws[way] if way in self._flaws else await self._flaw(way)
-            if flaw is not None:
-                return LeftOut(flaw, stops=not self._is_per_message)
-            redriver = Redriver(aim.plan, way, self._occasion)
-            self._redrivers[aim.plan.queue, way] = redriver
+            return self._untravelled(aim.redrive)
         try:
             return redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
+
+    def _untravelled(self, way: Redrive) -> LeftOut | None:
+        flaw = self._flaws.get(way)
+        return None if flaw is None else LeftOut(flaw, stops=not self._is_per_message)
+
+    async def explore(self, delivery: Delivery) -> None:
+        """See whether the way of this message leads to a queue; once for each way."""
+        aim = self._only or self._aim(delivery)
+        if not isinstance(aim, Aim):
+            return
+        flaw = await target_flaw(await self._line(), aim.redrive, self._table)
+        if flaw is not None:
+            self._flaws[aim.redrive] = flaw
+        else:
+            made = Redriver(aim.plan, aim.redrive, self._occasion)
+            self._redrivers[aim.plan.queue, aim.redrive] = made
 
     def _aim(self, delivery: Delivery) -> Aim | str:
         aim = aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
@@ -127,10 +141,6 @@ class Redriving:
         """Whether different messages may go different ways."""
         named = self._target.exchange or self._target.routing_key
         return not named and len(self._source.plans) > 1
-
-    async def _flaw(self, way: Redrive) -> str | None:
-        self._flaws[way] = await target_flaw(await self._line(), way, self._table)
-        return self._flaws[way]
 
     async def room(self) -> None:
         """Return when the channel takes another publish."""
@@ -205,11 +215,14 @@ class Discarding:
         self._source = source
         self._lines: list[tuple[bytes, Future[None]]] = []
 
-    async def prepare(self, delivery: Delivery) -> bytes | LeftOut:
+    def prepare(self, delivery: Delivery) -> bytes | LeftOut | None:
         """The line to be written; empty where nothing is written."""
         if self._sink is None:
             return b""
         return write_line(delivery, letter_of(delivery, 0, self._source))
+
+    async def explore(self, delivery: Delivery) -> None:
+        """There is nothing to find out."""
 
     async def room(self) -> None:
         """There always is."""

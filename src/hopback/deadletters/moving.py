@@ -1,16 +1,17 @@
 """The engine of a job: take, decide, write down, act, and ack only what has ended well.
 
-Messages are taken in order and in batches; before a batch is sent, its marks are written down. Up to
-the window are in flight. A failure stops the flow: what is in flight comes to its end, then what failed
-is tried again, one at a time with growing pauses, and when that does not help the job stops. Nothing is
-ever given back one by one: whoever started the job closes the channel, once, and everything unsettled
-returns to its place in the queue.
+Messages are taken in order and in batches; before a batch is sent, its marks are written down. Each is
+made ready just before it goes, and up to the window are in flight. A failure stops the flow: what is in
+flight comes to its end, then what failed is tried again, one at a time with growing pauses, and when that
+does not help the job stops. Nothing is ever given back one by one: whoever started the job closes the
+channel, once, and everything unsettled returns to its place in the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,26 @@ class _Cancelled(Exception):
     """Somebody wants it to end."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Item:
-    """A message on its way."""
+    """A message on its way, and its place in the queue. Called with its fate.
 
-    delivery: Delivery
-    prepared: object
+    What was sent for it is not kept: thousands may be in flight, and few are ever sent again.
+    """
+
+    __slots__ = ("delivery", "landed", "place")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        place: int,
+        landed: Callable[[_Item, asyncio.Future[None]], None],
+    ) -> None:
+        self.delivery = delivery
+        self.place = place
+        self.landed = landed
+
+    def __call__(self, fate: asyncio.Future[None]) -> None:
+        self.landed(self, fate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +183,7 @@ class Engine:
             batch = await self._batch()
             if batch:
                 await self._save()
-            for item in batch:
-                await self._ready()
-                self._start(item)
-                if self._sent % _BREATH == 0:
-                    await asyncio.sleep(0)  # what was queued is written, and others may run
+                await self._send_all(batch)
             await self._act.flush()
             if self._exhausted:
                 await self._drain()
@@ -211,17 +222,18 @@ class Engine:
     # --- taking
 
     async def _batch(self) -> list[_Item]:
-        """What is at hand, made ready to be sent; waits for the first one only."""
-        made: list[_Item] = []
+        """What is at hand and wanted; waits for the first one only."""
+        wanted: list[_Item] = []
+        landed = self._landing_of
         taken = 0
         delivery = None if self._exhausted else await self._next()
         while delivery is not None:
-            item = await self._prepared(delivery)
-            if item is not None:
-                made.append(item)
+            self._place += 1
+            if self._is_wanted(delivery):
+                wanted.append(_Item(delivery, self._place, landed))
             taken += 1
             delivery = self._selecting.at_hand() if taken < _BATCH else None
-        return made
+        return wanted
 
     async def _next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
@@ -229,19 +241,13 @@ class Engine:
         self._exhausted = delivery is None
         return delivery
 
-    async def _prepared(self, delivery: Delivery) -> _Item | None:
-        """The message as it is to be sent, or None if it stays."""
-        self._place += 1
-        if not self._selecting.belongs(delivery) or not self._matches(delivery):
-            self._keep(delivery)
-            # What is not among the digests was never selected.
-            self._count(skipped=int(self.job.spec.selection.digests is None))
-            return None
-        prepared = await self._act.prepare(delivery)
-        if isinstance(prepared, LeftOut):
-            self._left_out(delivery, prepared)
-            return None
-        return _Item(delivery, prepared)
+    def _is_wanted(self, delivery: Delivery) -> bool:
+        if self._selecting.belongs(delivery) and self._matches(delivery):
+            return True
+        self._keep(delivery)
+        # What is not among the digests was never selected.
+        self._count(skipped=int(self.job.spec.selection.digests is None))
+        return False
 
     def _matches(self, delivery: Delivery) -> bool:
         wanted = self._work.wanted
@@ -250,12 +256,12 @@ class Engine:
         letter = letter_of(delivery, self._place, self._work.queue)
         return wanted.matches(letter, delivery, self.job.created)
 
-    def _left_out(self, delivery: Delivery, why: LeftOut) -> None:
+    def _left_out(self, item: _Item, why: LeftOut) -> None:
         if why.stops:
             raise _Stopped(why.reason)
-        self._keep(delivery)
+        self._keep(item.delivery)
         self._count(skipped=int(why.guard), failed=int(not why.guard))
-        self._note(delivery, why.reason)
+        self._note(item, why.reason)
 
     def _keep(self, delivery: Delivery) -> None:
         self._selecting.keep(delivery.tag)
@@ -267,6 +273,31 @@ class Engine:
             )
 
     # --- sending
+
+    async def _send_all(self, batch: list[_Item]) -> None:
+        """Send one after the other as the window has room, so that the broker never waits for us."""
+        await self._ready()
+        for item in batch:
+            if not self._may_send():
+                await self._ready()
+            if not self._start(item):
+                await self._act.explore(item.delivery)
+                self._start(item)
+            if self._sent % _BREATH == 0:
+                await asyncio.sleep(0)  # what was queued is written, and others may run
+                await self._room()
+
+    def _may_send(self) -> bool:
+        """Whether there is nothing at all to wait for; room on the line is seen to now and then."""
+        control = self._work.control
+        return (
+            len(self._in_flight) < self._work.pace.in_flight
+            and not self._troubled
+            and self._lost is None
+            and not control.rate
+            and not control.is_calling
+            and not self._stages
+        )
 
     async def _ready(self) -> None:
         """Return when the window has room and it is our turn."""
@@ -281,22 +312,30 @@ class Engine:
                 await self._may_go_on()
         while len(self._in_flight) >= self._work.pace.in_flight:
             await self._landing()
-        try:
-            await self._act.room()
-        except BrokerError:
-            # The line ended; sending fails now, and mending finds out why.
-            return
+        await self._room()
 
-    def _start(self, item: _Item) -> None:
-        """Send it; from here on it is in flight."""
+    async def _room(self) -> None:
+        # If the line has ended, sending fails now, and mending finds out why.
+        with suppress(BrokerError):
+            await self._act.room()
+
+    def _start(self, item: _Item) -> bool:
+        """Send it, and it is in flight, or leave it out; False if its way must be explored first."""
+        prepared = self._act.prepare(item.delivery)
+        if prepared is None:
+            return False
+        if isinstance(prepared, LeftOut):
+            self._left_out(item, prepared)
+            return True
         self._sent += 1
         try:
-            fate = self._act.send(item.prepared)
+            fate = self._act.send(prepared)
         except HopbackError:
             self._troubled.append(item)
-            return
-        self._in_flight.add(item.delivery.tag)
-        fate.add_done_callback(lambda done: self._landing_of(item, done))
+        else:
+            self._in_flight.add(item.delivery.tag)
+            fate.add_done_callback(item)
+        return True
 
     def _landing_of(self, item: _Item, fate: asyncio.Future[None]) -> None:
         """Its fate is known: ack it, or keep it for another try."""
@@ -356,7 +395,7 @@ class Engine:
                 case Verdict.ITS_OWN:
                     self._keep(item.delivery)
                     self._count(failed=1)
-                    self._note(item.delivery, str(ended or last))
+                    self._note(item, str(ended or last))
                     return
                 case Verdict.STOP:
                     raise _Stopped(str(ended or last))
@@ -369,15 +408,15 @@ class Engine:
         """What went wrong with it, or None if nothing did."""
         try:
             await self._act.room()
-            fate = self._act.send(item.prepared)
+            fate = self._act.send(self._act.prepare(item.delivery))
             await self._act.flush()
             await fate
         except HopbackError as failed:
             return failed
         return None
 
-    def _note(self, delivery: Delivery, reason: str) -> None:
-        letter = letter_of(delivery, self._place, self._work.queue)
+    def _note(self, item: _Item, reason: str) -> None:
+        letter = letter_of(item.delivery, item.place, self._work.queue)
         now = self._work.clock.now()
         self._notes.append(FailedMessage(letter.id, letter.digest, letter.message_id, reason, now))
 

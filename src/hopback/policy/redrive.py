@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.errors import UnsafeOperation
-from hopback.fields import table_size
+from hopback.fields import LayeredHeaders, SharedHeaders, table_size
 from hopback.headers import (
     Mark,
     clipped,
@@ -54,6 +54,7 @@ MAX_REDRIVES = 3
 _TEXT_BYTES = 255
 _SMALL_BYTES = 64 * 1024
 """With so little in its header frame a message has room for everything that is added."""
+_SHARED_ROUTES = 256
 _BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 
 
@@ -140,6 +141,7 @@ class Redriver:
         # The counts begin anew: only then are they the same for every message.
         self._is_simple = target.reset and not occasion.stamped
         self._careful = _headers_that_need_care(plan)
+        self._shared: dict[tuple[str, str], SharedHeaders] = {}
 
     def message(self, delivery: Delivery) -> Message:
         """The message that goes back; UnsafeOperation if its headers have no room for the counts."""
@@ -158,28 +160,26 @@ class Redriver:
         return not headers or table_size(headers) < _SMALL_BYTES
 
     def _marked(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
-        return Properties(
-            content_type=properties.content_type,
-            content_encoding=properties.content_encoding,
-            headers={
-                **properties.headers,
+        shared = self._shared.get((exchange, routing_key)) or self._share(exchange, routing_key)
+        present = dict(vars(properties), delivery_mode=2, expiration=None)
+        present["headers"] = LayeredHeaders(properties.headers, shared)
+        return Properties.of(present)
+
+    def _share(self, exchange: str, routing_key: str) -> SharedHeaders:
+        """What is added to every message that came by this route."""
+        made = SharedHeaders(
+            {
                 QUEUE: self._plan.queue,
                 ATTEMPTS: 0,
                 REDRIVES: 1,
                 ORIGIN_ROUTING_KEY: routing_key,
                 ORIGIN_EXCHANGE: exchange,
                 REDRIVE_JOB: self._job,
-            },
-            delivery_mode=2,
-            priority=properties.priority,
-            correlation_id=properties.correlation_id,
-            reply_to=properties.reply_to,
-            message_id=properties.message_id,
-            timestamp=properties.timestamp,
-            type=properties.type,
-            app_id=properties.app_id,
-            cluster_id=properties.cluster_id,
+            }
         )
+        if len(self._shared) < _SHARED_ROUTES:
+            self._shared[exchange, routing_key] = made
+        return made
 
 
 def _headers_that_need_care(plan: Plan) -> frozenset[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hopback.errors import ProtocolError
 from hopback.message import Properties
@@ -33,7 +35,18 @@ _HEADERS, _MODE, _PRIORITY, _TIMESTAMP = 1 << 13, 1 << 12, 1 << 11, 1 << 6
 _EARLY = tuple((1 << bit, name) for bit, name in _TEXTS[:2])
 _MIDDLE = tuple((1 << bit, name) for bit, name in _TEXTS[2:6])
 _LATE = tuple((1 << bit, name) for bit, name in _TEXTS[6:])
+_FLAGS = (
+    *_EARLY,
+    (_HEADERS, "headers"),
+    (_MODE, "delivery_mode"),
+    (_PRIORITY, "priority"),
+    *_MIDDLE,
+    (_TIMESTAMP, "timestamp"),
+    *_LATE,
+)
+"""Everything that may follow, in its order on the wire."""
 _UNKNOWN = 0b11
+_NAMES = tuple(field.name for field in fields(Properties))
 
 
 def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
@@ -95,65 +108,69 @@ def _put_timestamp(value: int | None, parts: list[bytes]) -> int:
     return _TIMESTAMP
 
 
+# --- decoding
+
+
 def decode_properties(raw: bytes) -> Properties:
     """Read flags and values; headers that cannot be read stay bytes in `opaque_headers`.
 
     ProtocolError if the values do not fill the bytes exactly or a flag is unknown.
     """
     found: dict[str, Any] = {}
+    position = 2
     try:
-        position = _read_all(raw, found)
+        for name, read in _readers((raw[0] << 8) | raw[1]):
+            position = read(raw, position, name, found)
     except (IndexError, struct.error):
         raise ProtocolError(
             "expected message properties, got the end of the header frame"
         ) from None
     if position != len(raw):
         raise ProtocolError(f"expected {position} bytes of message properties, got {len(raw)}")
-    return Properties(**found)
+    return Properties.of(found)
 
 
-def _read_all(raw: bytes, found: dict[str, Any]) -> int:
-    (flags,) = _U16.unpack_from(raw)
-    if flags & _UNKNOWN:
-        raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")
-    position = _read_texts(raw, 2, flags, _EARLY, found)
-    if flags & _HEADERS:
-        position = _read_headers(raw, position, found)
-    if flags & _MODE:
-        found["delivery_mode"] = raw[position]
-        position += 1
-    if flags & _PRIORITY:
-        found["priority"] = raw[position]
-        position += 1
-    position = _read_texts(raw, position, flags, _MIDDLE, found)
-    if flags & _TIMESTAMP:
-        (found["timestamp"],) = _U64.unpack_from(raw, position)
-        position += 8
-    return _read_texts(raw, position, flags, _LATE, found)
+def _read_text(raw: bytes, position: int, name: str, found: dict[str, Any]) -> int:
+    start = position + 1
+    end = start + raw[position]
+    found[name] = raw[start:end].decode("utf-8", "surrogateescape")
+    return end
 
 
-def _read_texts(
-    raw: bytes,
-    position: int,
-    flags: int,
-    names: tuple[tuple[int, str], ...],
-    found: dict[str, Any],
-) -> int:
-    for flag, name in names:
-        if flags & flag:
-            start = position + 1
-            position = start + raw[position]
-            found[name] = raw[start:position].decode("utf-8", "surrogateescape")
-    return position
+def _read_octet(raw: bytes, position: int, name: str, found: dict[str, Any]) -> int:
+    found[name] = raw[position]
+    return position + 1
 
 
-def _read_headers(raw: bytes, position: int, found: dict[str, Any]) -> int:
+def _read_timestamp(raw: bytes, position: int, name: str, found: dict[str, Any]) -> int:
+    (found[name],) = _U64.unpack_from(raw, position)
+    return position + 8
+
+
+def _read_headers(raw: bytes, position: int, name: str, found: dict[str, Any]) -> int:
     start = position + 4
     end = start + int(_U32.unpack_from(raw, position)[0])
     if end > len(raw):
         raise ProtocolError(f"expected {end - start} bytes of headers, got {len(raw) - start}")
-    found["headers"], found["opaque_headers"] = decode_entries(raw[start:end])
+    found[name], found["opaque_headers"] = decode_entries(raw[start:end])
     return end
+
+
+_Reader: TypeAlias = "Callable[[bytes, int, str, dict[str, Any]], int]"
+_READERS: dict[str, _Reader] = {
+    "headers": _read_headers,
+    "delivery_mode": _read_octet,
+    "priority": _read_octet,
+    "timestamp": _read_timestamp,
+}
+
+
+@lru_cache(maxsize=256)
+def _readers(flags: int) -> tuple[tuple[str, _Reader], ...]:
+    """What follows these flags, and how it is read; most messages of a queue have the same."""
+    if flags & _UNKNOWN:
+        raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")
+    return tuple((name, _READERS.get(name, _read_text)) for flag, name in _FLAGS if flags & flag)
 
 
 def canonical_properties(raw: bytes) -> bytes:
@@ -164,7 +181,7 @@ def canonical_properties(raw: bytes) -> bytes:
     try:
         properties = decode_properties(raw)
         ordered: Callable[[Any], Any] = _ordered
-        found = {name: getattr(properties, name) for name in Properties.__slots__}
+        found = {name: getattr(properties, name) for name in _NAMES}
         return encode_properties(Properties(**{**found, "headers": ordered(properties.headers)}))
     except ProtocolError:
         return raw

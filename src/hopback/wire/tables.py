@@ -19,6 +19,7 @@ from hopback.fields import (
     Int8,
     Int16,
     Int32,
+    LayeredHeaders,
     LongStr,
     Timestamp,
     UInt8,
@@ -28,7 +29,7 @@ from hopback.fields import (
 )
 
 if TYPE_CHECKING:
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import FieldValue, Headers, SharedHeaders
 
 __all__ = [
     "MAX_DEPTH",
@@ -71,6 +72,8 @@ def encode_entries(table: Headers, depth: int = 0) -> bytes:
     """The entries of the table without the length prefix."""
     if depth > MAX_DEPTH:
         raise ProtocolError(f"expected tables nested at most {MAX_DEPTH} deep, got a deeper one")
+    if type(table) is LayeredHeaders:
+        return encode_entries(table.own) + _encode_shared(table.shared)
     parts: list[bytes] = []
     for key, value in table.items():
         parts.append(_encode_key(key))
@@ -80,6 +83,12 @@ def encode_entries(table: Headers, depth: int = 0) -> bytes:
         except (struct.error, OverflowError, ValueError) as problem:
             raise ProtocolError(f"table key {key!r}: {value!r} does not fit: {problem}") from None
     return b"".join(parts)
+
+
+def _encode_shared(table: SharedHeaders) -> bytes:
+    if table.encoded is None:
+        table.encoded = encode_entries(table)
+    return table.encoded
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,7 @@ async def every_property(bench: Bench) -> None:
     for kind in BOTH:
         queue = await bench.queue(kind)
         found = (await _through(bench, queue, full)).properties
-        for name in Properties.__slots__:
+        for name in (field.name for field in fields(Properties)):
             value = getattr(found, name)
             if name == "headers":
                 value = {key: each for key, each in value.items() if key != "x-delivery-count"}
