@@ -1,0 +1,55 @@
+"""The admin service asked by its own OpenAPI document: Schemathesis makes requests, judges answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import schemathesis
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from hopback.admin.application import ENDPOINTS
+from hopback.admin.documented_schema import DOCUMENTED_PATHS
+from hopback.admin.keys import new_key
+from hopback.admin.openapi import openapi_document
+from hopback.admin.roles import Grant, Role
+from hopback.admin.settings import parse_settings
+from tests.acceptance.page_server import PageServer
+
+if TYPE_CHECKING:
+    from schemathesis import Case, Response
+
+__all__ = ["SCHEMA", "ask", "asked_service", "authorization"]
+
+_PATIENCE_S = 20
+_KEY, _KEPT = new_key("schemathesis", Grant(Role.ADMIN), expires=None, made_by="", now=0.0)
+_SETTINGS = {
+    "auth": {"keys": [{"name": "test", "hash": _KEPT.hash, "role": "admin"}]},
+    "limits": {"sessions_per_caller": 1000, "sessions": 1000},
+}
+
+SCHEMA = schemathesis.openapi.from_dict(openapi_document(ENDPOINTS, DOCUMENTED_PATHS))
+"""Everything that the service says of itself."""
+
+
+def asked_service() -> PageServer:
+    """The service with a seeded broker, behind a real socket; it knows who asks."""
+    return PageServer(settings=parse_settings(_SETTINGS, {}, "test"))
+
+
+def authorization() -> dict[str, str]:
+    """What an admin says to be let in; always a new one, because Schemathesis adds to it."""
+    return {"Authorization": f"Bearer {_KEY}"}
+
+
+def ask(case: Case[Any], url: str, **transport: Any) -> Response:
+    """The answer, if its status, media type and shape are in the document and it is no 5xx.
+
+    FailureGroup has everything that is wrong with it. `transport` is for `Case.call`.
+    """
+    return case.call_and_validate(
+        base_url=url,
+        timeout=_PATIENCE_S,
+        # What has the right shape may still name no queue, or not repeat its name.
+        excluded_checks=[positive_data_acceptance],
+        **transport,
+    )
