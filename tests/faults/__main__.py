@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.faults import parts
 from tests.faults.fuzz import fuzz_everything
+from tests.faults.http import fuzz_http
 from tests.faults.overload import overload
 from tests.faults.soak import soak, verdict_on
 from tests.faults.tally import Part, Tally, page
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).resolve().parents[2]
 _KEPT = _ROOT / ".work" / "faults"
 _PAGE = _ROOT / "docs" / "explanation" / "proof.md"
-_PARTS = ("simulation", "matrix", "soak", "overload", "storms", "cluster", "fuzz")
+_PARTS = ("simulation", "matrix", "soak", "overload", "storms", "cluster", "fuzz", "http")
 _STORMS = ("ratatoskr-faithful", "ratatoskr-hardened", "recommended")
 
 
@@ -46,6 +47,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cluster", type=int, default=30_000)
     parser.add_argument("--cluster-faults", type=int, default=20)
     parser.add_argument("--fuzz", type=int, default=20_000, help="inputs for each reader")
+    parser.add_argument("--http", type=int, default=500, help="requests to each operation")
     parser.add_argument("--broker", choices=["host", *installations()], default="host")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kept", type=Path, default=_KEPT, help="where parts keep their counts")
@@ -90,8 +92,17 @@ async def _part(name: str, options: argparse.Namespace) -> Tally:
             return Tally([await parts.cluster(*wanted, until, _version(HOST))])
         case "overload":
             return Tally(checks=await overload(installation))
-        case _:
+        case "fuzz":
             return Tally(checks=fuzz_everything(options.fuzz, options.seed))
+        case _:
+            return Tally(checks=[_asked(options)])
+
+
+def _asked(options: argparse.Namespace) -> tuple[str, str, str]:
+    asked = fuzz_http(options.http, options.seed, options.until)
+    for finding in asked.findings:  # the page has room for one
+        sys.stdout.write(f"http: {finding}\n")
+    return asked.row()
 
 
 async def _soaked(installation: Installation, version: str, options: argparse.Namespace) -> Tally:

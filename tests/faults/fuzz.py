@@ -206,4 +206,4 @@ READERS = (
         (ValueError,),
     ),
 )
-"""Everything that reads what others wrote; HTTP has its own tests, from its own description."""
+"""Everything that reads what others wrote; for HTTP see `tests.faults.http`."""

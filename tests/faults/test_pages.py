@@ -89,17 +89,20 @@ def test_every_named_test_exists(name: str) -> None:
 
 
 def test_the_long_run_keeps_its_counts_and_writes_its_page(tmp_path: Path) -> None:
-    """Its smallest form, as a process: two parts, one page, and an end that says that all is well."""
-    command = [sys.executable, "-m", "tests.faults", "simulation", "fuzz", "--seeds", "3"]
-    command += ["--fuzz", "20", "--kept", str(tmp_path / "kept"), "--page", str(tmp_path / "p.md")]
+    """Its smallest form, as a process: three parts, one page, and an end that says that all is well."""
+    command = [sys.executable, "-m", "tests.faults", "simulation", "fuzz", "http", "--seeds", "3"]
+    command += ["--fuzz", "20", "--http", "1"]
+    command += ["--kept", str(tmp_path / "kept"), "--page", str(tmp_path / "p.md")]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     written = (tmp_path / "p.md").read_text(encoding="utf-8")
     assert "| simulation | 3 seeds | embedded |" in written
     assert "20 inputs" in written
+    assert "| bad input: HTTP requests | " in written
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
         "simulation-host.json",
         "fuzz-host.json",
+        "http-host.json",
     }
 
 

@@ -1,0 +1,135 @@
+"""What exists, for requests that get further than "not found"."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from tests.harness.seeded import MAILS, ORDERS, PAYMENTS
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from schemathesis import Case, Response
+
+__all__ = ["Known"]
+
+_MOST = 5
+_JSON = "application/json"
+_JUNK: tuple[Any, ...] = (
+    None, True, -1, 0, 2**70, 1e300, "", "\x00", "q" * 300, [], {}, [None], {"": ""},
+)  # fmt: skip
+_SEEDED: dict[str, list[Any]] = {
+    "queue": [f"{queue}.dlq" for queue in (ORDERS, PAYMENTS, MAILS)],
+    "exchange": ["shop.events", ""],
+    "routingKey": ["order.created", ORDERS],
+    "filter": ["attempts>=1", 'error:LookupError age<2h payload.customer:"c-3"', "reason:*"],
+    "limit": [1, 2, 3],
+    "ttlSeconds": [300],
+}
+_SLOW = {"kind": "re-drive", "queue": f"{PAYMENTS}.dlq", "reason": "slow", "pace": {"rate": 0.1}}
+_QUICK = {
+    "kind": "re-drive",
+    "queue": f"{ORDERS}.dlq",
+    "reason": "mended",
+    "selection": {"limit": 1},
+}
+_DISCARD = {**_QUICK, "kind": "discard", "confirm": f"{ORDERS}.dlq", "export": False}
+_BODIES: dict[str, list[Any]] = {
+    "createJob": [_SLOW, _QUICK, {**_QUICK, "dryRun": True}, _DISCARD],
+    "openSession": [{"limit": 1}, {"limit": 3, "force": True}],
+}
+_MEANT = {"confirm": "queue", "queues": "queue", "ids": "message"}
+"""Fields that hold names of a kind that is called otherwise."""
+_MADE = {"openSession": "session", "createJob": "job", "retryFailures": "job"}
+
+
+class Known:
+    """What was seeded, and what answers told: sessions, messages, jobs, keys, a whole topology."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._names = defaultdict(list, copy.deepcopy(_SEEDED))
+        self._bodies = defaultdict(list, copy.deepcopy(_BODIES))
+        self._letters: list[dict[str, Any]] = []
+
+    def put_into(self, case: Case[Any]) -> None:
+        """Every other name becomes one that is known, and some bodies one that was nearly right."""
+        if not case.path.endswith("/events"):  # a stream stays open for as long as its job runs
+            case.path_parameters = self._place(case.path_parameters)
+        case.query = self._put(case.query)
+        if isinstance(case.body, dict):
+            case.body = self._body(_name(case), case.body)
+
+    def learn(self, case: Case[Any], answer: Response) -> None:
+        """Remember what the answer names."""
+        if answer.status_code // 100 != 2 or answer.headers.get("content-type") != [_JSON]:
+            return
+        operation, document = _name(case), answer.json()
+        if operation == "listMessages":
+            letters = ({**case.path_parameters, "message": one["id"]} for one in document["items"])
+            self._letters = [*letters, *self._letters][:_MOST]
+        if operation == "showTopology":
+            self._bodies["planTopology"] = [{"topology": document["topology"]}]
+        for kind, name in _told(operation, document):
+            self._names[kind] = [name, *self._names[kind]][:_MOST]
+
+    def _maybe(self) -> bool:
+        return self._chance.random() < 0.5
+
+    def _place(self, names: dict[str, Any]) -> dict[str, Any]:
+        """The path; a message is one of the session beside it."""
+        if "message" in names and self._letters and self._maybe():
+            return self._chance.choice(self._letters)
+        return self._put(names)
+
+    def _body(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        bodies = self._bodies[operation]
+        if bodies and self._maybe():
+            return self._bent(self._chance.choice(bodies))
+        return self._put(body)
+
+    def _put(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {key: self._chosen(_MEANT.get(key, key), value) for key, value in fields.items()}
+
+    def _chosen(self, kind: str, value: Any) -> Any:
+        names = self._names.get(kind)
+        if names and self._maybe():
+            name = self._chance.choice(names)
+            return [name] if isinstance(value, list) else name
+        return self._put(value) if isinstance(value, dict) else value
+
+    def _bent(self, document: dict[str, Any]) -> dict[str, Any]:
+        """As it was, or with one thing in it that does not belong there."""
+        bent = copy.deepcopy(document)
+        if self._maybe():
+            place, key = self._chance.choice(list(_places(bent)))
+            place[key] = self._chance.choice(_JUNK)
+        return bent
+
+
+def _name(case: Case[Any]) -> str:
+    return str(case.operation.definition.raw["operationId"])
+
+
+def _told(operation: str, document: Any) -> Iterator[tuple[str, Any]]:
+    # An empty session is of little use, and what a job would do has no id.
+    if operation in _MADE and "id" in document and document.get("held", 1):
+        yield _MADE[operation], document["id"]
+    if operation == "makeKey":
+        yield "key", document["key"]["id"]
+    if operation == "listMessages":
+        yield from (("message", letter["id"]) for letter in document["items"])
+    if document.get("cursor"):
+        yield "cursor", document["cursor"]
+
+
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Everywhere that something else could stand."""
+    pairs = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in pairs:
+        yield document, key
+        if isinstance(value, dict | list):
+            yield from _places(value)

@@ -1,0 +1,64 @@
+"""HTTP, short form: a few requests to every operation, and a service that is broken on purpose."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NoReturn
+
+from hopback.admin.application import ENDPOINTS
+from hopback.admin.documented_schema import DOCUMENTED_PATHS
+from hopback.admin.openapi import openapi_document
+from hopback.admin.problems import Refused
+from hopback.deadletters.operations import Operations
+from tests.faults.http import fuzz_http
+from tests.faults.tally import Tally, page
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.faults.http import Asked
+
+_DOCUMENT = openapi_document(ENDPOINTS, DOCUMENTED_PATHS)
+
+
+async def _breaks(*_: object) -> NoReturn:
+    raise RuntimeError("planted")
+
+
+async def _strays(*_: object, **__: object) -> NoReturn:
+    raise Refused(418, "teapot", "An answer | that no document knows.")
+
+
+def _found(asked: Asked, words: str) -> bool:
+    return any(finding.startswith(words) for finding in asked.findings)
+
+
+def test_every_operation_is_asked_and_answers_as_the_document_says() -> None:
+    """Some requests are accepted, some refused, and the row of the page counts them."""
+    asked = fuzz_http(6, 7, math.inf)
+    assert asked.findings == []
+    assert asked.operations == {
+        f"{method.upper()} {path}" for path, each in _DOCUMENT["paths"].items() for method in each
+    }
+    assert asked.of(200) > 30
+    assert asked.of(400) > 100
+    assert asked.of(200) + asked.of(400) == asked.statuses.total()
+    what, much, verdict = asked.row()
+    assert what == "bad input: HTTP requests"
+    assert f"{asked.of(400):,} refused, {asked.of(200):,} accepted, 0 × 5xx" in much
+    assert verdict == "nothing else happened"
+
+
+def test_a_service_that_breaks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 500 and a status that is not in the document are findings, and the page shows them."""
+    monkeypatch.setattr(Operations, "queue", _breaks)
+    monkeypatch.setattr(Operations, "job", _strays)
+    asked = fuzz_http(1, 7, math.inf)
+    assert asked.of(500)
+    assert _found(asked, "GET /admin/dlq/queues/{queue}: Server error")
+    assert _found(asked, "GET /admin/dlq/jobs/{job}: Undocumented status code Received: 418")
+    tally = Tally(checks=[asked.row()])
+    assert tally.failed
+    written = next(line for line in page("", tally, "x").splitlines() if "HTTP requests" in line)
+    assert f"failed {len(asked.findings)} times: " in written
+    assert written.count("|") == 4
