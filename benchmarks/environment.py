@@ -40,7 +40,7 @@ def peers_python() -> Path:
         print("making the peers' environment …", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
         install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*install, "-r", str(_REQUIREMENTS), "-e", str(ROOT)], check=True)
+        subprocess.run([*install, "-r", str(_REQUIREMENTS), "-e", f"{ROOT}[store]"], check=True)
         stamp.write_text(wanted)
     return python
 

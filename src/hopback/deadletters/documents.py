@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from hopback.deadletters.jobs import (
@@ -33,7 +33,14 @@ __all__ = [
 
 def write_job(job: Job) -> str:
     """The job as JSON."""
-    return _json(asdict(job))
+    return _json(_shallow(job))
+
+
+def _shallow(value: Any) -> Any:
+    """As `asdict`, without copying the marks and digests one by one: there may be thousands."""
+    if not is_dataclass(value):
+        return value
+    return {field.name: _shallow(getattr(value, field.name)) for field in fields(value)}
 
 
 def read_job(text: str) -> Job:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["walk"]
 
 _PREFETCH = 1000
+_ROOM_BYTES = 16 * 1024 * 1024
+"""A queue is read faster than it is understood: no more than this may wait for us."""
 _BREATH = 32
 
 
@@ -30,7 +32,7 @@ async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Deliver
     """
     connection = await broker.connect(f"hopback look {queue}")
     try:
-        head = Head(await connection.open_channel(), queue, count, _PREFETCH)
+        head = Head(await connection.open_channel(), queue, count, _PREFETCH, room_bytes=_ROOM_BYTES)
         place = 0
         while (delivery := await head.next()) is not None:
             head.keep(delivery.tag)

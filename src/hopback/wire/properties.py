@@ -52,7 +52,8 @@ _NAMES = tuple(field.name for field in fields(Properties))
 def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
     """Flags and values, as they stand in a content header; `default_mode` fills in a missing mode."""
     parts: list[bytes] = [b""]
-    flags = _put_texts(properties, _EARLY, parts)
+    values = vars(properties)
+    flags = _put_texts(values, _EARLY, parts)
     if properties.headers or properties.opaque_headers:
         entries = encode_entries(properties.headers) + properties.opaque_headers
         parts.append(_U32.pack(len(entries)) + entries)
@@ -60,19 +61,19 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
     mode = default_mode if properties.delivery_mode is None else properties.delivery_mode
     flags |= _put_octet("delivery_mode", mode, _MODE, parts)
     flags |= _put_octet("priority", properties.priority, _PRIORITY, parts)
-    flags |= _put_texts(properties, _MIDDLE, parts)
+    flags |= _put_texts(values, _MIDDLE, parts)
     flags |= _put_timestamp(properties.timestamp, parts)
-    flags |= _put_texts(properties, _LATE, parts)
+    flags |= _put_texts(values, _LATE, parts)
     parts[0] = _U16.pack(flags)
     return b"".join(parts)
 
 
 def _put_texts(
-    properties: Properties, names: tuple[tuple[int, str], ...], parts: list[bytes]
+    values: dict[str, Any], names: tuple[tuple[int, str], ...], parts: list[bytes]
 ) -> int:
     flags = 0
     for flag, name in names:
-        value = getattr(properties, name)
+        value = values.get(name)
         if value is not None:
             flags |= flag
             parts.append(_short_text(name, value))
