@@ -32,7 +32,9 @@ async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Deliver
     """
     connection = await broker.connect(f"hopback look {queue}")
     try:
-        head = Head(await connection.open_channel(), queue, count, _PREFETCH, room_bytes=_ROOM_BYTES)
+        head = Head(
+            await connection.open_channel(), queue, count, _PREFETCH, room_bytes=_ROOM_BYTES
+        )
         place = 0
         while (delivery := await head.next()) is not None:
             head.keep(delivery.tag)
