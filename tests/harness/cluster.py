@@ -8,6 +8,7 @@ or loopback, are ever used.
 
 from __future__ import annotations
 
+import http.client
 import os
 import secrets
 import shutil
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,7 @@ net_ticktime = 10
 """
 _GUARD = 'cat >/dev/null; for n in 1 2 3; do ip netns del "$0$n"; done; ip link del "$0"'
 _WHOLE_S = 90.0
+_NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed)
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class Cluster:
     def leader_of(self, vhost: str, queue: str) -> int:
         """The number of the node that leads a quorum queue."""
         for node in self.nodes:
-            if node.management.is_up():
+            with suppress(*_NO_ANSWER):
                 found = node.management.call("GET", f"/queues/{vhost}/{queue}")
                 return next(n for n, one in enumerate(self.nodes) if one.name == found["leader"])
         raise NodeFailed("no node answers")
@@ -210,6 +213,6 @@ def _can_separate() -> bool:
 def _sees_three(node: RabbitNode) -> bool:
     try:
         found = node.management.call("GET", "/nodes")
-    except (OSError, ManagementFailed):
+    except _NO_ANSWER:
         return False
     return sum(bool(one.get("running")) for one in found) == 3

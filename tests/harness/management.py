@@ -25,11 +25,15 @@ class Management:
     """The HTTP API of one node."""
 
     url: str
+    patience: float = 20.0
+    """Seconds; a node that is cut off from its cluster may never answer."""
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Make one call below `/api` and return the decoded answer; ManagementFailed if refused."""
         address = urlsplit(self.url)
-        line = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+        line = http.client.HTTPConnection(
+            address.hostname or "", address.port, timeout=self.patience
+        )
         login = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
         content = None if body is None else json.dumps(body)
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
