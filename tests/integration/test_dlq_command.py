@@ -16,11 +16,14 @@ from hopback.cli.app import root, run
 from hopback.message import Message, Properties
 from hopback.patterns import DESIGNS
 from hopback.topology.model import Queue, QueueType
+from tests.integration.database import database_url, postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.harness.shared import SharedNode
+
+__all__ = ["database_url", "postgres"]
 
 pytestmark = pytest.mark.broker
 
@@ -179,3 +182,14 @@ def test_the_tab_key_knows_queues_and_jobs(
     monkeypatch.setenv("HOPBACK_BROKER", "amqp://127.0.0.1:1/")
     assert completed("dlq", "peek", "raf") == []
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("url")
+def test_jobs_are_kept_where_the_store_says(database_url: str, capsys: _Output) -> None:
+    """In either database: a job of one command is known to the next, and only there."""
+    store = ("--store", database_url)
+    (job,) = _lines(capsys, "dlq", "redrive", _DLQ, "--yes", "--reason", "x", *store)
+    assert job["counts"]["done"] == 3
+    (found,) = _lines(capsys, "jobs", "show", job["id"], *store)
+    assert found["state"] == "completed"
+    assert run(["jobs", "show", job["id"]]) == 5

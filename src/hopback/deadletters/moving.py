@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.acts import LeftOut
@@ -25,22 +25,13 @@ from hopback.deadletters.trouble import Verdict, verdict_on
 from hopback.errors import BrokerError, HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from hopback.clock import Clock
-    from hopback.deadletters.acts import Act
-    from hopback.deadletters.cost import Cost
-    from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.filters import Filter
     from hopback.deadletters.jobs import Counts, Job
-    from hopback.deadletters.journal import Journal
-    from hopback.deadletters.pacing import Control, Pace
-    from hopback.deadletters.selecting import Selecting
-    from hopback.deadletters.taking import Source
-    from hopback.deadletters.watching import Watch
+    from hopback.deadletters.work import Work
     from hopback.message import Delivery
 
-__all__ = ["Engine", "Work"]
+__all__ = ["Engine"]
 
 _log = logging.getLogger("hopback.deadletters")
 
@@ -82,29 +73,6 @@ class _Item:
 
     def __call__(self, fate: asyncio.Future[None]) -> None:
         self.landed(self, fate)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Everything that a job works with."""
-
-    queue: DeadLetterQueue
-    source: Source
-    selecting: Selecting
-    act: Act
-    wanted: Filter
-    cost: Cost
-    journal: Journal
-    owner: str
-    clock: Clock
-    pace: Pace
-    control: Control
-    watch: Watch | None = None
-    watch_s: float = 0.0
-    is_classic: bool = False
-    on_change: Callable[[Job], object] = lambda _job: None
-    let_go: Callable[[], Awaitable[object]] | None = None
-    """Closes the line that holds the messages: what is unsettled goes back, in order."""
 
 
 class Engine:

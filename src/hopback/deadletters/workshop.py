@@ -17,13 +17,14 @@ from hopback.deadletters.files import FileSink, run_file
 from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.jobs import Checkpoint, Counts, Job, JobConflict, JobKind, JobState
 from hopback.deadletters.journal import LeaseLost, Wish
-from hopback.deadletters.moving import Engine, Work
+from hopback.deadletters.moving import Engine
 from hopback.deadletters.pacing import Control
 from hopback.deadletters.planning import watch_seconds
 from hopback.deadletters.refusals import SessionOver
 from hopback.deadletters.selecting import Selecting
 from hopback.deadletters.taking import Head, Held
 from hopback.deadletters.watching import Watch
+from hopback.deadletters.work import Work
 from hopback.errors import BrokerError
 from hopback.policy.redrive import RedriveOccasion
 
