@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 # Two workers: the tests are made for a machine of two cores.
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 
 FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance

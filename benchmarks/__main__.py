@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--messages", type=int, default=_MILLION, help="how many the memory run has"
     )
+    parser.add_argument("--title", default="Benchmark results", help="of the page")
     parser.add_argument("--output", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     return parser.parse_args()
 
@@ -94,11 +96,28 @@ def _measure(chosen: argparse.Namespace, node: RabbitNode, python: Path) -> int:
     memory = endure(stage, python, chosen.messages) if chosen.memory and not chosen.quick else None
     profiles = _profiles(stage, results, named[HOPBACK])
     broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
-    page = render(results, settings, describe(python, broker), memory, profiles)
+    page = render(
+        results,
+        settings,
+        describe(python, broker),
+        memory,
+        profiles,
+        title=chosen.title,
+        command=_command(chosen),
+    )
     if memory is not None:
         page += "\n".join(group(stage, python, _GROUPED).lines())
     _keep(results, page, chosen)
     return 1 if results.failures else 0
+
+
+def _command(chosen: argparse.Namespace) -> str:
+    """What was asked for, as far as the figures depend on it."""
+    asked = [("--scenario", each) for each in chosen.scenario]
+    asked += [("--queues", each) for each in chosen.queues]
+    asked += [("--only", each) for each in chosen.only]
+    words = [word for pair in asked for word in pair]
+    return shlex.join(["python", "-m", "benchmarks", *words]) if words else "make bench"
 
 
 def _keep(results: Results, page: str, chosen: argparse.Namespace) -> None:

@@ -41,12 +41,15 @@ def render(
     machine: Machine,
     memory: Memory | None = None,
     profiles: Mapping[tuple[str, Scenario], str] | None = None,
+    *,
+    title: str = "Benchmark results",
+    command: str = "make bench",
 ) -> str:
     """The whole page."""
     verdicts = judge(results)
     parts = [
-        "# Benchmark results\n",
-        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Median of "
+        f"# {title}\n",
+        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}. Median of "
         f"{settings.rounds} rounds, lowest and highest in brackets.\n",
         *_machine(machine),
         "## Method\n",

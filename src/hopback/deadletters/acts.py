@@ -92,35 +92,38 @@ class Redriving:
         self._channel: Channel | None = None
         self._flaws: dict[Redrive, str] = {}
         self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
-        self._only: Aim | None = None
-        """The way of every message, where there is but one."""
+        self._only: Redriver | None = None
+        """Makes every message, where there is but one way."""
 
     def prepare(self, delivery: Delivery) -> Message | LeftOut | None:
         """The message as it goes back; None for a way that was not yet found to lead to a queue."""
         headers = delivery.properties.headers
         if headers and headers.get(REDRIVE_JOB) == self._job:
             return LeftOut("this job has sent it already, and it came back", guard=True)
-        aim = self._only or self._aim(delivery)
-        if not isinstance(aim, Aim):
-            return LeftOut(aim)
         refusal = loop_guard(delivery, self._max_redrives) if headers else None
         if refusal is not None:
             return LeftOut(refusal, guard=True)
-        redriver = self._redrivers.get((aim.plan.queue, aim.redrive))
-        if redriver is None:
-            return self._untravelled(aim.redrive)
+        redriver = self._only or self._redriver(delivery)
+        if not isinstance(redriver, Redriver):
+            return redriver
         try:
             return redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
 
-    def _untravelled(self, way: Redrive) -> LeftOut | None:
-        flaw = self._flaws.get(way)
-        return None if flaw is None else LeftOut(flaw, stops=not self._is_per_message)
+    def _redriver(self, delivery: Delivery) -> Redriver | LeftOut | None:
+        """Who makes such messages, why nobody can, or None if that is not known yet."""
+        aim = self._aim(delivery)
+        if not isinstance(aim, Aim):
+            return LeftOut(aim)
+        flaw = self._flaws.get(aim.redrive)
+        if flaw is not None:
+            return LeftOut(flaw, stops=not self._is_per_message)
+        return self._redrivers.get((aim.plan.queue, aim.redrive))
 
     async def explore(self, delivery: Delivery) -> None:
         """See whether the way of this message leads to a queue; once for each way."""
-        aim = self._only or self._aim(delivery)
+        aim = self._aim(delivery)
         if not isinstance(aim, Aim):
             return
         flaw = await target_flaw(await self._line(), aim.redrive, self._table)
@@ -129,12 +132,15 @@ class Redriving:
         else:
             made = Redriver(aim.plan, aim.redrive, self._occasion)
             self._redrivers[aim.plan.queue, aim.redrive] = made
+            self._only = made if self._has_one_way else None
 
     def _aim(self, delivery: Delivery) -> Aim | str:
-        aim = aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
-        if isinstance(aim, Aim) and len(self._source.origins) == 1:
-            self._only = aim if self._target.kind is not TargetKind.ORIGIN_EXCHANGE else None
-        return aim
+        return aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
+
+    @property
+    def _has_one_way(self) -> bool:
+        is_same = self._target.kind is not TargetKind.ORIGIN_EXCHANGE
+        return is_same and len(self._source.origins) == 1
 
     @property
     def _is_per_message(self) -> bool:

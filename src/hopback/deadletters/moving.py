@@ -38,6 +38,8 @@ _log = logging.getLogger("hopback.deadletters")
 _PROGRESS_S = 1.0
 _BATCH = 1000
 """So many marks are written down at once: each time costs some milliseconds."""
+_FEW = 250
+_MOMENT_S = 0.005
 _BREATH = 32
 _HANDED_ON_S = 0.1
 """A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
@@ -191,32 +193,38 @@ class Engine:
     # --- taking
 
     async def _batch(self) -> list[_Item]:
-        """What is at hand and wanted; waits for the first one only."""
+        """What is at hand and wanted; waits for the first one, and a moment if there are but a few."""
         wanted: list[_Item] = []
-        landed = self._landing_of
-        taken = 0
-        delivery = None if self._exhausted else await self._next()
-        while delivery is not None:
-            self._place += 1
-            if self._is_wanted(delivery):
-                wanted.append(_Item(delivery, self._place, landed))
-            taken += 1
-            delivery = self._selecting.at_hand() if taken < _BATCH else None
+        first = None if self._exhausted else await self._next()
+        if first is not None:
+            self._take(first, wanted)
+            taken = 1 + self._take_at_hand(wanted, _BATCH - 1)
+            if taken < _FEW:
+                await asyncio.sleep(_MOMENT_S)
+                self._take_at_hand(wanted, _BATCH - taken)
         return wanted
+
+    def _take_at_hand(self, wanted: list[_Item], most: int) -> int:
+        taken = 0
+        while taken < most and (delivery := self._selecting.at_hand()) is not None:
+            self._take(delivery, wanted)
+            taken += 1
+        return taken
+
+    def _take(self, delivery: Delivery, wanted: list[_Item]) -> None:
+        self._place += 1
+        if self._selecting.belongs(delivery) and self._matches(delivery):
+            wanted.append(_Item(delivery, self._place, self._landing_of))
+            return
+        self._keep(delivery)
+        # What is not among the digests was never selected.
+        self._count(skipped=int(self.job.spec.selection.digests is None))
 
     async def _next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
         delivery = self._selecting.at_hand() or await self._selecting.next()
         self._exhausted = delivery is None
         return delivery
-
-    def _is_wanted(self, delivery: Delivery) -> bool:
-        if self._selecting.belongs(delivery) and self._matches(delivery):
-            return True
-        self._keep(delivery)
-        # What is not among the digests was never selected.
-        self._count(skipped=int(self.job.spec.selection.digests is None))
-        return False
 
     def _matches(self, delivery: Delivery) -> bool:
         wanted = self._work.wanted

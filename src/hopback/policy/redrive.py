@@ -161,8 +161,9 @@ class Redriver:
 
     def _marked(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
         shared = self._shared.get((exchange, routing_key)) or self._share(exchange, routing_key)
+        own = properties.headers
         present = dict(vars(properties), delivery_mode=2, expiration=None)
-        present["headers"] = LayeredHeaders(properties.headers, shared)
+        present["headers"] = LayeredHeaders(own, shared) if own else shared
         return Properties.of(present)
 
     def _share(self, exchange: str, routing_key: str) -> SharedHeaders:

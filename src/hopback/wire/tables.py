@@ -21,6 +21,7 @@ from hopback.fields import (
     Int32,
     LayeredHeaders,
     LongStr,
+    SharedHeaders,
     Timestamp,
     UInt8,
     UInt16,
@@ -29,7 +30,7 @@ from hopback.fields import (
 )
 
 if TYPE_CHECKING:
-    from hopback.fields import FieldValue, Headers, SharedHeaders
+    from hopback.fields import FieldValue, Headers
 
 __all__ = [
     "MAX_DEPTH",
@@ -72,8 +73,14 @@ def encode_entries(table: Headers, depth: int = 0) -> bytes:
     """The entries of the table without the length prefix."""
     if depth > MAX_DEPTH:
         raise ProtocolError(f"expected tables nested at most {MAX_DEPTH} deep, got a deeper one")
+    if type(table) is SharedHeaders:
+        return _encode_shared(table)
     if type(table) is LayeredHeaders:
-        return encode_entries(table.own) + _encode_shared(table.shared)
+        return _encode_each(table.own, depth) + _encode_shared(table.shared)
+    return _encode_each(table, depth)
+
+
+def _encode_each(table: Headers, depth: int) -> bytes:
     parts: list[bytes] = []
     for key, value in table.items():
         parts.append(_encode_key(key))
@@ -87,7 +94,7 @@ def encode_entries(table: Headers, depth: int = 0) -> bytes:
 
 def _encode_shared(table: SharedHeaders) -> bytes:
     if table.encoded is None:
-        table.encoded = encode_entries(table)
+        table.encoded = _encode_each(table, 0)
     return table.encoded
 
 
