@@ -30,13 +30,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without `--all-brokers` the tests that need other RabbitMQ versions are not of the run."""
+    if getattr(config.option, "loadgroup", False):
+        _see_that_groups_hold(items)
     if config.getoption("--all-brokers"):
         return
     unwanted = [item for item in items if item.get_closest_marker("all_brokers")]
     config.hook.pytest_deselected(items=unwanted)
     items[:] = [item for item in items if not item.get_closest_marker("all_brokers")]
+
+
+def _see_that_groups_hold(items: list[pytest.Item]) -> None:
+    """Torn apart, tests that share a node start one each: minutes are lost, and nothing says so."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                f"{item.nodeid}: expected pytest-xdist to keep its group together, and it does not."
+                " Use the versions of pytest and pytest-xdist in tools/constraints.txt."
+            )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,7 +19,11 @@ from tests.clients.environment import PROGRAMS, c_client, node_modules, peers_py
 if TYPE_CHECKING:
     from hopback.testing import BrokerThread
 
-pytestmark = [pytest.mark.clients, pytest.mark.hopback_broker(clock="system")]
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.hopback_broker(clock="system"),
+    pytest.mark.xdist_group("clients"),  # one environment
+]
 
 _STORY = {
     "confirmed": True,
