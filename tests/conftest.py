@@ -30,11 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without `--all-brokers` the tests that need other RabbitMQ versions are not of the run."""
-    if getattr(config.option, "loadgroup", False):
-        _see_that_groups_hold(items)
     if config.getoption("--all-brokers"):
         return
     unwanted = [item for item in items if item.get_closest_marker("all_brokers")]
@@ -42,23 +39,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("all_brokers")]
 
 
-def _see_that_groups_hold(items: list[pytest.Item]) -> None:
-    """Torn apart, tests that share a node start one each: minutes are lost, and nothing says so."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
-            raise pytest.UsageError(
-                f"{item.nodeid}: expected pytest-xdist to keep its group together, and it does not."
-                " Use the versions of pytest and pytest-xdist in tools/constraints.txt."
-            )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """The run's main process holds the lifeline of the run's node."""
     config.addinivalue_line("markers", "all_brokers: needs the RabbitMQ versions of --all-brokers")
     if not hasattr(config, "workerinput"):
         begin_run()
+        _see_that_groups_hold(config)
         if config.getoption("--all-brokers"):
             config.pluginmanager.register(ConformanceTable())
+
+
+def _see_that_groups_hold(config: pytest.Config) -> None:
+    """Torn apart, tests that share a node start one each: minutes are lost, and nothing says so."""
+    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
+        raise pytest.UsageError(
+            f"expected pytest below 9.2, where pytest-xdist 3.8 keeps groups together, got"
+            f" {pytest.__version__}; install what tools/constraints.txt says"
+        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
