@@ -22,7 +22,9 @@ function follow(root) {
       if (now && !now.contains(document.activeElement?.closest("input, select"))) htmx.trigger(now, "live");
     };
     source.addEventListener("change", refresh);
-    source.addEventListener("end", () => { refresh(); source.close(); });
+    // A refresh that is under way may swallow this one and bring what is old by now: then the line is
+    // opened anew for it, and ends at once.
+    source.addEventListener("end", () => { source.close(); lines.delete(url); refresh(); });
   }
 }
 
