@@ -21,13 +21,14 @@ from tests.acceptance.page_server import PageServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = pytest.mark.xdist_group("page")  # one server, one browser
 
 _AXE = Path(__file__).with_name("vendor") / "axe.min.js"
 _WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 _ORDERS = "orders.created.dlq"
+_JOB = re.compile(r"/jobs/j-[0-9a-f]+$")
 _VIEWER, _VIEWER_KEPT = new_key("vera", Grant(Role.VIEWER), expires=None, made_by="", now=0.0)
 _BOSS, _BOSS_KEPT = new_key("ada", Grant(Role.ADMIN), expires=None, made_by="", now=0.0)
 _SETTINGS = {
@@ -172,8 +173,21 @@ def _discard_the_rest(page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text("type the queue's name")
     page.get_by_label(re.compile("Type")).fill(_ORDERS)
     _picture(page, "discard")
+    held: list[Route] = []
+    page.route(_JOB, lambda route: held.append(route) if not held else route.continue_())
     button.click()
+    _answer_too_late(page, held)
     expect(page.locator(".state")).to_have_text("completed", timeout=15_000)
+    page.unroute(_JOB)
+
+
+def _answer_too_late(page: Page, held: list[Route]) -> None:
+    """What the page fetched while the job ran arrives after its end: it must not stay."""
+    expect(page.locator(".state")).to_be_visible()
+    old = page.content()
+    page.wait_for_timeout(1_000)
+    for route in held:
+        route.fulfill(body=old, content_type="text/html")
 
 
 def _three_steps(page: Page, reason: str, button: str) -> None:
