@@ -45,6 +45,7 @@ def test_a_node_keeps_durable_things_through_kill_and_restart(
     """After kill -9 the node comes back under the same address with what it had on disk."""
     node = start_rabbitmq()
     node.management.call("PUT", "/queues/%2F/kept", {"durable": True})
+    node.ctl("eval", "mnesia:sync_log().")  # what was declared is on disk a moment later
     pid = node.pid
     node.kill()
     assert not _runs(pid)
