@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # While one works: fewer examples of what has no number of its own. `make test` plays them all.
-settings.register_profile("quick", max_examples=15, deadline=None)
+settings.register_profile("quick", max_examples=10, deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
