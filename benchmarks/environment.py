@@ -27,6 +27,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work" / "bench"
 _REQUIREMENTS = ROOT / "benchmarks" / "requirements.txt"
+_OURS = f"{ROOT}[store]"
 _PEERS = ("aio-pika", "aiormq", "dramatiq", "faststream", "kombu", "pika", "uvloop")
 
 
@@ -35,12 +36,12 @@ def peers_python() -> Path:
     folder = WORK / "venv"
     python = folder / "bin" / "python"
     stamp = folder / ".ready"
-    wanted = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()
+    wanted = hashlib.sha256(_REQUIREMENTS.read_bytes() + _OURS.encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != wanted:
         print("making the peers' environment …", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
         install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*install, "-r", str(_REQUIREMENTS), "-e", f"{ROOT}[store]"], check=True)
+        subprocess.run([*install, "-r", str(_REQUIREMENTS), "-e", _OURS], check=True)
         stamp.write_text(wanted)
     return python
 

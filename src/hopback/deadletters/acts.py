@@ -235,8 +235,10 @@ class Discarding:
 
     def send(self, prepared: object) -> Future[None]:
         """Put the line to the others; its fate ends when they are written."""
+        if not isinstance(prepared, bytes):
+            raise UnsafeOperation(f"expected a line to write before a discard, got {prepared!r}")
         fate: Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.append((prepared if isinstance(prepared, bytes) else b"", fate))
+        self._lines.append((prepared, fate))
         return fate
 
     async def flush(self) -> None:

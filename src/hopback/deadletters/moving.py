@@ -253,7 +253,7 @@ class Engine:
 
     async def _send_all(self, batch: list[_Item]) -> None:
         """Send one after the other as the window has room, so that the broker never waits for us."""
-        await self._ready()
+        await self._room()
         for item in batch:
             if not self._may_send():
                 await self._ready()

@@ -80,6 +80,18 @@ async def test_what_arrives_meanwhile_is_reported_and_not_touched() -> None:
 
 
 @in_virtual_time
+async def test_a_rate_is_what_it_says() -> None:
+    """Forty at ten a second take four seconds, however they were taken: none waits for two turns."""
+    async with stage() as scene:
+        await scene.park(40)
+        clock = asyncio.get_running_loop()
+        began = clock.time()
+        job = await scene.operations.start(redrive(pace=Pace(rate=10)))
+        await scene.operations.wait(job.id)
+        assert clock.time() - began == pytest.approx(3.9, abs=0.19)
+
+
+@in_virtual_time
 async def test_the_first_n_are_the_first_n() -> None:
     """A limit takes messages from the head, never one more."""
     async with stage() as scene:
