@@ -8,40 +8,54 @@ READY := .venv/.ready
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 
+# What the pure parts are tested by. They alone run under coverage, which nearly doubles what a test costs.
+PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/unit/patterns \
+	$(wildcard tests/properties/test_topology_*.py) \
+	$(patsubst %,tests/properties/test_%.py,backoff check copies decide effects policy_patterns redriver routing)
 FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance
 CODE := src tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-brokers test-faults check audit format bench pin clean
+.PHONY: help demo test test-needs test-fast test-brokers test-faults pristine check audit format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
 	do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
-$(READY): pyproject.toml tools/constraints.txt tools/environment.py
+$(READY): pyproject.toml $(wildcard tools/pins/*.txt) tools/environment.py
 	@$(PYTHON) tools/environment.py
 
 demo: $(READY) ## run the five documented systems; BROKER=amqp://… on a RabbitMQ, ARGS=… for options
 	@HOPBACK_BROKER="$(BROKER)" $(BIN)/hopback demo $(ARGS)
 
-test: check $(READY) ## all checks and all tests, RabbitMQ included; what CI runs
-	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql chromium
-	$(PYTEST) -n $(WORKERS) --dist loadgroup \
+# The only step of the tests that needs the network, and root where packages are missing.
+test-needs: $(READY) ## install what the tests need: Debian packages, clients of other makers
+	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql browser c-client node-client commands
+	@$(BIN)/python -m tests.clients.environment
+
+test: test-needs check ## all checks and all tests, RabbitMQ included; what CI runs
+	$(PYTEST) -n 2 $(PURE) \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(PYTEST) -n $(WORKERS) --dist loadgroup $(patsubst %,--ignore=%,tests/architecture $(PURE))
 
 test-fast: $(READY) ## unit and property tests, no network; within a minute
 	$(PYTEST) -n 2 -q -m "not broker and not slow and not socket and not clients" \
 		-p no:schemathesis --hypothesis-profile=quick $(wildcard $(FAST))
 
 test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, and root
+	@$(BIN)/python -m tests.harness.packages rabbitmq chroots
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
-	$(PYTEST) -m all_brokers tests/integration --all-brokers
+	$(PYTEST) -m all_brokers tests/integration tests/faults --all-brokers
 
 test-faults: $(READY) ## the proof, long: faults, load and bad input; an hour, and root for a cluster's cuts
-	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql
+	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql cluster
 	$(BIN)/python -m tests.faults $(FAULTS)
+
+pristine: ## the demo and the tests on bare Debians with Python 3.11, 3.13 and 3.14; root, half an hour
+	@$(PYTHON) -m tests.harness.packages chroots
+	@$(PYTHON) -m tests.pristine $(ONLY)
 
 check: $(READY) ## lint, format, types, architecture
 	$(BIN)/ruff check $(CODE)
@@ -49,24 +63,22 @@ check: $(READY) ## lint, format, types, architecture
 	$(BIN)/mypy
 	$(PYTEST) -q tests/architecture
 
-audit: $(READY) ## known vulnerabilities of the pinned dependencies; needs the network
-	$(PYTHON) -m venv .work/audit
-	.work/audit/bin/pip install --quiet pip-audit
-	.work/audit/bin/pip-audit --disable-pip --no-deps -r tools/constraints.txt
+audit: ## known vulnerabilities of the pinned dependencies; needs the network
+	@$(PYTHON) tools/audit.py
 
 format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
 bench: $(READY) ## measure Hopback beside its peers, batches and `hopback broker`; an hour
-	@$(BIN)/python -m tests.harness.packages rabbitmq-server postgresql gcc librabbitmq-dev
+	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.batches
 	$(BIN)/python -m benchmarks.server --write
 	$(BIN)/python -m benchmarks.admin
 
-pin: ## resolve the dependencies anew and pin what was found
-	@$(PYTHON) tools/environment.py --pin
+pin: $(READY) ## resolve the dependencies anew and pin them with their hashes; ARGS=--keep for the same versions
+	@$(BIN)/python tools/pins.py $(ARGS)
 
 clean: ## remove everything that make made
 	rm -rf .venv .work build dist htmlcov .coverage .coverage.* .hypothesis

@@ -7,18 +7,22 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.conformance.table import ConformanceTable
 from tests.harness.rabbitmq import RabbitNode
 from tests.harness.shared import SharedNode, begin_run, end_run, shared_node
+from tests.harness.signals import set_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+# Nothing is judged by how long it takes: the machine may be busy with something else.
+settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # While one works: fewer examples of what has no number of its own. `make test` plays them all.
-settings.register_profile("quick", max_examples=10, deadline=None)
+settings.register_profile("quick", settings.get_profile("whole"), max_examples=10)
+settings.load_profile("whole")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The run's main process holds the lifeline of the run's node."""
+    """Every process of the run sets its signals; the main one holds the lifeline of the run's node."""
+    set_signals()
     config.addinivalue_line("markers", "all_brokers: needs the RabbitMQ versions of --all-brokers")
     if not hasattr(config, "workerinput"):
         begin_run()
@@ -54,7 +59,7 @@ def _see_that_groups_hold(config: pytest.Config) -> None:
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
         raise pytest.UsageError(
             f"expected pytest below 9.2, where pytest-xdist 3.8 keeps groups together, got"
-            f" {pytest.__version__}; install what tools/constraints.txt says"
+            f" {pytest.__version__}; install what tools/pins/dev.txt says"
         )
 
 

@@ -4,8 +4,7 @@ Run by make when the environment is missing or older than the files that describ
 machine lacks is installed where that is possible (Debian packages, as root) and named in one clear
 sentence where it is not. Once made, the environment needs no network.
 
-    python3 tools/environment.py            make or refresh .venv
-    python3 tools/environment.py --pin      and write what was resolved to tools/constraints.txt
+    python3 tools/environment.py
 """
 
 import importlib.util
@@ -18,20 +17,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / ".ready"
-CONSTRAINTS = ROOT / "tools" / "constraints.txt"
+PINS = ROOT / "tools" / "pins"
+# How pip begins when a file is not the one that was pinned.
+MISMATCH = "DO NOT MATCH THE HASHES"
 OLDEST = (3, 11)
 
 
-def main(arguments):
+def main():
     """Make the environment, then stamp it."""
     require_python()
     if not interpreter().exists():
         create()
-    if "--pin" in arguments:
-        install(pinned=False)
-        pin()
-    else:
-        install(pinned=CONSTRAINTS.exists())
+    install()
     STAMP.touch()
 
 
@@ -41,7 +38,7 @@ def require_python():
         found = ".".join(map(str, sys.version_info[:3]))
         fail(
             "Python 3.11 or newer is needed, and this is " + found + ", " + sys.executable + ".",
-            "Install a newer one and say where: make PYTHON=/path/to/python3.12",
+            "Install a newer one and say where: make PYTHON=/path/to/python3.13",
         )
 
 
@@ -76,44 +73,44 @@ def install_venv_package():
     fail("python3-venv could not be installed.", "Install it by hand and try again.")
 
 
-def install(pinned):
-    """Install the project, editable, with everything its tests and checks need.
+def install():
+    """Install what is pinned, hash by hash, and then the project, editable, beside it.
 
-    The build backend goes in first and builds without isolation, so that a refresh after an edit
-    of pyproject.toml needs nothing from the network as long as no requirement was added.
+    The build backend is among the pins and builds without isolation, so that a refresh after an edit of
+    pyproject.toml needs nothing from the network as long as no requirement was added.
     """
     say("installing the project and its tools into .venv")
-    if pinned and pip_installs("-c", str(CONSTRAINTS)):
+    pins = [word for path in sorted(PINS.glob("*.txt")) for word in ("-r", str(path))]
+    project = ["--no-build-isolation", "-e", str(ROOT) + "[all,dev]"]
+    status, said = pip("--require-hashes", *pins)
+    if status == 0:
+        # No index: whatever the project requires has to be there by now.
+        if pip("--no-index", *project)[0]:
+            fail(
+                "pyproject.toml requires what is not pinned (pip's message is above).",
+                "Run: make pin",
+            )
         return
-    if pinned:
-        say("the pinned versions cannot be had here; taking the newest that fit")
-    if not pip_installs():
+    if MISMATCH in said:
+        fail(
+            "A package is not the one that was pinned (pip's message is above).",
+            "Do not use it. See where pip takes packages from, and who may have changed them.",
+        )
+    say("the pinned versions cannot be had here; taking the newest that fit")
+    if pip("hatchling", "editables")[0] or pip(*project)[0]:
         fail(
             "pip could not install what the project needs (its message is above).",
             "The first set-up needs a package index; check the network and pip's settings.",
         )
 
 
-def pip_installs(*limits):
-    """Whether pip, within these limits, installs the build backend and then the project."""
-    project = ["--no-build-isolation", "-e", str(ROOT) + "[all,dev]"]
-    return pip(*limits, "hatchling", "editables") and pip(*limits, *project)
-
-
 def pip(*arguments):
-    """Run the environment's own pip; its words are the best explanation of a failure."""
+    """Run the environment's own pip: its exit status and its words, which are shown, too."""
     quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     command = [str(interpreter()), "-m", "pip", "install", "-qq", *arguments]
-    return subprocess.run(command, env=quiet).returncode == 0
-
-
-def pin():
-    """Write the resolved versions, names and numbers only."""
-    command = [str(interpreter()), "-m", "pip", "freeze", "--exclude-editable"]
-    frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [line.split(" @ ")[0] for line in frozen.splitlines() if "==" in line]
-    head = "# What the tests ran with; written by `make pin`.\n"
-    CONSTRAINTS.write_text(head + "\n".join(sorted(lines, key=str.lower)) + "\n")
+    ran = subprocess.run(command, env=quiet, stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(ran.stderr)
+    return ran.returncode, ran.stderr
 
 
 def interpreter():
@@ -134,4 +131,4 @@ def fail(found, remedy):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -8,6 +8,7 @@
     │   └── TopologyConflict      the broker already has something else under that name
     ├── BrokerError               theirs: the broker or the line to it
     │   ├── ConnectionFailed      no connection could be made
+    │   │   └── LoginRefused      the broker answers, and refuses user or password
     │   ├── ConnectionLost        the connection ended while in use
     │   ├── ProtocolError         bytes that are not AMQP 0-9-1
     │   ├── ChannelClosed         the broker closed the channel
@@ -23,6 +24,7 @@
     │       ├── Nacked            a queue refused it
     │       ├── ConfirmTimeout    the broker said nothing in time
     │       └── PublishInterrupted  the channel died before the broker answered
+    ├── MissingExtra              yours: a library is not installed; an ImportError, too
     └── UnsafeOperation           ours: we refuse, because something could be lost
 
 Each class carries its `remedy`: one sentence that says what to do about it.
@@ -42,9 +44,11 @@ __all__ = [
     "ConnectionLost",
     "HopbackError",
     "InvalidTopology",
+    "LoginRefused",
     "ManagementError",
     "ManagementNotFound",
     "ManagementRefused",
+    "MissingExtra",
     "Nacked",
     "NotFound",
     "PreconditionFailed",
@@ -117,6 +121,12 @@ class ConnectionFailed(BrokerError):
     """No connection to the broker could be made."""
 
     remedy: ClassVar[str] = "Check address, credentials, virtual host and that the broker is up."
+
+
+class LoginRefused(ConnectionFailed):
+    """The broker answered and refused the user: trying again does not help."""
+
+    remedy: ClassVar[str] = "Check the user and the password; the broker's log names the reason."
 
 
 class ConnectionLost(BrokerError):
@@ -234,6 +244,12 @@ class PublishInterrupted(PublishFailed):
     """The channel or connection ended before the broker answered."""
 
     remedy: ClassVar[str] = "Send again with the same message id: it may have been stored."
+
+
+class MissingExtra(HopbackError, ImportError):
+    """A library that comes with an extra is not installed; the message names the extra."""
+
+    remedy: ClassVar[str] = "Install the extra that the message names, into this environment."
 
 
 class UnsafeOperation(HopbackError):

@@ -15,6 +15,7 @@ __all__ = ["IMPURE", "LAYERS", "LIBRARIES", "entry_for", "within"]
 _VALUES = (
     "hopback.clock",
     "hopback.errors",
+    "hopback.extras",
     "hopback.fields",
     "hopback.headers",
     "hopback.message",
@@ -32,12 +33,14 @@ _ABOVE = (
     "hopback.deadletters",
     "hopback.endpoint",
     "hopback.observe",
+    "hopback.private_files",
     "hopback.runtime",
     "hopback.store",
 )
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
+    "hopback.extras": ("hopback.errors",),
     "hopback.version": (),
     "hopback.clock": (),
     "hopback.fields": (),
@@ -57,10 +60,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.wire",
     ),
     "hopback.endpoint": (),
+    "hopback.private_files": (),
     "hopback.observe": _VALUES,
-    "hopback.store": _VALUES,
+    "hopback.store": (*_VALUES, "hopback.private_files"),
     "hopback.runtime": (*_PURE, *_PORT, "hopback.endpoint", "hopback.observe", "hopback.store"),
-    "hopback.deadletters": (*_PURE, *_PORT, "hopback.broker", "hopback.store"),
+    "hopback.deadletters": (
+        *_PURE,
+        *_PORT,
+        "hopback.broker",
+        "hopback.private_files",
+        "hopback.store",
+    ),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (
@@ -89,7 +99,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),
     "hopback.topology": frozenset({"tomli_w"}),
     "hopback.admin": frozenset(
-        {"httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
+        {"h11", "httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
     ),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.deadletters.files": frozenset({"zstandard"}),

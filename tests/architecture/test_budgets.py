@@ -1,9 +1,8 @@
-"""Small functions, small files, names that say what they hold."""
+"""Functions that read without scrolling, files of one noun, names that say what they hold."""
 
 from __future__ import annotations
 
 import ast
-import statistics
 
 from tests.architecture.source import Module, functions, library, test_modules
 
@@ -11,8 +10,8 @@ _ALL = (*library(), *test_modules())
 _BANNED_NAMES = frozenset(
     {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 )
-_MAX_FUNCTION_LINES = 50
-_MAX_FILE_LINES = 500
+_MAX_FUNCTION_LINES = 60
+_MAX_FILE_LINES = 700
 
 
 def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -24,7 +23,7 @@ def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_functions_keep_their_budget() -> None:
-    """No function over 50 lines."""
+    """No function over 60 lines."""
     sizes = {
         f"{module.name}.{node.name}": _lines(node) for module in _ALL for node in functions(module)
     }
@@ -32,16 +31,9 @@ def test_functions_keep_their_budget() -> None:
 
 
 def test_files_keep_their_budget() -> None:
-    """No file over 500 lines."""
+    """No file over 700 lines."""
     sizes = {module.name: len(module.text.splitlines()) for module in _ALL}
     assert {name: size for name, size in sizes.items() if size > _MAX_FILE_LINES} == {}
-
-
-def test_most_functions_are_a_few_lines() -> None:
-    """Over the whole library: median at most 6 lines, nine of ten at most 25."""
-    sizes = sorted(_lines(node) for module in library() for node in functions(module))
-    assert statistics.median(sizes) <= 6
-    assert sizes[int(len(sizes) * 0.9)] <= 25
 
 
 def test_modules_are_named_for_the_domain() -> None:

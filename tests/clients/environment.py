@@ -1,25 +1,19 @@
-"""Where clients of other makers live: an environment of their own, made on first use.
+"""Where clients of other makers live: environments of their own below `.work/clients`.
 
-Whatever cannot be had is an error with a sentence that says what to do, never a skipped test.
+`python -m tests.clients.environment` makes them; `make test` does so before its tests, because that
+needs the network and the packages of `tests/harness/packages.py`. The tests only look: what is not
+there is an error with a sentence that says what to do, never a skipped test.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.harness.packages import install
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["PROGRAMS", "Unavailable", "c_client", "node_modules", "peers_python"]
+__all__ = ["PROGRAMS", "Unavailable", "c_client", "main", "node_modules", "peers_python"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 _WORK = Path(__file__).parents[2] / ".work" / "clients"
@@ -28,64 +22,89 @@ _AMQPLIB = "amqplib@2.3.1"
 
 
 class Unavailable(RuntimeError):
-    """A client cannot be had on this machine; the text says what to do."""
+    """A client is not there, or cannot be had; the text says what to do."""
 
 
 def peers_python() -> Path:
     """The interpreter that has the Python clients."""
-    folder = _WORK / "venv"
-    wanted = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()
-    with _once(folder, wanted) as missing:
-        if missing:
-            _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-            pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
-            _run([*pip, "--disable-pip-version-check", "-r", str(_REQUIREMENTS)])
-    return folder / "bin" / "python"
+    return _ready("python") / "bin" / "python"
 
 
 def node_modules() -> Path:
     """The folder that has amqplib, for NODE_PATH."""
-    _need("npm", "nodejs", "npm")
-    folder = _WORK / "node"
-    with _once(folder, _AMQPLIB) as missing:
-        if missing:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            _run(["npm", "install", "--silent", "--no-audit", "--prefix", str(folder), _AMQPLIB])
-    return folder / "node_modules"
+    return _ready("node") / "node_modules"
 
 
 def c_client() -> Path:
-    """The program that uses librabbitmq, built here."""
-    _need("gcc", "gcc", "libc6-dev", "librabbitmq-dev")
-    source, program = PROGRAMS / "librabbitmq_client.c", _WORK / "librabbitmq_client"
-    _WORK.mkdir(parents=True, exist_ok=True)
-    _run(["gcc", "-O1", "-Wall", "-o", str(program), str(source), "-lrabbitmq"])
-    return program
+    """The program that uses librabbitmq."""
+    return _ready("c") / "librabbitmq_client"
 
 
-def _need(command: str, *packages: str) -> None:
-    if shutil.which(command) is None:
-        try:
-            install(packages)
-        except (RuntimeError, subprocess.CalledProcessError) as error:
-            raise Unavailable(str(error)) from error
+def main() -> int:
+    """Make what is not there yet or is not what is wanted now; 1 with the reason if that fails."""
+    try:
+        for name, wanted in _wanted().items():
+            folder = _WORK / name
+            if not _is_ready(folder, wanted):
+                sys.stderr.write(f"hopback: making the {name} clients in {folder}\n")
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                _make(name, folder)
+                (folder / ".ready").write_text(wanted)
+    except Unavailable as error:
+        sys.stderr.write(f"hopback: {error}\n")
+        return 1
+    return 0
 
 
-def _run(command: list[str]) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+def _wanted() -> dict[str, str]:
+    """Name of a folder → what it is made from: made from something else, it is made again."""
+    source = (PROGRAMS / "librabbitmq_client.c").read_bytes()
+    python = f"{sys.version_info[:2]} {_digest(_REQUIREMENTS.read_bytes())}"
+    return {"python": python, "node": _AMQPLIB, "c": _digest(source)}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _is_ready(folder: Path, wanted: str) -> bool:
+    stamp = folder / ".ready"
+    return stamp.exists() and stamp.read_text() == wanted
+
+
+def _ready(name: str) -> Path:
+    if not _is_ready(_WORK / name, _wanted()[name]):
+        raise Unavailable(
+            f"expected the {name} clients in {_WORK / name}, found none or older ones;"
+            " run `make test-needs`, or leave their tests out with -m 'not clients'"
+        )
+    return _WORK / name
+
+
+def _make(name: str, folder: Path) -> None:
+    match name:
+        case "python":
+            _run(sys.executable, "-m", "venv", str(folder))
+            pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "-q")
+            _run(*pip, "--disable-pip-version-check", "-r", str(_REQUIREMENTS))
+        case "node":
+            _run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), _AMQPLIB)
+        case "c":
+            source = str(PROGRAMS / "librabbitmq_client.c")
+            program = str(folder / "librabbitmq_client")
+            _run("gcc", "-O1", "-Wall", "-o", program, source, "-lrabbitmq")
+
+
+def _run(*command: str) -> None:
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Unavailable(f"expected the command {command[0]}, found none") from error
     if ran.returncode:
         told = (ran.stderr or ran.stdout).strip()[-500:]
         raise Unavailable(f"expected `{' '.join(command)}` to succeed; it said: {told}")
 
 
-@contextmanager
-def _once(folder: Path, wanted: str) -> Iterator[bool]:
-    """Whether the folder has to be made; other processes of the run wait meanwhile."""
-    _WORK.mkdir(parents=True, exist_ok=True)
-    stamp = folder / ".ready"
-    with (_WORK / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready = stamp.exists() and stamp.read_text() == wanted
-        yield not ready
-        stamp.write_text(wanted)
+if __name__ == "__main__":
+    raise SystemExit(main())

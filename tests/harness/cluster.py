@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.harness.configuration import Timings
+from tests.harness.installation import HOST, Installation
 from tests.harness.management import ManagementFailed
 from tests.harness.rabbitmq import NodeFailed, RabbitNode
 
@@ -43,6 +45,8 @@ _NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed)
 class Cluster:
     """Three nodes; `start` returns when they are one cluster, `remove` leaves nothing behind."""
 
+    installation: Installation = HOST
+    timings: Timings = field(default_factory=Timings)
     namespaces: bool = field(default_factory=lambda: os.geteuid() == 0 and _can_separate())
     nodes: list[RabbitNode] = field(default_factory=list)
     _name: str = field(default_factory=lambda: f"hb{secrets.token_hex(3)}")
@@ -149,6 +153,8 @@ class Cluster:
         addresses = [f"{net}.{number}" for number in (1, 2, 3)]
         return [
             RabbitNode(
+                installation=self.installation,
+                timings=self.timings,
                 address=address,
                 prefix=("ip", "netns", "exec", f"{self._name}{number}"),
                 name=f"rabbit@{address}",
@@ -179,7 +185,14 @@ class Cluster:
             start_new_session=True,
         )
         return [
-            RabbitNode(name=name, cookie=self._name, conf=self._conf(names), epmd_port=port)
+            RabbitNode(
+                installation=self.installation,
+                timings=self.timings,
+                name=name,
+                cookie=self._name,
+                conf=self._conf(names),
+                epmd_port=port,
+            )
             for name in names
         ]
 

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
     from tests.harness.rabbitmq import RabbitNode
 
-__all__ = ["Timings", "write_files"]
+__all__ = ["QUICK_DEAD_LETTERS_MS", "Timings", "write_files"]
+
+QUICK_DEAD_LETTERS_MS = 2_000
+"""For `Timings.dead_letter_retry_ms`, where a test is about what happens after that wait."""
 
 _CONF = """\
 loopback_users = none
@@ -31,10 +34,14 @@ _ADVANCED = """\
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the node waits where a production node waits minutes."""
+    """How long the node waits; shorter than a production node where nothing is hidden by that.
+
+    At-least-once dead-lettering tries again what it could not deliver as late as it does in
+    production, so that no test depends on it unawares.
+    """
 
     consumer_timeout_ms: int = 120_000
-    dead_letter_retry_ms: int = 2_000
+    dead_letter_retry_ms: int = 180_000
     tick_ms: int = 500
     statistics_ms: int = 500
 

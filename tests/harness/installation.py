@@ -38,9 +38,7 @@ class Installation:
     def _remedy(self) -> str:
         if self.is_chroot:
             return "python -m tests.harness.versions"
-        return (
-            "python -m tests.harness.packages rabbitmq-server` or `apt-get install rabbitmq-server"
-        )
+        return "python -m tests.harness.packages rabbitmq"
 
     @property
     def is_chroot(self) -> bool:

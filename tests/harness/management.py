@@ -56,8 +56,18 @@ class Management:
         return True
 
     def create_vhost(self, name: str) -> None:
-        """Create a virtual host for guest, if it is missing."""
-        self.call("PUT", f"/vhosts/{quote(name, safe='')}", {})
+        """Create a virtual host for guest, if it is missing.
+
+        On a cluster that was just formed this may take longer than an answer is waited for; asked again
+        it is there, or is made.
+        """
+        for more in (True, True, False):
+            try:
+                self.call("PUT", f"/vhosts/{quote(name, safe='')}", {})
+                break
+            except TimeoutError:
+                if not more:
+                    raise
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.call("PUT", f"/permissions/{quote(name, safe='')}/guest", everything)
 

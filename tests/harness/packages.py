@@ -1,8 +1,8 @@
-"""Install the Debian packages that the tests need, where that is allowed.
+"""What the tests need from the system: Debian packages, by purpose. The only list there is.
 
-Run as `python -m tests.harness.packages rabbitmq-server …`. Packages that are there already cost
-nothing. Where packages are missing and cannot be installed, the exit status is 1 and the text
-says what to do.
+Run as `python -m tests.harness.packages PURPOSE …`, which make does before the tests that need it;
+no test installs anything. Whether a package is there is asked of dpkg, never of PATH: a compiler
+that somebody has for another reason says nothing about the headers of a library.
 """
 
 from __future__ import annotations
@@ -18,51 +18,95 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["install", "main", "missing"]
+__all__ = ["PURPOSES", "install", "main", "missing", "packages_for"]
+
+PURPOSES = {
+    "rabbitmq": ("rabbitmq-server",),
+    "postgresql": ("postgresql",),
+    "browser": ("chromium",),
+    "c-client": ("gcc", "libc6-dev", "librabbitmq-dev"),
+    "node-client": ("nodejs", "npm"),
+    # What pages tell their readers to type, and what tests ask: certificates, children of a process.
+    "commands": ("curl", "git", "openssl", "procps"),
+    "cluster": ("iproute2",),
+    "chroots": ("debootstrap",),
+}
+"""Purpose → the packages it takes; the parts of a client's purpose are of no use one by one."""
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
+# Somebody else's apt may be at work: wait for it rather than fail.
+_LOCK_S = 600
+
+
+def packages_for(purposes: Sequence[str]) -> list[str]:
+    """The packages of these purposes; ValueError names what is no purpose."""
+    unknown = sorted(set(purposes) - PURPOSES.keys())
+    if unknown:
+        raise ValueError(f"expected purposes among {', '.join(PURPOSES)}; got {', '.join(unknown)}")
+    return [package for purpose in purposes for package in PURPOSES[purpose]]
 
 
 def missing(packages: Sequence[str]) -> list[str]:
-    """Those of the packages that are not installed."""
-    return [package for package in packages if not _is_installed(package)]
+    """Those of the packages that are neither installed nor provided by one that is.
+
+    Another maker's nodejs brings npm along and says so: Debian's would not go in beside it.
+    """
+    query = [
+        "dpkg-query",
+        "--show",
+        "--showformat",
+        "${db:Status-Status}|${Package}, ${Provides}\n",
+    ]
+    listed = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    present = set()
+    for line in listed.splitlines():
+        status, _, names = line.partition("|")
+        if status == "installed":
+            present |= {name.split()[0] for name in names.split(",") if name.strip()}
+    return [package for package in packages if package not in present]
 
 
-def install(packages: Sequence[str]) -> None:
+def install(purposes: Sequence[str]) -> None:
     """Install what is missing; RuntimeError says what to do where that is not possible."""
+    packages = packages_for(purposes)
+    if shutil.which("dpkg-query") is None:
+        sys.stderr.write(
+            "hopback: this system has no dpkg to ask; the tests take for granted what Debian has in"
+            f" {' '.join(packages)}\n"
+        )
+        return
     wanted = missing(packages)
     if not wanted:
         return
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
+    if os.geteuid() != 0:
         raise RuntimeError(
             f"these packages are needed and missing: {' '.join(wanted)};"
-            f" run `apt-get install {' '.join(wanted)}` as root, or install them your system's way"
+            f" run `apt-get install --no-install-recommends {' '.join(wanted)}` as root"
         )
+    sys.stderr.write(f"hopback: installing {' '.join(wanted)}\n")
     with _services_stay_down():
         _apt("update")
         _apt("install", "--no-install-recommends", *wanted)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install the packages named on the command line."""
+    """Install what the purposes named on the command line take; 1 where that cannot be."""
     try:
         install(arguments)
-    except (RuntimeError, subprocess.CalledProcessError) as error:
-        sys.stderr.write(f"{error}\n")
+    except (RuntimeError, ValueError, OSError) as error:
+        sys.stderr.write(f"hopback: {error}\n")
         return 1
     return 0
 
 
-def _is_installed(package: str) -> bool:
-    if shutil.which("dpkg-query") is None:
-        return False
-    query = ["dpkg-query", "--show", "--showformat", "${db:Status-Status}", package]
-    return subprocess.run(query, capture_output=True, check=False).stdout == b"installed"
-
-
 def _apt(*arguments: str) -> None:
+    command = ["apt-get", "-qq", "--yes", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", *arguments]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "--quiet", "--yes", *arguments], env=environment, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            f"expected `{' '.join(command)}` to succeed; it said: {(done.stdout + done.stderr)[-2000:]}"
+        )
 
 
 @contextmanager

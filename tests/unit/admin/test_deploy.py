@@ -56,6 +56,39 @@ def test_the_image_is_built_from_known_steps_and_runs_as_nobody_special() -> Non
     assert users == ["hopback"]
 
 
+def test_the_image_installs_what_is_pinned() -> None:
+    """Nothing but pinned files and our own package; all that the pins name bears its hashes."""
+    steps = [step for word, rest in _instructions() if word == "RUN" for step in rest.split("&&")]
+    installing = [step.split() for step in steps if "pip " in step]
+    assert installing
+    for step in installing:
+        assert (
+            "--require-hashes" in step
+            or {"--no-deps", "--no-build-isolation"} <= {*step}
+            or {
+                "--no-deps",
+                "--no-index",
+            }
+            <= {*step}
+        ), step
+    for path in (ROOT / "tools" / "pins").glob("*.txt"):
+        entries = re.split(r"\n(?=\S)", path.read_text().strip())[1:]
+        assert all(re.match(r"[\w.-]+==\S+ \\\n +--hash=sha256:", entry) for entry in entries), path
+
+
+def test_what_the_package_requires_is_pinned() -> None:
+    """Every requirement of ours and of the extra `all` is in the list that the image is built from."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    required = [
+        *project["dependencies"],
+        *(one for name in extras if name != "dev" for one in extras[name]),
+    ]
+    names = {re.split(r"[\[<>=;~! ]", one)[0] for one in required} - {"hopback"}
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "tools/pins/all.txt").read_text(), re.MULTILINE)
+    assert names - {*pinned} == set()
+
+
 def test_the_image_starts_commands_that_there_are() -> None:
     """Entry point and default command are understood by the command itself."""
     found = dict(_instructions())
@@ -68,6 +101,9 @@ def test_compose_wires_what_it_starts() -> None:
     compose = _compose()
     services = compose["services"]
     assert set(services) == {"rabbitmq", "postgres", "admin", "consumers"}
+    for name in ("admin", "consumers"):
+        assert services[name]["read_only"], name
+        assert services[name]["security_opt"] == ["no-new-privileges:true"], name
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
         named = [each.partition(":")[0] for each in service.get("volumes", [])]

@@ -1,0 +1,88 @@
+"""The set-up before everything: what is not what was pinned does not get in."""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+_TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def _wheel(folder: Path) -> str:
+    """A package of one file; its hash."""
+    path = folder / "pinned-1.0-py3-none-any.whl"
+    info = "pinned-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pinned.py", "")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pinned\nVersion: 1.0\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("version", "spoiled", "says", "falls_back"),
+    [
+        ("1.0", False, "pyproject.toml requires what is not pinned", False),
+        ("1.0", True, "not the one that was pinned", False),
+        ("2.0", False, "the pinned versions cannot be had here", True),
+    ],
+)
+def test_a_file_that_is_not_the_pinned_one_is_refused(
+    tmp_path: Path, version: str, spoiled: bool, says: str, falls_back: bool
+) -> None:
+    """A wrong hash ends the set-up; only a version that is not to be had leads to the newest."""
+    digest = _wheel(tmp_path)
+    pins = tmp_path / "tools" / "pins"
+    pins.mkdir(parents=True)
+    shutil.copy(_TOOLS / "environment.py", tmp_path / "tools")
+    wanted = "0" * 64 if spoiled else digest
+    (pins / "all.txt").write_text(f"pinned=={version} --hash=sha256:{wanted}\n")
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "tools" / "environment.py")],
+        env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert says in ran.stderr
+    assert ("taking the newest" in ran.stderr) == falls_back
+    assert not (tmp_path / ".venv" / ".ready").exists()
+
+
+_SAFE: dict[str, object] = {"name": "click", "version": "8", "vulns": []}
+_WEAK = {**_SAFE, "vulns": [{"id": "CVE-1", "fix_versions": ["9"]}]}
+_UNKNOWN = {"name": "rich", "skip_reason": "not found"}
+
+
+@pytest.mark.parametrize(
+    ("answered", "status", "out", "err"),
+    [
+        ([_SAFE], 0, "1 pinned packages, 0 known vulnerabilities\n", ""),
+        ([_SAFE, _WEAK], 1, "click 8 CVE-1 fixed in 9\n", ""),
+        ([_SAFE, _UNKNOWN], 2, "", "could not reach its database for 1 of 2 packages"),
+        ([_WEAK, _UNKNOWN], 1, "click 8 CVE-1 fixed in 9\n", "could not reach its database"),
+    ],
+)
+def test_an_audit_that_nobody_answered_is_no_verdict(
+    capsys: pytest.CaptureFixture[str],
+    answered: list[dict[str, object]],
+    status: int,
+    out: str,
+    err: str,
+) -> None:
+    """Nothing known, something known and nobody asked are three exit codes."""
+    assert runpy.run_path(str(_TOOLS / "audit.py"))["told"](answered) == status
+    said = capsys.readouterr()
+    assert said.out.startswith(out)
+    assert err in said.err

@@ -1,0 +1,52 @@
+"""Debian's suites in folders of this machine, by debootstrap and the mirror that apt uses here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["build_once"]
+
+_SCRIPTS = Path("/usr/share/debootstrap/scripts")
+
+
+def build_once(
+    suite: str,
+    finished: Path,
+    include: Sequence[str] = (),
+    complete: Callable[[Path], None] = lambda _: None,
+) -> Path:
+    """The suite's smallest root with the packages to include; made if it is missing, in minutes.
+
+    It bears its name only when it is complete: what an interrupted run left is made anew.
+    """
+    if not finished.exists():
+        partial = finished.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        command = ["debootstrap", "--variant=minbase"]
+        if include:
+            command.append(f"--include={','.join(include)}")
+        command += [suite, str(partial), _mirror()]
+        if not (_SCRIPTS / suite).exists():
+            command.append(str(_SCRIPTS / "sid"))
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        complete(partial)
+        partial.rename(finished)
+    return finished
+
+
+def _mirror() -> str:
+    """The mirror of Debian's main archive that apt uses here."""
+    listing = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    found = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split()
+    for address in found:
+        if address.rstrip("/").endswith("/debian"):
+            return address
+    raise RuntimeError(f"expected a Debian archive among apt's sources, found {sorted(set(found))}")

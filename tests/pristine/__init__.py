@@ -1,0 +1,1 @@
+"""The project on machines that nobody has prepared: `make pristine`."""
