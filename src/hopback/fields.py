@@ -21,6 +21,7 @@ list, tuple            A
 dict, Mapping          F     keys up to 255 bytes
 Timestamp              T     seconds since 1970, 64 bits unsigned, never a datetime
 None                   V
+RawValue               any   carried as it came: nested too deep, or a nested key twice
 =====================  ====  =====================================================
 """
 
@@ -34,19 +35,23 @@ from typing import TypeAlias
 __all__ = [
     "FieldValue",
     "Float32",
+    "FurtherHeaders",
     "Headers",
     "Int8",
     "Int16",
     "Int32",
     "LayeredHeaders",
     "LongStr",
+    "RawValue",
     "SharedHeaders",
     "Timestamp",
     "UInt8",
     "UInt16",
     "UInt32",
     "UInt64",
+    "further_size",
     "table_size",
+    "value_end",
 ]
 
 
@@ -104,6 +109,35 @@ class LongStr(bytes):
     __slots__ = ()
 
 
+class RawValue(bytes):
+    """A value that Python's types cannot hold, as it stood on the wire, its type octet first.
+
+    Such are tables nested deeper than is read, and nested tables with a key twice. Making one checks
+    its structure to the end, so that it can be published again: ValueError if it is not one value.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> RawValue:
+        """Check the bytes and keep them."""
+        if not _is_one_value(raw):
+            raise ValueError(f"expected one AMQP value from end to end, got {raw[:40]!r}")
+        return super().__new__(cls, raw)
+
+    def texts(self) -> list[str] | None:
+        """The texts that stand directly in an array; None for what is no array."""
+        if self[0] != _ARRAY:
+            return None
+        found: list[str] = []
+        position = 5
+        while position < len(self):
+            end = value_end(self, position, len(self)) or len(self)
+            if self[position] == _TEXT:
+                found.append(self[position + 5 : end].decode("utf-8", "surrogateescape"))
+            position = end
+        return found
+
+
 class Timestamp(int):
     """Seconds since 1970; may lie beyond what `datetime` can hold."""
 
@@ -122,6 +156,8 @@ FieldValue: TypeAlias = (
     " | None"
 )
 Headers: TypeAlias = "Mapping[str, FieldValue]"
+FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
+"""Entries of a header table that have no place in a mapping of texts, each with its name's bytes."""
 
 
 class SharedHeaders(dict[str, FieldValue]):
@@ -183,6 +219,11 @@ def table_size(table: Headers) -> int:
     return total
 
 
+def further_size(entries: FurtherHeaders) -> int:
+    """How many bytes these entries take on the wire."""
+    return sum(1 + len(name) + _value_size(value) for name, value in entries)
+
+
 def _text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
@@ -195,9 +236,64 @@ def _value_size(value: FieldValue) -> int:
     if isinstance(value, str):
         return 5 + _text_bytes(value)
     if isinstance(value, bytes):
-        return 5 + len(value)
+        return len(value) if isinstance(value, RawValue) else 5 + len(value)
     if isinstance(value, Mapping):
         return 1 + table_size(value)
     if isinstance(value, Sequence):
         return 5 + sum(map(_value_size, value))
     raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")
+
+
+_SIZES: dict[int, int] = {
+    **dict.fromkeys(b"V", 0),
+    **dict.fromkeys(b"tbB", 1),
+    **dict.fromkeys(b"su", 2),
+    **dict.fromkeys(b"Iif", 4),
+    **dict.fromkeys(b"D", 5),
+    **dict.fromkeys(b"lLdT", 8),
+}
+_SIZED = frozenset(b"SxAF")
+_ARRAY, _TABLE, _TEXT = b"AFS"
+
+
+def value_end(raw: bytes, position: int, limit: int) -> int | None:
+    """Where the value ends whose type octet is at `position`, by its type and length alone.
+
+    None if nothing tells: the type is unknown, or the value goes beyond `limit`.
+    """
+    if position >= limit:
+        return None
+    kind = raw[position]
+    if kind in _SIZED:
+        start = position + 5
+        end = start + int.from_bytes(raw[position + 1 : start], "big")
+        return end if start <= end <= limit else None
+    size = _SIZES.get(kind)
+    if size is None or position + 1 + size > limit:
+        return None
+    return position + 1 + size
+
+
+def _is_one_value(raw: bytes) -> bool:
+    """Walks through all that is nested, however deep, in one pass and without recursion."""
+    limits = [len(raw)]
+    """Where each open array or table ends; `tables` says which of them are tables."""
+    tables = [False]
+    position = 0
+    while True:
+        if tables[-1]:
+            position += 1 + raw[position]
+        end = value_end(raw, position, limits[-1])
+        if end is None:
+            return False
+        if raw[position] in (_ARRAY, _TABLE):
+            limits.append(end)
+            tables.append(raw[position] == _TABLE)
+            position += 5
+        else:
+            position = end
+        while len(limits) > 1 and position == limits[-1]:
+            limits.pop()
+            tables.pop()
+        if len(limits) == 1:
+            return position == limits[0]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from hopback.fields import Headers
+    from hopback.fields import FurtherHeaders, Headers
 
 __all__ = ["Delivery", "Message", "Properties", "Received"]
 
@@ -18,8 +18,9 @@ _NO_HEADERS: Headers = MappingProxyType({})
 class Properties:
     """The fourteen AMQP message properties; None where absent.
 
-    `opaque_headers` holds header entries, as bytes, that nobody could decode: they travel on
-    untouched beside `headers`, so that a message with broken headers can still be parked.
+    `further_headers` are entries of the header table that have no place in `headers`, because their
+    name stands there already or is not UTF-8. `opaque_headers` is what of
+    the table could not be read at all; it is never published as headers, see `hopback.headers`.
     """
 
     content_type: str | None = None
@@ -36,6 +37,7 @@ class Properties:
     user_id: str | None = None
     app_id: str | None = None
     cluster_id: str | None = None
+    further_headers: FurtherHeaders = ()
     opaque_headers: bytes = b""
 
     @classmethod

@@ -27,6 +27,7 @@ __all__ = [
     "VERSIONS",
     "deliveries",
     "hostile_headers",
+    "matters",
     "moderately",
     "outcomes",
     "plans",
@@ -35,6 +36,9 @@ __all__ = [
 
 moderately = settings(deadline=None)
 """As many examples as the profile says, and no limit of time: the machine may be busy."""
+
+matters = settings(deadline=None, max_examples=max(50, settings().max_examples))
+"""For what travels with a message: `make test-fast`, too, tries it with no fewer examples."""
 
 TOPOLOGIES: dict[tuple[str, bool], Topology] = {
     (design.name, hardened): design.build(hardened=hardened)
@@ -132,6 +136,7 @@ def deliveries(draw: st.DrawFn, plan: Plan) -> Received:
         expiration=draw(st.sampled_from((None, "1000"))),
         user_id=draw(st.sampled_from((None, "alice"))),
         message_id=draw(short),
+        further_headers=draw(st.sampled_from(((), ((b"CC", ["vault"]), (b"hopback-attempts", 0))))),
         opaque_headers=draw(st.sampled_from((b"", b"\x01opaque"))),
     )
     key = draw(st.sampled_from(("user.created", "auth.x", "", "..", "a.b.c.d", "ü")))

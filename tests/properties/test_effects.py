@@ -12,7 +12,7 @@ from hopback.policy import Occasion, Outcome, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.topology.plan import Leave, Plan
-from tests.properties.hostile import VERSIONS, deliveries, moderately, outcomes, plans
+from tests.properties.hostile import VERSIONS, deliveries, matters, outcomes, plans
 
 if TYPE_CHECKING:
     from hopback.version import BrokerVersion
@@ -27,7 +27,7 @@ _occasions = st.builds(
 
 
 @given(st.data(), plans, outcomes, st.sampled_from(VERSIONS), _occasions)
-@moderately
+@matters
 def test_settlement_is_the_last_effect_and_there_is_one(
     data: st.DataObject, plan: Plan, outcome: Outcome, version: BrokerVersion, occasion: Occasion
 ) -> None:
@@ -38,7 +38,7 @@ def test_settlement_is_the_last_effect_and_there_is_one(
 
 
 @given(st.data(), plans, outcomes, st.sampled_from(VERSIONS), _occasions)
-@moderately
+@matters
 def test_a_message_leaves_only_for_a_confirmed_home(
     data: st.DataObject, plan: Plan, outcome: Outcome, version: BrokerVersion, occasion: Occasion
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_message_leaves_only_for_a_confirmed_home(
 
 
 @given(st.data(), plans, outcomes, st.sampled_from(VERSIONS), _occasions)
-@moderately
+@matters
 def test_nothing_that_returns_to_a_main_queue_can_be_harmed_by_its_headers(
     data: st.DataObject, plan: Plan, outcome: Outcome, version: BrokerVersion, occasion: Occasion
 ) -> None:

@@ -76,6 +76,7 @@ def test_quick_and_careful_agree(
         Properties(),
         Properties(user_id="alice"),
         Properties(opaque_headers=b"\x01xV"),
+        Properties(headers={"a": 1}, further_headers=((b"CC", ["vault"]), (b"a", 2))),
         Properties(headers={"x-first-death-reason": "rejected"}),
         Properties(headers={"x-plain": 1}),
         Properties(headers={"big": "x" * 100_000}),

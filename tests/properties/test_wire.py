@@ -15,7 +15,13 @@ from hopback.wire.confirms import Confirms, InFlight
 from hopback.wire.contents import ReturnedMessage, read_content
 from hopback.wire.properties import decode_properties, encode_properties
 from hopback.wire.settlement import Settlements
-from hopback.wire.tables import decode_entries, decode_table, encode_entries, encode_table
+from hopback.wire.tables import (
+    decode_entries,
+    decode_table,
+    encode_entries,
+    encode_further,
+    encode_table,
+)
 from tests.properties.field_values import properties, tables
 from tests.properties.wire_capture import CAPTURE, listening_client
 
@@ -51,10 +57,10 @@ def test_properties_come_back_equal(given_properties: Properties) -> None:
 @given(tables, st.binary(max_size=60))
 def test_nothing_of_an_unreadable_table_is_lost(table: dict[str, FieldValue], rest: bytes) -> None:
     """What can be read is read, what cannot stays bytes, and a second hop sees the same."""
-    headers, opaque = decode_entries(encode_entries(table) + rest)
-    again = decode_entries(encode_entries(headers) + opaque)
+    headers, further, opaque = decode_entries(encode_entries(table) + rest)
+    again = decode_entries(encode_entries(headers) + encode_further(further) + opaque)
     assert encode_entries(again.headers) == encode_entries(headers)
-    assert again.opaque == opaque
+    assert (again.further, again.opaque) == (further, opaque)
     assert table.keys() <= headers.keys()
 
 

@@ -37,6 +37,8 @@ from hopback.headers.rewrite import (
     park_properties,
     redrive_properties,
     retry_properties,
+    unread_headers,
+    without_unread,
 )
 from hopback.headers.text import clipped, text_in, timestamp
 
@@ -71,5 +73,7 @@ __all__ = [
     "retry_properties",
     "text_in",
     "timestamp",
+    "unread_headers",
     "well_formed_deaths",
+    "without_unread",
 ]

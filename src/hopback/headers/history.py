@@ -46,6 +46,11 @@ class History:
         return failure_in(self._headers.get(names.FAILURE)) if self._here else None
 
     @property
+    def lineage(self) -> str | None:
+        """What all copies of this message have in common since its first failure here."""
+        return text_in(self._headers.get(names.LINEAGE)) if self._here else None
+
+    @property
     def redrives(self) -> int:
         """How often it was re-driven."""
         return count_in(self._headers.get(names.REDRIVES))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import is_protected
+from hopback.headers.rewrite import unread_headers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,7 +32,7 @@ def identity(delivery: Delivery, *, ignoring: Collection[str] = ()) -> str:
         return properties.message_id
     digest = hashlib.sha256()
     parts = (*_lasting(properties), *_headers(properties.headers, ignoring))
-    for part in (delivery.body, *parts, properties.opaque_headers):
+    for part in (delivery.body, *parts, unread_headers(properties)):
         digest.update(len(part).to_bytes(8, "big") + part)
     return f"sha256-{digest.hexdigest()[:32]}"
 

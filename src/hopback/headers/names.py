@@ -6,6 +6,7 @@ __all__ = [
     "ATTEMPTS",
     "DEATHS",
     "FAILURE",
+    "LINEAGE",
     "ORIGIN_EXCHANGE",
     "ORIGIN_ROUTING_KEY",
     "ORIGIN_USER",
@@ -14,11 +15,14 @@ __all__ = [
     "REDRIVES",
     "REDRIVE_JOB",
     "SNOOZES",
+    "UNREAD",
+    "UNREAD_BYTES",
     "X_DEATH",
     "is_broker_count",
     "is_death",
     "is_protected",
     "is_routing",
+    "may_stand_twice",
 ]
 
 ATTEMPTS = "hopback-attempts"
@@ -31,6 +35,9 @@ ORIGIN_USER = "hopback-origin-user-id"
 DEATHS = "hopback-deaths"
 REDRIVES = "hopback-redrives"
 REDRIVE_JOB = "hopback-redrive-job"
+LINEAGE = "hopback-lineage"
+UNREAD = "hopback-unread-headers"
+UNREAD_BYTES = "hopback-unread-bytes"
 
 OURS = frozenset(
     {
@@ -44,6 +51,9 @@ OURS = frozenset(
         DEATHS,
         REDRIVES,
         REDRIVE_JOB,
+        LINEAGE,
+        UNREAD,
+        UNREAD_BYTES,
     }
 )
 """Every header of ours. Another `hopback-…` comes from a newer version and travels on untouched."""
@@ -69,3 +79,9 @@ def is_routing(name: str) -> bool:
 def is_protected(name: str) -> bool:
     """Whether no design may write this header as its own."""
     return name in OURS or is_death(name) or is_broker_count(name) or is_routing(name)
+
+
+def may_stand_twice(name: bytes) -> bool:
+    """Whether a further entry of this name may travel on: nobody reads it, here or in the broker."""
+    text = name.decode("utf-8", "replace")
+    return not (is_protected(text) or text.startswith("hopback-"))

@@ -2,8 +2,12 @@
 
 What the producer wrote stays as it is and in its order; what would harm the next hop is taken
 away; what we know is put at the end, within a budget. Where room is short the failure record
-shrinks first, then the memory of deaths, then the design's own headers, then the origin. What
-cannot be left out is the count: where even that does not fit, there is no such message.
+shrinks first, then the memory of deaths, then the design's own headers, then the origin, and last
+of all what could not be read. What cannot be left out is the count: where even that does not fit,
+there is no such message.
+
+What could not be read of a header table (`opaque_headers`) may hold anything, a `CC` for one. It is
+never published as headers; it travels as the bytes of one header of ours.
 """
 
 from __future__ import annotations
@@ -12,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback.fields import table_size
+from hopback.fields import further_size, table_size
 from hopback.headers import names
 from hopback.headers.deaths import deaths_json, remembered_deaths, well_formed_deaths
 from hopback.headers.failure import FAILURE_BYTES, failure_json
 from hopback.headers.history import read_history
-from hopback.headers.text import clipped
+from hopback.headers.text import clipped, count_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import FieldValue, FurtherHeaders, Headers
     from hopback.headers.deaths import Death
     from hopback.headers.failure import Failure
     from hopback.headers.history import History
@@ -39,6 +44,8 @@ __all__ = [
     "park_properties",
     "redrive_properties",
     "retry_properties",
+    "unread_headers",
+    "without_unread",
 ]
 
 FRAME_BYTES = 131_064
@@ -67,7 +74,8 @@ class Mark:
 
     `counters` holds the design's own counter, as indispensable as ours; `design` the other
     headers of the design, which are left out where there is no room; `without` names those of
-    them that are no longer true.
+    them that are no longer true. `lineage` is written for a retry alone: whoever takes a message out
+    of a dead-letter queue, by whatever tool, begins a new life that must not be taken for a copy.
     """
 
     queue: str
@@ -78,9 +86,18 @@ class Mark:
     failure: Failure | None = None
     redrives: int | None = None
     redrive_job: str | None = None
+    lineage: str | None = None
     counters: Headers = field(default_factory=_no_headers)
     design: Headers = field(default_factory=_no_headers)
     without: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What others wrote and goes on as it is."""
+
+    headers: dict[str, FieldValue]
+    further: FurtherHeaders
 
 
 def retry_properties(properties: Properties, mark: Mark) -> Properties | None:
@@ -89,7 +106,7 @@ def retry_properties(properties: Properties, mark: Mark) -> Properties | None:
     None if the count does not fit the frame.
     """
     known = read_history(properties.headers, mark.queue).deaths
-    return _marked(properties, _kept(properties.headers, mark, _is_harmful), mark, known)
+    return _marked(properties, _kept(properties, mark, _is_harmful), mark, known)
 
 
 def park_properties(properties: Properties, mark: Mark) -> Properties | None:
@@ -98,8 +115,8 @@ def park_properties(properties: Properties, mark: Mark) -> Properties | None:
     Where there is no room for our count, nothing of ours is added; where there is none for
     `x-death`, that goes too. None if the producer's own headers do not fit.
     """
-    kept = _kept(properties.headers, mark, _is_stale)
-    stripped = _kept(properties.headers, mark, _is_harmful)
+    kept = _kept(properties, mark, _is_stale)
+    stripped = _kept(properties, mark, _is_harmful)
     return (
         _marked(properties, kept, mark, remembered_deaths(properties.headers))
         or _fitting(properties, kept)
@@ -109,14 +126,14 @@ def park_properties(properties: Properties, mark: Mark) -> Properties | None:
 
 def can_retry(properties: Properties, mark: Mark) -> bool:
     """Whether `retry_properties` has room for the count."""
-    kept = _kept(properties.headers, mark, _is_harmful)
+    kept = _kept(properties, mark, _is_harmful)
     history = read_history(properties.headers, mark.queue)
     return _Budget(properties, kept).take(_indispensable(history, mark))
 
 
 def can_park(properties: Properties, mark: Mark) -> bool:
     """Whether `park_properties` has anything to offer: what it takes away first is enough."""
-    kept = _kept(properties.headers, mark, _is_harmful)
+    kept = _kept(properties, mark, _is_harmful)
     return _plain_size(properties, kept) <= FRAME_BYTES
 
 
@@ -129,8 +146,7 @@ def redrive_properties(
     the count does not fit the frame.
     """
     keep = keep_deaths and well_formed_deaths(properties.headers)
-    drop = _is_stale if keep else _is_harmful
-    kept = _kept(properties.headers, mark, drop)
+    kept = _kept(properties, mark, _is_stale if keep else _is_harmful)
     known = (
         remembered_deaths(properties.headers)
         if keep
@@ -143,17 +159,40 @@ def moved_properties(properties: Properties) -> Properties:
     """For a publish that only moves a message to another queue: all it says of itself stays.
 
     What would lose it, have it refused or copied to others goes: `expiration`, `user_id`, `CC` and
-    `BCC`, and counts of the broker that are untrue in another queue.
+    `BCC`, and counts of the broker that are untrue in another queue. So does its lineage: a message
+    that is imported twice on purpose is to be handled twice.
     """
-    kept = {name: value for name, value in properties.headers.items() if not _is_stale(name)}
-    return _plain(properties, kept)
+    held = {
+        name: value
+        for name, value in properties.headers.items()
+        if not _is_stale(name) and name != names.LINEAGE
+    }
+    budget = _Budget(properties, _Kept(held, _further(properties, frozenset())))
+    budget.keep_unread(properties)
+    return _plain(properties, budget.kept)
+
+
+def without_unread(properties: Properties) -> Properties:
+    """The same properties for a publish of an application's own; what nobody read is kept as bytes."""
+    if not properties.opaque_headers:
+        return properties
+    budget = _Budget(properties, _Kept(dict(properties.headers), properties.further_headers))
+    budget.keep_unread(properties)
+    headers = MappingProxyType(budget.kept.headers)
+    return replace(properties, headers=headers, opaque_headers=b"")
+
+
+def unread_headers(properties: Properties) -> bytes:
+    """What of the message's headers nobody has read, here or at an earlier hop."""
+    kept = properties.headers.get(names.UNREAD)
+    return properties.opaque_headers or (kept if type(kept) is bytes else b"")
 
 
 def frame_size(properties: Properties) -> int:
     """How many bytes the header frame of a message with these properties carries."""
     size = _size_without_headers(properties)
-    if properties.headers or properties.opaque_headers:
-        size += table_size(properties.headers) + len(properties.opaque_headers)
+    if properties.headers or properties.further_headers:
+        size += table_size(properties.headers) + further_size(properties.further_headers)
     return size
 
 
@@ -188,53 +227,74 @@ def _is_harmful(name: str) -> bool:
     return _is_stale(name) or names.is_death(name)
 
 
-def _kept(headers: Headers, mark: Mark, drop: Callable[[str], bool]) -> dict[str, FieldValue]:
-    """What others wrote and may stay; what we are about to write anew goes."""
+def _kept(properties: Properties, mark: Mark, drop: Callable[[str], bool]) -> _Kept:
+    """What others wrote and may stay; what we are about to write anew goes, however often it stands."""
     rewritten = names.OURS | mark.counters.keys() | mark.design.keys() | mark.without
-    return {
-        name: value for name, value in headers.items() if name not in rewritten and not drop(name)
-    }
+    return _Kept(
+        {
+            name: value
+            for name, value in properties.headers.items()
+            if name not in rewritten and not drop(name)
+        },
+        _further(properties, rewritten),
+    )
 
 
-def _plain(properties: Properties, headers: Headers) -> Properties:
-    """Persistent, without what must not be replayed, and with these headers."""
+def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHeaders:
+    if not properties.further_headers:
+        return ()
+    gone = {name.encode() for name in rewritten}
+    return tuple(
+        (name, value)
+        for name, value in properties.further_headers
+        if name not in gone and names.may_stand_twice(name)
+    )
+
+
+def _plain(properties: Properties, kept: _Kept) -> Properties:
+    """Persistent, without what must not be replayed, and with what was kept and read."""
     return replace(
         properties,
-        headers=MappingProxyType(dict(headers)),
+        headers=MappingProxyType(kept.headers),
+        further_headers=kept.further,
+        opaque_headers=b"",
         delivery_mode=_PERSISTENT,
         expiration=None,
         user_id=None,
     )
 
 
-def _plain_size(properties: Properties, headers: Headers) -> int:
+def _plain_size(properties: Properties, kept: _Kept) -> int:
     """How large the frame of `_plain` would be, without making it."""
     unsent = (properties.expiration, properties.user_id)
     dropped = sum(1 + len(text.encode()) for text in unsent if text is not None)
     mode = 1 if properties.delivery_mode is None else 0
-    table = table_size(headers) + len(properties.opaque_headers)
+    table = table_size(kept.headers) + further_size(kept.further)
     return _size_without_headers(properties) - dropped + mode + table
 
 
-def _fitting(properties: Properties, headers: Headers) -> Properties | None:
-    fits = _plain_size(properties, headers) <= FRAME_BYTES
-    return _plain(properties, headers) if fits else None
+def _fitting(properties: Properties, kept: _Kept) -> Properties | None:
+    """What was kept, and no more of ours than what nobody could read."""
+    budget = _Budget(properties, kept)
+    budget.keep_unread(properties)
+    return _plain(properties, budget.kept) if budget.fits else None
 
 
 def _marked(
-    properties: Properties, kept: Headers, mark: Mark, known: tuple[Death, ...]
+    properties: Properties, kept: _Kept, mark: Mark, known: tuple[Death, ...]
 ) -> Properties | None:
     """The properties with as much of the mark as there is room for; None if the count has none."""
     history, budget = read_history(properties.headers, mark.queue), _Budget(properties, kept)
     if not budget.take(_indispensable(history, mark)):
         return None
+    budget.keep_unread(properties)
     for name, value in _desirable(properties, history, mark).items():
         budget.offer({name: value})
     budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
     failure = mark.failure or history.failure
     if failure is not None:
         budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))
-    return _plain(properties, budget.headers)
+    return _plain(properties, budget.kept)
 
 
 def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
@@ -252,6 +312,7 @@ def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, 
     ours: Mapping[str, str | None] = {
         names.ORIGIN_ROUTING_KEY: mark.origin_routing_key,
         names.ORIGIN_EXCHANGE: mark.origin_exchange,
+        names.LINEAGE: mark.lineage,
         names.REDRIVE_JOB: job,
         names.ORIGIN_USER: known.origin_user or properties.user_id,
     }
@@ -262,10 +323,15 @@ def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, 
 class _Budget:
     """Headers that grow while there is room: in the frame, and in what we may add."""
 
-    def __init__(self, properties: Properties, kept: Headers) -> None:
-        self.headers = dict(kept)
+    def __init__(self, properties: Properties, kept: _Kept) -> None:
+        self.kept = _Kept(dict(kept.headers), kept.further)
         self._frame = FRAME_BYTES - _plain_size(properties, kept)
         self._ours = ADDED_BYTES
+
+    @property
+    def fits(self) -> bool:
+        """Whether the frame holds what there is."""
+        return self._frame >= 0
 
     def take(self, entries: dict[str, FieldValue]) -> bool:
         """Add what must be there; False if it does not fit."""
@@ -276,8 +342,28 @@ class _Budget:
             return False
         self._frame -= size
         self._ours -= size
-        self.headers |= entries
+        self.kept.headers.update(entries)
         return True
+
+    def keep_unread(self, properties: Properties) -> None:
+        """Keep what nobody could read as bytes; cut to the room there is, and then with its length.
+
+        It was in the frame before, so it is no part of what we add.
+        """
+        unread = unread_headers(properties)
+        if not unread:
+            return
+        cut_before = count_in(properties.headers.get(names.UNREAD_BYTES))
+        length = len(unread) if properties.opaque_headers else max(len(unread), cut_before)
+        entries: dict[str, FieldValue] = {names.UNREAD: b""}
+        if length > self._frame - (table_size(entries) - _TABLE_OVERHEAD) or length > len(unread):
+            entries[names.UNREAD_BYTES] = length
+        self._frame -= table_size(entries) - _TABLE_OVERHEAD
+        if self._frame < 0:
+            return
+        entries[names.UNREAD] = unread[: self._frame]
+        self._frame -= len(unread[: self._frame])
+        self.kept.headers.update(entries)
 
     def offer(self, entries: dict[str, FieldValue]) -> None:
         """Add what would be good to have, if there is room beside what the broker will add."""

@@ -94,6 +94,12 @@ class Confirms(Generic[_Ticket]):
                 return
             yield known
 
+    def postpone(self, deadline: float) -> None:
+        """Give everything that waits until then; no publish before was given longer."""
+        for publish in self.in_flight.values():
+            if not publish.expired:
+                publish.deadline = deadline
+
     def expire(self, now: float) -> list[InFlight[_Ticket]]:
         """The publishes whose time is up.
 

@@ -62,7 +62,7 @@ class Content:
             try:
                 found = decode_properties(self.raw_properties)
             except ProtocolError:
-                found = Properties()
+                found = Properties(opaque_headers=self.raw_properties)
             self._properties = found
         return found
 

@@ -18,6 +18,7 @@ class ReplyCode(IntEnum):
     CHANNEL_ERROR = 504
     UNEXPECTED_FRAME = 505
     RESOURCE_ERROR = 506
+    NOT_ALLOWED = 530
 
 
 class Broken(ProtocolError):

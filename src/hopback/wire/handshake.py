@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hopback import __version__
-from hopback.errors import ConnectionFailed, ProtocolError
+from hopback.errors import ConnectionFailed, LoginRefused, ProtocolError
 from hopback.wire.events import HeaderReceived, MethodReceived, Violation
 from hopback.wire.frames import MIN_FRAME
 from hopback.wire.states import ConnectionState
@@ -89,7 +89,9 @@ class ClientHandshake:
             case "connection.open-ok":
                 self.done = True
             case "connection.close":
-                raise ConnectionFailed(self._refusal(arguments))
+                # Some other refusals pass: a virtual host that is still starting (530, 541).
+                refused = LoginRefused if arguments["reply_code"] == 403 else ConnectionFailed
+                raise refused(self._refusal(arguments))
             case _:
                 raise ConnectionFailed(f"expected the handshake to go on, got {event.name}")
 
@@ -163,6 +165,8 @@ class ServerHandshake:
         self.user = ""
         self.virtual_host = ""
         self.client_properties: dict[str, Any] = {}
+        self.mechanism = ""
+        """How the client has logged in."""
 
     @property
     def done(self) -> bool:
@@ -201,6 +205,7 @@ class ServerHandshake:
 
     def _on_start_ok(self, arguments: dict[str, Any]) -> None:
         self.client_properties = arguments["client_properties"]
+        self.mechanism = arguments["mechanism"]
         mechanism = arguments["mechanism"]
         user = None
         if mechanism in self._mechanisms.split():

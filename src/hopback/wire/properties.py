@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hopback.errors import ProtocolError
 from hopback.message import Properties
-from hopback.wire.tables import decode_entries, encode_entries
+from hopback.wire.tables import decode_entries, encode_entries, encode_further
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,9 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
     parts: list[bytes] = [b""]
     values = vars(properties)
     flags = _put_texts(values, _EARLY, parts)
-    if properties.headers or properties.opaque_headers:
-        entries = encode_entries(properties.headers) + properties.opaque_headers
+    if properties.headers or properties.further_headers:
+        # `opaque_headers` is not written: a broker may find in it what nobody here has read.
+        entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
         parts.append(_U32.pack(len(entries)) + entries)
         flags |= _HEADERS
     mode = default_mode if properties.delivery_mode is None else properties.delivery_mode
@@ -153,7 +154,11 @@ def _read_headers(raw: bytes, position: int, name: str, found: dict[str, Any]) -
     end = start + int(_U32.unpack_from(raw, position)[0])
     if end > len(raw):
         raise ProtocolError(f"expected {end - start} bytes of headers, got {len(raw) - start}")
-    found[name], found["opaque_headers"] = decode_entries(raw[start:end])
+    found[name], further, opaque = decode_entries(raw[start:end])
+    if further:
+        found["further_headers"] = further
+    if opaque:
+        found["opaque_headers"] = opaque
     return end
 
 
@@ -183,7 +188,14 @@ def canonical_properties(raw: bytes) -> bytes:
         properties = decode_properties(raw)
         ordered: Callable[[Any], Any] = _ordered
         found = {name: getattr(properties, name) for name in _NAMES}
-        return encode_properties(Properties(**{**found, "headers": ordered(properties.headers)}))
+        found["headers"] = ordered(properties.headers)
+        found["further_headers"] = tuple(
+            sorted(
+                ((name, ordered(value)) for name, value in properties.further_headers),
+                key=lambda entry: entry[0],
+            )
+        )
+        return encode_properties(Properties(**found))
     except ProtocolError:
         return raw
 

@@ -1,8 +1,8 @@
 """Field tables: values of `hopback.fields` to bytes and back, exactly, within limits.
 
 Every AMQP type has one Python type (see `hopback.fields`), so a table that is decoded and encoded
-again has the same bytes. Nesting deeper than `MAX_DEPTH` is refused both ways; sizes are bounded
-by the frame that carries the table.
+again has the same bytes. What is nested deeper than `MAX_DEPTH` is not written, and read as a
+`RawValue`; sizes are bounded by the frame that carries the table.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from hopback.fields import (
     Int32,
     LayeredHeaders,
     LongStr,
+    RawValue,
     SharedHeaders,
     Timestamp,
     UInt8,
     UInt16,
     UInt32,
     UInt64,
+    value_end,
 )
 
 if TYPE_CHECKING:
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import FieldValue, FurtherHeaders, Headers
 
 __all__ = [
     "MAX_DEPTH",
@@ -38,6 +40,7 @@ __all__ = [
     "decode_entries",
     "decode_table",
     "encode_entries",
+    "encode_further",
     "encode_table",
 ]
 
@@ -54,9 +57,14 @@ _Decoder: TypeAlias = "Callable[[bytes, int, int], tuple[FieldValue, int]]"
 
 
 class Entries(NamedTuple):
-    """The entries of a table: those that can be read, and the bytes of those that cannot."""
+    """The entries of a table, as many as can be told apart.
+
+    `further` are those that have no place in `headers`: their name stands there already, or is not
+    UTF-8. `opaque` is what is no entry: nobody knows what it says, so nobody may send it on as one.
+    """
 
     headers: dict[str, FieldValue]
+    further: FurtherHeaders
     opaque: bytes
 
 
@@ -67,6 +75,11 @@ def encode_table(table: Headers) -> bytes:
     """The table with its length prefix; ProtocolError names the value that has no AMQP form."""
     entries = encode_entries(table)
     return _pack_u32(len(entries)) + entries
+
+
+def encode_further(entries: FurtherHeaders) -> bytes:
+    """Entries that have no place in a mapping; see `Entries`."""
+    return b"".join(bytes((len(name),)) + name + _encode_value(value, 0) for name, value in entries)
 
 
 def encode_entries(table: Headers, depth: int = 0) -> bytes:
@@ -179,6 +192,7 @@ _ENCODERS: dict[type, _Encoder] = {
     tuple: _encode_array,
     bytes: _encode_bytes,
     LongStr: _encode_long,
+    RawValue: lambda value, _depth: bytes(value),  # type: ignore[arg-type]
     type(None): lambda _value, _depth: b"V",
     float: _encode_float,
     Float32: _fixed_encoder("f", "f"),
@@ -210,31 +224,77 @@ _FALLBACKS: tuple[tuple[type, _Encoder], ...] = (
 def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue], int]:
     """The table at `position` and where it ends; ProtocolError if any of it cannot be read."""
     raw, end = _sized(data, position)
-    headers, opaque = decode_entries(raw)
-    if opaque:
-        raise ProtocolError(f"expected a field table, got bytes that are none: {opaque[:40]!r}")
+    headers, further, opaque = decode_entries(raw)
+    if opaque or further or any(type(value) is RawValue for value in headers.values()):
+        raise ProtocolError(
+            f"expected a field table with each key once, at most {MAX_DEPTH} deep, got {raw[:40]!r}"
+        )
     return headers, end
 
 
 def decode_entries(raw: bytes) -> Entries:
-    """Read entries up to the first that cannot be read; the rest stays bytes. Never raises.
+    """Read every entry whose end can be told; from the first whose end cannot, bytes. Never raises.
 
-    A key that occurs twice keeps its first value; later ones stay bytes too, so nothing is lost.
+    A key that occurs twice keeps its first value in `headers`, as RabbitMQ looks it up.
     """
     headers: dict[str, FieldValue] = {}
-    position, opaque = 0, b""
-    while position < len(raw):
+    further: list[tuple[bytes, FieldValue]] = []
+    opaque: list[bytes] = []
+    position, size = 0, len(raw)
+    while position < size:
         start = position
         try:
             key, position = _entry_key(raw, position)
             value, position = _DECODERS[raw[position]](raw, position + 1, 0)
         except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
-            return Entries(headers, opaque + raw[start:])
+            position = _read_past(raw, start, headers, further, opaque)
+            continue
         if key in headers:
-            opaque += raw[start:position]
+            further.append((key.encode(), value))
         else:
             headers[key] = value
-    return Entries(headers, opaque)
+    return Entries(headers, tuple(further), b"".join(opaque))
+
+
+def _read_past(
+    raw: bytes,
+    start: int,
+    headers: dict[str, FieldValue],
+    further: list[tuple[bytes, FieldValue]],
+    opaque: list[bytes],
+) -> int:
+    """Take the entry at `start` as bytes and tell where it ends; the rest if that cannot be told."""
+    name_end = start + 1 + raw[start]
+    end = value_end(raw, name_end, len(raw))
+    if end is None:
+        opaque.append(raw[start:])
+        return len(raw)
+    name = raw[start + 1 : name_end]
+    try:
+        value = _value_or_raw(raw[name_end:end])
+    except ValueError:
+        # A broker would refuse it; and what stands in it, nobody knows.
+        opaque.append(raw[start:end])
+        return end
+    key = name.decode("utf-8", "surrogateescape")
+    if key in headers or not _is_text(key):
+        further.append((name, value))
+    else:
+        headers[key] = value
+    return end
+
+
+def _value_or_raw(raw: bytes) -> FieldValue:
+    """One value, as bytes where it is nested too deep or has a key twice; ValueError if it is none."""
+    try:
+        return _DECODERS[raw[0]](raw, 1, 0)[0]
+    except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
+        return RawValue(raw)
+
+
+def _is_text(key: str) -> bool:
+    """Whether the key was UTF-8: what was not, reads as surrogates."""
+    return key.isascii() or not any("\udc80" <= sign <= "\udcff" for sign in key)
 
 
 def _entry_key(raw: bytes, position: int) -> tuple[str, int]:

@@ -69,12 +69,18 @@ class Wire(asyncio.Protocol):
         self._heard = True
         self._reading = True
         on_event = self._owner.on_event
+        connection = self.connection
         try:
-            for event in self.connection.receive(data):
-                if isinstance(event, Violation):
-                    self.fail(event.error)
-                else:
-                    on_event(event)
+            while True:
+                for event in connection.receive(data):
+                    if isinstance(event, Violation):
+                        self.fail(event.error)
+                    else:
+                        on_event(event)
+                # Whoever does not listen now reads the rest when it listens again.
+                if self._deaf or not connection.unread:
+                    break
+                data = b""
         except ProtocolError as error:
             self.fail(error)
         finally:
@@ -131,11 +137,12 @@ class Wire(asyncio.Protocol):
             self._deaf = False
             self._heard = True
             self._transport.resume_reading()
+            if self.connection.unread:
+                self.data_received(b"")
 
     def fail(self, error: BrokerError) -> None:
         """End the connection because of `error`, after what is queued was written."""
-        if self._error is None:
-            self._error = error
+        self._error = self._error or error
         self.close()
 
     def close(self) -> None:
@@ -146,6 +153,18 @@ class Wire(asyncio.Protocol):
             self._transport.close()
             if self._linger is None:
                 self._linger = self._loop.call_later(_LINGER, self.abort)
+
+    def await_end(self, seconds: float) -> None:
+        """Everything is said: let the peer hang up, and end the connection if it does not in time.
+
+        A peer may still write what it had begun; were we to hang up first, it would see an error.
+        """
+        self._closing = True
+        self.flush()
+        for timer in (self._timer, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self._linger = self._loop.call_later(seconds, self.abort)
 
     def abort(self) -> None:
         """End the connection at once."""

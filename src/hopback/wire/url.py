@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from hopback.wire.credentials import Credentials, secret_from_environment, secret_from_file
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Address", "TlsOptions", "parse_url"]
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
+# Left over from a file or a terminal; dropped, as browsers do and `urlsplit` does.
+_LINE_ENDS = dict.fromkeys(map(ord, "\t\r\n"))
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]]*))(?::(?P<port>\d{1,5}))?")
 _OPTIONS = frozenset(
     {
@@ -106,11 +108,17 @@ def parse_url(url: str) -> Address:
 
 
 def _split(rest: str) -> tuple[str, str, str]:
-    """Authority, path and query; a slash in a password has to be percent-encoded."""
-    parts = urlsplit("//" + rest)
-    if parts.fragment:
+    """Authority, path and query; a slash in a password has to be percent-encoded.
+
+    Not by `urlsplit`: to it an authority is one host, and from Python 3.13 on it refuses a list of
+    hosts in which an IPv6 address is not the first.
+    """
+    before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
+    if fragment:
         raise ValueError("broker URL: expected no '#'; write it as %23")
-    return parts.netloc, parts.path, parts.query
+    place, _, query = before.partition("?")
+    authority, slash, path = place.partition("/")
+    return authority, slash + path, query
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:

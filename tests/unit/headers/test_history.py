@@ -36,6 +36,7 @@ def _headers() -> dict[str, FieldValue]:
         "hopback-attempts": 2,
         "hopback-snoozes": 1,
         "hopback-failure": failure_json(Failure("E", "m", first=1.0)),
+        "hopback-lineage": "a1b2",
         "hopback-redrives": 4,
         "hopback-redrive-job": "job-7",
         "hopback-origin-exchange": "x",
@@ -61,6 +62,7 @@ def test_a_history_is_everything_our_headers_tell() -> None:
         "attempts": 2,
         "snoozes": 1,
         "failure": Failure("E", "m", first=1.0),
+        "lineage": "a1b2",
         "redrives": 4,
         "redrive_job": "job-7",
         "origin_exchange": "x",
@@ -74,6 +76,7 @@ def test_counts_of_another_queue_are_not_ours() -> None:
     """A copy that reached another queue keeps its origin and re-drives and loses its counts."""
     found = read_history(_headers(), "audit")
     assert (found.attempts, found.snoozes, found.failure) == (0, 0, None)
+    assert found.lineage is None
     assert (found.redrives, found.origin_routing_key) == (4, "k")
 
 

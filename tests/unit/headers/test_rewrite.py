@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -224,7 +224,7 @@ def test_parking_gives_up_our_headers_then_the_deaths_then_itself() -> None:
 
 
 def test_a_size_is_what_the_wire_carries() -> None:
-    """Each property at its cost, the headers with what nobody could decode."""
+    """Each property at its cost, and every header that is written."""
     assert frame_size(Properties()) == 14
     assert frame_size(Properties(priority=1, delivery_mode=2, timestamp=3)) == 14 + 10
     texts = Properties(
@@ -233,16 +233,31 @@ def test_a_size_is_what_the_wire_carries() -> None:
     )  # fmt: skip
     assert frame_size(texts) == 14 + 9 * 2 + 3
     assert frame_size(Properties(headers={"k": "v"})) == 14 + 4 + 2 + 5 + 1
-    assert frame_size(Properties(opaque_headers=b"xyz")) == 14 + 4 + 3
+    assert frame_size(Properties(further_headers=((b"\xff", "v"),))) == 14 + 4 + 2 + 5 + 1
+    assert frame_size(Properties(opaque_headers=b"xyz")) == 14
 
 
 @pytest.mark.parametrize("write", [retry_properties, park_properties, redrive_properties])
-def test_headers_that_could_not_be_decoded_travel_on(
+def test_headers_that_could_not_be_read_travel_on_as_bytes(
     write: Callable[[Properties, Mark], Properties | None],
 ) -> None:
-    """A message with broken headers can still be moved."""
+    """A message with broken headers can still be moved, and at the next hop they are still there."""
     written = _written(write, Mark("q", 1), Properties(opaque_headers=b"\x01x"))
-    assert written.opaque_headers == b"\x01x"
+    again = _written(write, Mark("q", 2), written)
+    for each in (written, again):
+        assert each.opaque_headers == b""
+        assert each.headers["hopback-unread-headers"] == b"\x01x"
+
+
+def test_unread_headers_that_were_cut_stay_known_as_cut() -> None:
+    """The length that they had is told at every further hop."""
+    full = Properties(headers={"b": b"b" * 130_000}, opaque_headers=b"z" * 4000)
+    parked = _written(park_properties, Mark("q", 1), full)
+    assert parked.headers["hopback-unread-bytes"] == 4000
+    assert len(cast("bytes", parked.headers["hopback-unread-headers"])) < 1000
+    light = replace(parked, headers={k: v for k, v in parked.headers.items() if k != "b"})
+    again = _written(redrive_properties, Mark("q", 0), light)
+    assert again.headers["hopback-unread-bytes"] == 4000
 
 
 def test_a_job_name_is_cut_to_what_can_be_read_back() -> None:

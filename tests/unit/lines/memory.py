@@ -56,8 +56,13 @@ class MemoryServer(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Bytes from the client: understood now, answered in the loop's next turn."""
         self.writes += 1
-        for event in self.core.receive(bytes(data)):
-            self._on_event(event)
+        received = bytes(data)
+        while True:
+            for event in self.core.receive(received):
+                self._on_event(event)
+            if not self.core.unread:
+                break
+            received = b""
         asyncio.get_running_loop().call_soon(self.flush)
 
     def close(self) -> None:

@@ -1,10 +1,16 @@
-"""Reading what RabbitMQ says when two declarations differ."""
+"""Reading what RabbitMQ says when two declarations differ, and the one advice for it."""
 
 from __future__ import annotations
 
 import pytest
 
-from hopback.broker.declare import Difference, read_difference
+from hopback.broker.apply import live_plan
+from hopback.broker.declare import declare
+from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.simulator.management import EmbeddedManagement
+from hopback.errors import TopologyConflict
+from hopback.topology.model import Exchange, Queue, QueueType, Topology
 
 _START = "PRECONDITION_FAILED - inequivalent arg "
 
@@ -14,51 +20,99 @@ _START = "PRECONDITION_FAILED - inequivalent arg "
     [
         (
             "'x-message-ttl' for queue 'q' in vhost '/': received '5000' but current is '1000'",
-            Difference("queue", "q", "x-message-ttl", "5000", "1000"),
+            Inequivalent("queue", "q", "x-message-ttl", "5000", "1000"),
         ),
         (
             "'x-max-length' for queue 'q' in vhost 'v': received the value '5' of type 'long' "
             "but current is none",
-            Difference("queue", "q", "x-max-length", "5", "nothing"),
+            Inequivalent("queue", "q", "x-max-length", "5", None),
         ),
         (
             "'x-expires' for queue 'q' in vhost '/': received none but current is the value "
             "'60000' of type 'signedint'",
-            Difference("queue", "q", "x-expires", "nothing", "60000"),
+            Inequivalent("queue", "q", "x-expires", None, "60000"),
         ),
         (
             "'type' for exchange 'it's odd' in vhost '/': received 'topic' but current is 'direct'",
-            Difference("exchange", "it's odd", "type", "topic", "direct"),
+            Inequivalent("exchange", "it's odd", "type", "topic", "direct"),
         ),
     ],
 )
-def test_every_form_of_a_406_is_read(text: str, found: Difference) -> None:
+def test_every_form_of_a_406_is_read(text: str, found: Inequivalent) -> None:
     """Values with and without types, missing on either side, quotes in names."""
-    assert read_difference(_START + text) == found
+    assert read_inequivalent(_START + text) == found
 
 
 def test_other_texts_are_left_as_they_are() -> None:
-    """A 406 about something else is no difference of declarations."""
-    assert (
-        read_difference("PRECONDITION_FAILED - invalid arg 'x-message-ttl' for queue 'q'") is None
-    )
+    """A 406 about something else is no difference of declarations; its text is told."""
+    text = "PRECONDITION_FAILED - invalid arg 'x-message-ttl' for queue 'q'"
+    assert read_inequivalent(text) is None
+    assert text in str(difference_of(text, Queue("q")))
+
+
+_HARD = {
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": "d",
+    "x-overflow": "reject-publish",
+}
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("there", "desired", "words"),
     [
         (
-            Difference("queue", "q", "x-message-ttl", "5000", "1000"),
-            "queue 'q', x-message-ttl: declared 5000, the broker has 1000. Declare x-message-ttl = "
-            "1000, set the value by a policy, or recreate the queue.",
+            Queue("q", QueueType.QUORUM, arguments=_HARD),
+            Queue(
+                "q",
+                QueueType.QUORUM,
+                arguments={**_HARD, "x-dead-letter-strategy": "at-least-once"},
+            ),
+            "a policy with dead-letter-strategy",
         ),
         (
-            Difference("queue", "q", "x-max-priority", "5", "nothing"),
-            "queue 'q', x-max-priority: declared 5, the broker has nothing. Leave x-max-priority "
-            "out, or recreate the queue: it cannot be changed in place.",
+            Queue("q", arguments={"x-message-ttl": 5000}),
+            Queue("q", arguments={"x-message-ttl": 1000}),
+            "a policy with message-ttl: 1000",
         ),
+        (
+            Queue("q", arguments={"x-message-ttl": 1000}),
+            Queue("q", arguments={"x-message-ttl": 5000}),
+            "the smaller counts",
+        ),
+        (
+            Queue("q"),
+            Queue("q", arguments={"x-max-priority": 5}),
+            "it cannot change in place",
+        ),
+        (Exchange("x"), Exchange("x", "topic"), "delete the exchange"),
     ],
+    ids=["strategy", "shorter", "longer", "priority", "exchange"],
 )
-def test_a_difference_says_what_to_do(found: Difference, says: str) -> None:
-    """Argument, both values, and the ways out that there are for this argument."""
-    assert str(found) == says
+async def test_one_conflict_has_one_advice(
+    there: Queue | Exchange, desired: Queue | Exchange, words: str
+) -> None:
+    """Declaring, planning with and planning without the management API say the same."""
+
+    def holding(item: Queue | Exchange) -> Topology:
+        if isinstance(item, Queue):
+            return Topology("t", queues=(item,))
+        return Topology("t", exchanges=(item,))
+
+    broker = EmbeddedBroker()
+    connection = await broker.connect("test")
+    await declare(connection, holding(there))
+    wanted = holding(desired)
+    view = EmbeddedManagement(broker)
+    advices = [
+        plan.conflicts[0].differences[0].advice
+        for plan in (
+            await live_plan(wanted, connection, view, "/"),
+            await live_plan(wanted, connection, None, "/"),
+        )
+    ]
+    with pytest.raises(TopologyConflict) as refused:
+        await declare(connection, wanted)
+    assert advices[0] == advices[1]
+    assert words in advices[0]
+    assert advices[0] in str(refused.value)
+    await connection.close()

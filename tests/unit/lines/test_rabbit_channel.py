@@ -20,6 +20,7 @@ from hopback.errors import (
     Returned,
 )
 from hopback.message import Message, Properties
+from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue
 from tests.unit.lines.memory import MemoryServer, connect
 
@@ -184,6 +185,25 @@ async def test_room_waits_while_the_broker_blocks() -> None:
     server.send(0, "connection.unblocked")
     await asyncio.gather(*waits)
     assert told == [(True, "low on disk"), (False, "")]
+
+
+@in_virtual_time
+async def test_no_time_runs_out_while_the_broker_blocks() -> None:
+    """What it has not read it will read when its alarm is over; sent again it would be stored twice."""
+    server, connection = await connect()
+    channel = await connection.open_channel()
+    fate = channel.publish(Message("", "q", b"x"))
+    server.send(0, "connection.blocked", reason="low on memory")
+    await asyncio.sleep(100)
+    assert not fate.done()
+    server.send(0, "connection.unblocked")
+    await asyncio.sleep(20)
+    assert not fate.done()
+    server.send(1, "basic.ack", delivery_tag=1)
+    await fate
+    late = channel.publish(Message("", "q", b"y"))
+    with pytest.raises(ConfirmTimeout):
+        await late
 
 
 async def test_room_waits_while_the_socket_is_full() -> None:

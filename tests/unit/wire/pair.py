@@ -35,7 +35,12 @@ class Pair:
     def _carry(self, data: bytes, to: Connection) -> list[Event]:
         step = self.step or len(data) or 1
         pieces = [data[at : at + step] for at in range(0, len(data), step)]
-        return [event for piece in pieces for event in to.receive(piece)]
+        heard: list[Event] = []
+        for piece in pieces:
+            heard += to.receive(piece)
+            while to.unread:
+                heard += to.receive(b"")
+        return heard
 
     def heard_by_server(self) -> list[tuple[int, str, dict[str, Any]]]:
         """The control methods that reached the server since the last call."""

@@ -13,6 +13,7 @@ from hopback.wire import (
     Delivered,
     Got,
     Limits,
+    MethodReceived,
     Published,
     ReturnedMessage,
     Role,
@@ -143,7 +144,7 @@ def test_a_message_whose_properties_are_broken_can_still_be_read() -> None:
     pair.pump()
     (found,) = pair.seen_by_client
     assert isinstance(found, Delivered)
-    assert found.properties == Properties()
+    assert found.properties == Properties(opaque_headers=b"\x80\x00\x09abc")
     assert found.raw_properties == b"\x80\x00\x09abc"
 
 
@@ -293,10 +294,14 @@ def test_too_many_requests_at_once_are_refused() -> None:
 
 
 def test_a_channel_beyond_the_agreed_number_is_refused() -> None:
-    """channel_max holds for whoever opens."""
+    """channel_max is how many channels there may be, not the highest number of one."""
     pair = open_pair()
-    (found,) = pair.server.receive(_method("channel.open", channel=2048))
+    (found,) = pair.server.receive(_method("channel.open", channel=65_535))
+    assert isinstance(found, MethodReceived)
+    pair.server.tune(frame_max=131_072, channel_max=2)
+    (found,) = pair.server.receive(_method("channel.open", channel=2))
     assert isinstance(found, Violation)
+    assert found.code == 530
 
 
 def test_headers_beyond_one_frame_are_refused_by_the_sender() -> None:

@@ -56,15 +56,25 @@ def test_a_default_mode_fills_only_a_gap() -> None:
     assert decode_properties(chosen).delivery_mode == 1
 
 
-def test_unreadable_headers_travel_on_untouched() -> None:
-    """Header entries that nobody can read leave as the bytes they came as, ours beside them."""
+def test_unreadable_headers_are_kept_and_never_written() -> None:
+    """A broker could find in them what nobody here has read."""
     broken = b"\x01kz\x00"
     raw = b"\x20\x00" + len(broken).to_bytes(4, "big") + broken
     found = decode_properties(raw)
     assert (dict(found.headers), found.opaque_headers) == ({}, broken)
-    assert encode_properties(found) == raw
+    assert encode_properties(found) == encode_properties(Properties())
     ours = decode_properties(encode_properties(replace(found, headers={"hopback-attempts": 1})))
-    assert (dict(ours.headers), ours.opaque_headers) == ({"hopback-attempts": 1}, broken)
+    assert (dict(ours.headers), ours.opaque_headers) == ({"hopback-attempts": 1}, b"")
+
+
+def test_a_header_that_comes_twice_and_one_without_text_travel_on() -> None:
+    """What has no place in a mapping is written behind it, as it was."""
+    entries = b"\x01aV\x01at\x01\x01\xffV"
+    raw = b"\x20\x00" + len(entries).to_bytes(4, "big") + entries
+    found = decode_properties(raw)
+    assert dict(found.headers) == {"a": None}
+    assert found.further_headers == ((b"a", True), (b"\xff", None))
+    assert encode_properties(found) == raw
 
 
 def test_text_that_is_no_utf8_survives() -> None:

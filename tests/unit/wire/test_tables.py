@@ -16,6 +16,7 @@ from hopback.fields import (
     Int16,
     Int32,
     LongStr,
+    RawValue,
     Timestamp,
     UInt8,
     UInt16,
@@ -23,7 +24,13 @@ from hopback.fields import (
     UInt64,
     table_size,
 )
-from hopback.wire.tables import MAX_DEPTH, decode_entries, decode_table, encode_table
+from hopback.wire.tables import (
+    MAX_DEPTH,
+    decode_entries,
+    decode_table,
+    encode_entries,
+    encode_table,
+)
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -134,7 +141,7 @@ def _nested(depth: int, kind: type) -> FieldValue:
 
 @pytest.mark.parametrize("kind", [list, dict])
 def test_nesting_has_an_end_in_both_directions(kind: type) -> None:
-    """Tables and arrays may be 32 deep, and no deeper, written or read."""
+    """Tables and arrays may be 32 deep; what is deeper is not written, and read as it stands."""
     deepest = {"k": _nested(MAX_DEPTH, kind)}
     assert decode_table(encode_table(deepest))[0] == deepest
     with pytest.raises(ProtocolError, match="deep"):
@@ -143,15 +150,18 @@ def test_nesting_has_an_end_in_both_directions(kind: type) -> None:
     octet = b"F" if kind is dict else b"A"
     wrapped = inner if kind is dict else inner[2:]
     deeper = b"\x01k" + octet + len(wrapped).to_bytes(4, "big") + wrapped
-    assert decode_entries(deeper) == ({}, deeper)
+    headers, further, opaque = decode_entries(deeper + b"\x01aV")
+    assert (further, opaque) == ((), b"")
+    assert headers == {"k": RawValue(deeper[2:]), "a": None}
+    assert encode_entries(headers) == deeper + b"\x01aV"
 
 
 def test_a_hundred_thousand_levels_do_not_exhaust_the_stack() -> None:
-    """Hostile nesting is refused at its 33rd level."""
+    """Hostile nesting is not followed beyond its 33rd level, and is kept as it is."""
     raw = b""
     for _ in range(1000):
         raw = b"A" + len(raw).to_bytes(4, "big") + raw
-    assert decode_entries(b"\x01k" + raw).opaque == b"\x01k" + raw
+    assert decode_entries(b"\x01k" + raw).headers == {"k": raw}
 
 
 @pytest.mark.parametrize(
@@ -162,21 +172,62 @@ def test_a_hundred_thousand_levels_do_not_exhaust_the_stack() -> None:
         b"\x01kI\x00",
         b"\x01k",
         b"\x09k",
-        b"\x01\xffV",
-        b"\x01kF\x00\x00\x00\x06\x01aV\x01aV",
         b"\x01kA\xff\xff\xff\xff",
     ],
 )
-def test_what_cannot_be_read_stays_bytes(rest: bytes) -> None:
+def test_what_has_no_end_stays_bytes(rest: bytes) -> None:
     """Entries before the broken one are read; the broken one and all after it are kept as bytes."""
     good = encode_table({"good": 1})[4:]
-    assert decode_entries(good + rest) == ({"good": 1}, rest)
+    assert decode_entries(good + rest) == ({"good": 1}, (), rest)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"\x01kF\x00\x00\x00\x03\x01kz", b"\x01kA\x00\x00\x00\x01z", b"\x01kF\x00\x00\x00\x01\x09"],
+)
+def test_reading_goes_on_behind_a_broken_value_whose_end_is_known(broken: bytes) -> None:
+    """Nothing hides behind it; it is kept as bytes, because no broker would take it."""
+    good, more = encode_table({"good": 1})[4:], encode_table({"CC": ["vault"]})[4:]
+    found = decode_entries(good + broken + more)
+    assert found == ({"good": 1, "CC": ["vault"]}, (), broken)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"F\x00\x00\x00\x06\x01aV\x01aV",
+        b"F\x00\x00\x00\x03\x01\xffV",
+        b"A\x00\x00\x00\x08F\x00\x00\x00\x03\x01\xffV",
+    ],
+)
+def test_a_nested_table_that_no_mapping_can_hold_stays_as_it_is(odd: bytes) -> None:
+    """A key twice, or one that is no text: the value is carried as bytes, and what follows is read."""
+    found = decode_entries(b"\x01k" + odd + b"\x01aV")
+    assert (found.headers, found.opaque) == ({"k": RawValue(odd), "a": None}, b"")
+    assert encode_entries(found.headers) == b"\x01k" + odd + b"\x01aV"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"z", b"VV", b"S\x00\x00\x00\x09short", b"F\x00\x00\x00\x01k", b"A\x00\x00\x00\x01z"],
+)
+def test_only_a_value_from_end_to_end_is_carried_raw(raw: bytes) -> None:
+    """Whoever makes a raw value cannot break the frame that carries it."""
+    with pytest.raises(ValueError, match="from end to end"):
+        RawValue(raw)
+
+
+def test_the_texts_of_a_raw_array_can_be_told() -> None:
+    """Those that stand directly in it, beside what is nested; a table has none."""
+    deep = RawValue(b"A\x00\x00\x00\x0dS\x00\x00\x00\x05vaultVt\x01")
+    assert deep.texts() == ["vault"]
+    assert RawValue(b"F\x00\x00\x00\x00").texts() is None
 
 
 def test_a_key_that_comes_twice_loses_nothing() -> None:
-    """The first value counts; the second travels on beside it as bytes."""
+    """The first value counts, as in RabbitMQ; the second is told apart from it."""
     once, twice, after = b"\x01at\x01", b"\x01at\x00", b"\x01bV"
-    assert decode_entries(once + twice + after) == ({"a": True, "b": None}, twice)
+    assert decode_entries(once + twice + after) == ({"a": True, "b": None}, ((b"a", False),), b"")
 
 
 def test_a_strict_table_is_read_whole_or_not_at_all() -> None:

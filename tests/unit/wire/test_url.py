@@ -29,6 +29,9 @@ def _login(url: str) -> bytes:
         ("amqp://h/caf%C3%A9", (("h", 5672),), "café"),
         ("amqp://[::1]:5673/v", (("::1", 5673),), "v"),
         ("amqp://u:p@a,b:2,[::1]/v", (("a", 5672), ("b", 2), ("::1", 5672)), "v"),
+        ("amqp://a,[::1]:7?heartbeat=5", (("a", 5672), ("::1", 7)), "/"),
+        ("amqp://[::1],[::2]:7,b/v#", (("::1", 5672), ("::2", 7), ("b", 5672)), "v"),
+        ("amqp://h/v\n", (("h", 5672),), "v"),
     ],
 )
 def test_hosts_and_virtual_host(
@@ -47,6 +50,7 @@ def test_hosts_and_virtual_host(
         ("amqp://ann:@h", b"\0ann\0"),
         ("amqp://a%3Ab:c@h", b"\0a:b\0c"),
         ("amqp://ann:p@ss@h", b"\0ann\0p@ss"),
+        ("amqp://ann:p[ss@h,[::1]", b"\0ann\0p[ss"),
     ],
 )
 def test_user_and_password(url: str, login: bytes) -> None:
@@ -79,6 +83,9 @@ def test_tls_verifies_unless_told_otherwise() -> None:
         ("amqp://h:0", "port"),
         ("amqp://h:99999", "port"),
         ("amqp://h:port", "host"),
+        ("amqp://a,[::1/v", "host"),
+        ("amqp://a,::1/v", "host"),
+        ("amqp://h?x=1#y", "%23"),
         ("amqp://h/a/b", "%2F"),
         ("amqp://h?heartbeat=-1", "heartbeat"),
         ("amqp://h?heartbeat=x", "heartbeat"),

@@ -1,0 +1,47 @@
+"""Patterns of policies against Python's `re`, where both mean the same."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
+
+_ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\.", r"\d", "(?=a)", "(?!b)", "(?<=a)"])
+_REPEATS = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,2}", "{2,}", "*?"])
+_ANCHORS = st.sampled_from(["", "", "^", "$"])
+
+
+def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    repeated = st.builds("({}){}".format, inner, _REPEATS)
+    either = st.builds("({}|{})".format, inner, inner)
+    return st.lists(repeated | either | inner, min_size=1, max_size=3).map("".join)
+
+
+_PARTS = st.builds("{}{}".format, _ATOMS.filter(lambda one: not one.startswith("(")), _REPEATS)
+_PATTERNS = st.builds(
+    "{}{}{}".format, _ANCHORS, st.recursive(_PARTS | _ATOMS, _larger, max_leaves=6), _ANCHORS
+)
+
+
+@given(_PATTERNS, st.text("ab.1", max_size=8))
+def test_it_finds_what_trying_every_way_finds(pattern: str, name: str) -> None:
+    """Whether it is evaluated by sets of places, or written anew for `re`."""
+    assert pattern_flaw(pattern) is None
+    assert pattern_matches(pattern, name) is (re.search(pattern, name) is not None)
+
+
+@given(st.text(max_size=40), st.text(max_size=20))
+def test_any_text_is_a_pattern_or_has_a_flaw(pattern: str, name: str) -> None:
+    """Nothing raises; an answer is given exactly where the pattern is evaluated."""
+    answer = pattern_matches(pattern, name)
+    assert (answer is None) is (pattern_flaw(pattern) is not None)
+
+
+@given(st.text("()[]{}^$.*+?|\\\\,-:=!<>aAbdQEwx01i", max_size=30), st.text("ab.1", max_size=8))
+def test_hostile_punctuation_does_no_harm(pattern: str, name: str) -> None:
+    """The same for what looks like patterns; few enough steps for names so short."""
+    answer = pattern_matches(pattern, name)
+    assert answer is None or pattern_flaw(pattern) is None
