@@ -16,6 +16,8 @@
 #    a requeue costs a quorum queue one of its deliveries, a classic queue nothing.
 # 6. What cannot carry its count cannot be retried by publish: it is parked. What cannot even be
 #    published into the dead-letter queue is rejected if that leads there, else kept unsettled.
+# 7. What has headers that cannot be read is parked by its first failure or snooze: its count may be
+#    among them.
 #
 # The first matching rule holds; nothing outside this file adds an exception to them.
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["decide"]
 
 _V4_0 = BrokerVersion(4, 0)
+_UNREAD = "its headers cannot be read, so its attempts cannot be counted"
 _NO_ROOM = "its headers leave no room for the count of attempts"
 
 
@@ -97,9 +100,16 @@ class _Case:
         """Whether this run was the last that the plan allows."""
         return self.attempt >= self.plan.attempts
 
+    @property
+    def unread(self) -> bool:
+        """Whether it has headers that cannot be read."""
+        return bool(self.delivery.properties.opaque_headers)
+
 
 def _retry(case: _Case, reason: str, after: float | None) -> Decision:
     tiers = case.plan.tiers
+    if case.unread:
+        return _park(case, f"{reason} ({_UNREAD})")
     if case.exhausted or not tiers:
         return _park(case, reason)
     tier = (
@@ -112,6 +122,8 @@ def _retry(case: _Case, reason: str, after: float | None) -> Decision:
 
 def _snooze(case: _Case, delay: float, chance: float) -> Decision:
     plan, seconds = case.plan, _seconds(delay)
+    if case.unread:
+        return _park(case, f"not due yet ({_UNREAD})")
     if plan.snooze_exhausts and case.exhausted:
         return _park(case, "not due yet, and no attempt is left")
     if plan.snooze is not None:

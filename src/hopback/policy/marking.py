@@ -30,12 +30,16 @@ _TEXT_BYTES = 1024
 
 
 class Occasion(NamedTuple):
-    """What the world adds to a decision: the time, the host, the exception, the HTTP status."""
+    """What the world adds to a decision: the time, the host, the exception, the HTTP status.
+
+    `lineage` is a text that nobody else draws, for a message that fails for the first time.
+    """
 
     now: float
     host: str = ""
     failure: Failure | None = None
     status: int | None = None
+    lineage: str | None = None
 
 
 def count_mark(delivery: Delivery, plan: Plan, attempt: int, *, counted: bool) -> Mark:
@@ -54,7 +58,10 @@ def retry_mark(decision: Retry, delivery: Delivery, plan: Plan, occasion: Occasi
     """Everything written on a message that leaves for retry; a snooze keeps the last failure."""
     counts = count_mark(delivery, plan, decision.attempt, counted=decision.counted)
     failure = _failure(decision, delivery, plan, occasion) if decision.counted else None
-    return _completed(counts, plan.retry_stamps, failure, (decision, delivery, plan, occasion))
+    known = read_history(delivery.properties.headers, plan.queue).lineage
+    first = occasion.lineage if decision.counted else None
+    marked = replace(counts, lineage=known or first)
+    return _completed(marked, plan.retry_stamps, failure, (decision, delivery, plan, occasion))
 
 
 def park_mark(decision: Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
@@ -67,7 +74,7 @@ def park_mark(decision: Park, delivery: Delivery, plan: Plan, occasion: Occasion
 
 def _failure(decision: Retry | Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Failure:
     """The record of this failure, with the time of the first one in this queue."""
-    now, host, failure, _ = occasion
+    now, host, failure = occasion[:3]
     before = read_history(delivery.properties.headers, plan.queue).failure
     return replace(
         failure or failure_from_reason(decision.reason),
@@ -107,7 +114,7 @@ def _completed(
 def _facts(
     queue: str, origin: tuple[str, str], decision: Retry | Park, occasion: Occasion
 ) -> Mapping[Fact, FieldValue]:
-    now, _, failure, status = occasion
+    now, _, failure, status, _ = occasion
     error = None if failure is None else clipped(failure.message or failure.type, _TEXT_BYTES)
     return {
         Fact.NOW: timestamp(now),

@@ -153,7 +153,11 @@ class Redriver:
 
     def _is_plain(self, properties: Properties) -> bool:
         headers = properties.headers
-        if properties.user_id is not None or properties.opaque_headers:
+        if (
+            properties.user_id is not None
+            or properties.further_headers
+            or properties.opaque_headers
+        ):
             return False
         if headers and not (self._careful.isdisjoint(headers) and _are_harmless(headers)):
             return False

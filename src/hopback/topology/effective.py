@@ -7,12 +7,11 @@ some settings of a quorum queue the policy.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hopback.topology.model import Exchange, Queue, QueueType
+from hopback.topology.policy_pattern import pattern_matches
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -61,24 +60,17 @@ _APPLY_TO = {
 _APPLY_TO_EXCHANGES = frozenset({"all", "exchanges"})
 
 
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """The pattern, or None for one that cannot be read: it matches nothing."""
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        return None
-
-
-def _matches(policy: Policy, name: str) -> bool:
-    pattern = _compiled(policy.pattern)
-    return pattern is not None and pattern.search(name) is not None
-
-
 def matching_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> tuple[Policy, ...]:
-    """The policies whose pattern and kind fit, the one that applies first."""
+    """The policies whose pattern and kind fit, the one that applies first.
+
+    One whose pattern is not evaluated is not among them; `check` reports it.
+    """
     kinds = _APPLY_TO[target.type] if isinstance(target, Queue) else _APPLY_TO_EXCHANGES
-    fitting = [each for each in policies if each.apply_to in kinds and _matches(each, target.name)]
+    fitting = [
+        each
+        for each in policies
+        if each.apply_to in kinds and pattern_matches(each.pattern, target.name)
+    ]
     return tuple(sorted(fitting, key=lambda each: -each.priority))
 
 

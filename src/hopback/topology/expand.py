@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DELIVERY_LIMIT",
     "NO_DELIVERY_LIMIT",
+    "SHADOW",
     "dead_lettering",
     "dead_letters_park",
     "harden",
@@ -46,11 +47,11 @@ __all__ = [
 ]
 
 DELIVERY_LIMIT = 200
-"""How often a hardened main queue hands a message out before it parks it.
+"""How often a message may come back to a hardened main queue: at its 201st delivery it is parked.
 
-A crash costs every prefetched message one delivery, also those that did nothing wrong; this is
-far more than the crashes that innocents can meet, and still ends the loop of a message that
-kills its consumer.
+A crash costs every prefetched message one delivery, also those that did nothing wrong. What came back
+twice is handled apart from the others (`policy.quarantine`), so this is far more than the crashes that
+innocents can meet, and still ends the loop of a message that kills its consumer.
 """
 
 NO_DELIVERY_LIMIT = 1_000_000_000
@@ -58,6 +59,12 @@ NO_DELIVERY_LIMIT = 1_000_000_000
 
 From RabbitMQ 4.0 on, silence means a limit of 20; -1 lifts it there, but 3.10 takes -1 as 0 and
 deletes at the first requeue. A number that nobody reaches means the same to all of them.
+"""
+
+SHADOW = ".migrating"
+"""What the name of a shadow queue ends with: it keeps a queue's messages while that is replaced.
+
+As long as `NAME.migrating` exists, nobody but the migration creates `NAME`.
 """
 
 

@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hopback.fields import FieldValue, Headers
     from hopback.topology.plan import Plan
 
@@ -21,6 +23,7 @@ __all__ = [
     "QueueType",
     "Topology",
     "freeze",
+    "joined",
 ]
 
 _EMPTY: Headers = MappingProxyType({})
@@ -146,3 +149,32 @@ class Topology:
     def plan(self, queue: str) -> Plan | None:
         """The failure plan of that queue, if it has one."""
         return next((plan for plan in self.plans if plan.queue == queue), None)
+
+
+def joined(topologies: Iterable[Topology]) -> Topology:
+    """Several topologies as one; of two objects of one name the first counts.
+
+    By name or equality, not by hash: arguments are mappings and have none.
+    """
+    several = tuple(topologies)
+    exchanges: dict[str, Exchange] = {}
+    queues: dict[str, Queue] = {}
+    plans: dict[str, Plan] = {}
+    policies: dict[str, Policy] = {}
+    bindings: list[Binding] = []
+    for topology in reversed(several):
+        exchanges |= {exchange.name: exchange for exchange in topology.exchanges}
+        queues |= {queue.name: queue for queue in topology.queues}
+        plans |= {plan.queue: plan for plan in topology.plans}
+        policies |= {policy.name: policy for policy in topology.policies}
+    for topology in several:
+        bindings += [each for each in topology.bindings if each not in bindings]
+    return Topology(
+        name=" ".join(topology.name for topology in several) or "nothing",
+        exchanges=tuple(exchanges.values()),
+        queues=tuple(queues.values()),
+        bindings=tuple(bindings),
+        plans=tuple(plans.values()),
+        policies=tuple(policies.values()),
+        unconsumed=frozenset().union(*(topology.unconsumed for topology in several)),
+    )

@@ -92,7 +92,7 @@ class RoutingTable:
     only a plugin knows is taken to reach everything bound to it.
     """
 
-    __slots__ = ("_alternates", "_by_headers", "_matchers", "_memo", "_own")
+    __slots__ = ("_alternates", "_bound", "_by_headers", "_matchers", "_memo", "_own")
 
     def __init__(
         self, exchanges: Iterable[Exchange], queues: Iterable[str], bindings: Iterable[Binding]
@@ -100,6 +100,7 @@ class RoutingTable:
         declared = {exchange.name: exchange for exchange in exchanges if exchange.name}
         self._own = {name: (name,) for name in queues}
         bound = _by_source(bindings, declared, self._own)
+        self._bound = {name: frozenset(map(_destination, bound[name])) for name in declared}
         self._alternates = {name: _alternate(each) for name, each in declared.items()}
         self._matchers = {name: _matcher(each, bound[name]) for name, each in declared.items()}
         self._by_headers = self._depending_on_headers(declared, bound)
@@ -127,6 +128,35 @@ class RoutingTable:
         if exchange:
             return self._walk(exchange, routing_keys, headers)
         return tuple(sorted({key for key in routing_keys if key in self._own}))
+
+    def reachable(self, exchange: str, routing_key: str) -> tuple[str, ...] | None:
+        """The queues that a publish can reach, whatever its headers; None for a missing exchange."""
+        if exchange and exchange not in self._matchers:
+            return None
+        if exchange not in self._by_headers:
+            return self.route(exchange, routing_key)
+        return self._all_behind((exchange,))
+
+    def beside(self, queues: Iterable[str]) -> tuple[str, ...]:
+        """The queues that a publish can reach which also reaches one of these, by any exchange and key."""
+        leading = {
+            name for name in self._matchers if not set(queues).isdisjoint(self._all_behind((name,)))
+        }
+        return self._all_behind(leading)
+
+    def _all_behind(self, exchanges: Iterable[str]) -> tuple[str, ...]:
+        """Every queue that is bound to one of these, over exchanges in between and alternates."""
+        seen, queues = set(exchanges), set[str]()
+        waiting = list(seen)
+        while waiting:
+            source = waiting.pop()
+            for name, is_exchange in (*self._bound[source], *self._instead(source)):
+                if not is_exchange:
+                    queues.add(name)
+                elif name not in seen:
+                    seen.add(name)
+                    waiting.append(name)
+        return tuple(sorted(queues))
 
     def _remember(self, exchange: str, routing_key: str, queues: tuple[str, ...]) -> None:
         """Keep the answer unless headers have a part in it; start anew when the memo is full."""

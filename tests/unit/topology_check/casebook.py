@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.topology.model import Binding, Exchange, Policy, Topology
+from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
 from hopback.topology.plan import Leave
 from tests.unit.topology_check.building import (
     classic,
     live,
+    loop,
     retry_loop_plan,
 )
 
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Case",
     "dead_letters",
+    "fanned_out",
     "planned",
     "policed",
     "reject_plan",
+    "replace_retry",
     "returning",
     "two_waits",
+    "with_parameters",
 ]
 
 
@@ -53,6 +57,39 @@ def reject_plan(topology: Topology, *, attempts: int = 3) -> Topology:
 def policed(*policies: Policy) -> Topology:
     """Two queues under these policies."""
     return replace(live(classic("a"), classic("b")), policies=policies)
+
+
+def fanned_out(*bound: str) -> Topology:
+    """`q`, whose dead letters go by the fanout `failed` to these queues; `billing` is another's."""
+    return replace(
+        loop(classic("q", dead_letter_exchange="failed"), classic("billing")),
+        exchanges=(Exchange("failed", "fanout"),),
+        bindings=tuple(Binding("failed", queue) for queue in bound),
+    )
+
+
+def replace_retry(**arguments: FieldValue) -> Queue:
+    """The retry queue of a loop with more arguments."""
+    return classic(
+        "q.retry",
+        message_ttl=1000,
+        dead_letter_exchange="",
+        dead_letter_routing_key="q",
+        **arguments,
+    )
+
+
+def with_parameters(topology: Topology, *entries: tuple[str, str, dict[str, object]]) -> Topology:
+    """The topology with runtime parameters, given as component, name and value."""
+    return replace(
+        topology,
+        foreign={
+            "parameters": [
+                {"component": component, "name": name, "value": value}
+                for component, name, value in entries
+            ]
+        },
+    )
 
 
 def two_waits(*, chained: bool) -> Topology:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopback.topology.model import Binding, Exchange, Policy, Queue
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
 from hopback.topology.plan import Leave, Parking
 from tests.unit.topology_check.building import (
     classic,
@@ -75,6 +75,14 @@ DECLARING = (
         "shared by `a` and `b`",
     ),
     Case(
+        "dead-letter-queue-is-stream",
+        with_queue(sound(), Queue("orders.dlq", QueueType.STREAM)),
+        sound(),
+        "warning",
+        "queue `orders.dlq`",
+        "nothing can be taken out of it",
+    ),
+    Case(
         "queue-without-plan",
         with_queue(sound(), quorum("invoices")),
         replace(with_queue(sound(), quorum("invoices")), unconsumed=frozenset({"invoices"})),
@@ -120,6 +128,14 @@ DECLARING = (
         "error",
         "binding `gone` → `nobody` (``)",
         "source `gone` and destination `nobody`",
+    ),
+    Case(
+        "order-lost-by-retry",
+        edited(sound(), "orders", single_active_consumer=True),
+        edited(sound(), "orders.dlq", single_active_consumer=True),
+        "info",
+        "queue `orders`",
+        "comes back behind those that followed it",
     ),
     Case(
         "overflow-deletes",
@@ -175,6 +191,14 @@ DECLARING = (
         "warning",
         "queue `q.dlq`",
         "Not durable",
+    ),
+    Case(
+        "transient-queue",
+        live(Queue("q", durable=False)),
+        live(Queue("q", durable=False, exclusive=True)),
+        "warning",
+        "queue `q`",
+        "A restart of its node deletes it",
     ),
     Case(
         "classic-queue",
@@ -245,6 +269,28 @@ DECLARING = (
         "`spar` does not exist",
     ),
     Case(
+        "alternate-exchange-catches-nothing",
+        live(
+            exchanges=(Exchange("x", arguments={"alternate-exchange": "spare"}), Exchange("spare"))
+        ),
+        live(
+            classic("unrouted"),
+            exchanges=(Exchange("x", arguments={"alternate-exchange": "spare"}), Exchange("spare")),
+            unrouted="spare",
+        ),
+        "warning",
+        "exchange `x`",
+        "`spare` leads to no queue",
+    ),
+    Case(
+        "delayed-exchange",
+        live(exchanges=(Exchange("later", "x-delayed-message"),)),
+        live(exchanges=(Exchange("later", "direct"),)),
+        "warning",
+        "exchange `later`",
+        "lives on one node",
+    ),
+    Case(
         "policy-shadowed",
         policed(
             Policy("ttl", "^a", {"message-ttl": 5}, priority=1), Policy("all", ".*", {"expires": 9})
@@ -272,6 +318,14 @@ DECLARING = (
         "error",
         "policy `p`",
         '`mesage-ttl` is unknown (did you mean "message-ttl"?)',
+    ),
+    Case(
+        "policy-pattern-not-evaluated",
+        policed(Policy("p", "^a++", {"message-ttl": 5})),
+        policed(Policy("p", "^(a+)+", {"message-ttl": 5})),
+        "warning",
+        "policy `p`",
+        "possessive repetition is not evaluated",
     ),
 )
 """In the order of the rules."""

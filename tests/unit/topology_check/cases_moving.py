@@ -17,8 +17,10 @@ from tests.unit.topology_check.building import (
 from tests.unit.topology_check.casebook import (
     Case,
     dead_letters,
+    fanned_out,
     planned,
     reject_plan,
+    replace_retry,
     returning,
     two_waits,
 )
@@ -55,6 +57,14 @@ MOVING = (
         "warning",
         "queue `q`",
         "takes the key `b`",
+    ),
+    Case(
+        "dead-letters-reach-others",
+        fanned_out("q.retry", "billing"),
+        fanned_out("q.retry"),
+        "warning",
+        "queue `q`",
+        "Through exchange `failed` its dead letters reach queue `q.retry` and queue `billing` as",
     ),
     Case(
         "at-most-once",
@@ -219,6 +229,14 @@ MOVING = (
         "warning",
         "queue `orders.retry.1s`",
         "before their wait is over",
+    ),
+    Case(
+        "retry-queue-with-priorities",
+        loop(None, replace_retry(max_priority=5)),
+        loop(max_priority=5),
+        "warning",
+        "queue `q.retry`",
+        "waits behind every later one of a higher priority",
     ),
 )
 """In the order of the rules."""

@@ -13,9 +13,10 @@ from tests.unit.topology_check.building import (
 )
 from tests.unit.topology_check.casebook import Case, planned
 from tests.unit.topology_check.cases_declaring import DECLARING
+from tests.unit.topology_check.cases_links import LINKS
 from tests.unit.topology_check.cases_moving import MOVING
 
-CASES = (*MOVING, *DECLARING)
+CASES = (*MOVING, *DECLARING, *LINKS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)

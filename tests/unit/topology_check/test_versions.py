@@ -21,6 +21,7 @@ from tests.unit.topology_check.building import (
     rules,
     sound,
 )
+from tests.unit.topology_check.casebook import with_parameters
 
 DEFAULT_LIMIT = edited(sound(), "orders.dlq", delivery_limit=None)
 QUORUM_LOOP = loop(quorum("q", dead_letter_exchange="", dead_letter_routing_key="q.retry"))
@@ -82,8 +83,25 @@ QUORUM_LOOP = loop(quorum("q", dead_letter_exchange="", dead_letter_routing_key=
         ),
         (
             live(Queue("q", durable=False)),
-            "argument-refused",
+            "transient-queue",
+            ("warning",) * 6,
+        ),
+        (
+            live(Queue("q", durable=False, auto_delete=True)),
+            "transient-queue",
             (None, None, None, None, "warning", "warning"),
+        ),
+        (
+            live(classic("q", queue_mode="lazy")),
+            "argument-ignored",
+            (None, "info", "info", "info", "info", "info"),
+        ),
+        (
+            with_parameters(
+                live(quorum("q", delivery_limit=5)), ("shovel", "s", {"src-queue": "q"})
+            ),
+            "shovel-empties-quorum-queue",
+            (*["error"] * 4, None, "error"),
         ),
     ],
 )

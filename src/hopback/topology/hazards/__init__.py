@@ -5,6 +5,7 @@ from __future__ import annotations
 from hopback.topology.hazards import (
     deadlettering,
     declarations,
+    links,
     loops,
     losses,
     names,
@@ -26,5 +27,6 @@ RULES = (
     *names.RULES,
     *declarations.RULES,
     *policies.RULES,
+    *links.RULES,
 )
 """Every rule, in the order of the reference page."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.hazards.phrases import HARDENED, listed, named, queue_place
 from hopback.topology.hazards.rule import Rule, Sighting, errors, warnings
-from hopback.topology.hazards.scene import text
+from hopback.topology.hazards.scene import seems_resting, text
 from hopback.topology.model import QueueType
 from hopback.topology.wording import did_you_mean
 
@@ -132,10 +132,45 @@ def _into_stream(scene: Scene) -> Iterator[Sighting]:
             )
 
 
+def _reaching_others(scene: Scene) -> Iterator[Sighting]:
+    """Dead letters of a consumed queue that reach more than the one queue they are meant for."""
+    parked = {plan.parking.queue for plan in scene.plans.values()}
+    for leg in scene.legs.values():
+        for together in leg.at_once if leg.source in scene.mains else ():
+            reached = [name for name in together if scene.queues[name].type is not QueueType.STREAM]
+            meant = [
+                name
+                for name in reached
+                if name in scene.waiting
+                or name in parked
+                or (name in scene.resting and seems_resting(name))
+            ]
+            strangers = [name for name in reached if name not in meant and name != leg.source]
+            if meant and strangers:
+                what = (
+                    f"{queue_place(*meant)} and {queue_place(*strangers)} as well: consumers that"
+                    " have not failed get every message that failed here"
+                )
+            elif len(reached) > 1:
+                what = (
+                    f"{queue_place(*reached)} at the same time: there is a copy in each, and each"
+                    " is handled again or re-driven on its own, to whatever queue that one leads"
+                )
+            else:
+                continue
+            yield Sighting(
+                queue_place(leg.source),
+                f"Through exchange {named(leg.exchange)} its dead letters reach {what}.",
+                "Give the queue a dead-letter exchange or a routing key of its own that leads to"
+                " one queue only.",
+            )
+
+
 RULES = (
     Rule("dead-letter-exchange-missing", errors(), _exchange_missing),
     Rule("dead-letter-unroutable", errors(), _unroutable),
     Rule("dead-letter-partly-unroutable", warnings(), _partly_unroutable),
+    Rule("dead-letters-reach-others", warnings(), _reaching_others),
     Rule("at-most-once", warnings(), _at_most_once),
     Rule("at-least-once-falls-back", errors(), _falls_back),
     Rule("dead-letter-into-stream", errors(before="3.12"), _into_stream),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.capabilities import ARGUMENTS_OF, QUEUE_ARGUMENTS
 from hopback.topology.hazards.phrases import exchange_place, named, queue_place
-from hopback.topology.hazards.rule import Rule, Sighting, Verdict, errors, warnings
+from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.wording import did_you_mean, shown
 
@@ -39,6 +39,9 @@ def _ignored(scene: Scene) -> Iterator[Sighting]:
             if name not in QUEUE_ARGUMENTS and name not in _HARMLESS:
                 hint = did_you_mean(name, QUEUE_ARGUMENTS)
                 yield _without_effect(queue_place(queue.name), name, hint, warnings())
+            elif name == "x-queue-mode" and queue.type is QueueType.CLASSIC:
+                later = (Verdict.of(Severity.INFO, "3.12"),)
+                yield _without_effect(queue_place(queue.name), name, "", later)
             elif name in _KNOWN_SINCE and name in ARGUMENTS_OF[queue.type]:
                 older = warnings(before=_KNOWN_SINCE[name])
                 yield _without_effect(queue_place(queue.name), name, "", older)
@@ -99,9 +102,6 @@ def _by_version(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
         yield problem, errors(since="4.3")
     if classic and queue.arguments.get("x-queue-version") == 1:
         yield "`x-queue-version: 1` no longer exists on this broker", errors(since="4.3")
-    if classic and not queue.durable and not queue.exclusive:
-        problem = "A queue that is neither durable nor exclusive is no longer allowed by default"
-        yield problem, warnings(since="4.3")
 
 
 def _by_nature(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
@@ -141,10 +141,68 @@ def _alternate(scene: Scene) -> Iterator[Sighting]:
             )
 
 
+def _catches_nothing(scene: Scene) -> Iterator[Sighting]:
+    """Alternate exchanges that exist and lead to no queue, or round in a circle."""
+    for exchange in scene.topology.exchanges:
+        chain = _chain(scene, exchange.name)
+        if len(chain) > 1 and not any(_leads_to_a_queue(scene, name) for name in chain[1:]):
+            circle = (
+                " and the way leads back to where it began" if len(set(chain)) < len(chain) else ""
+            )
+            yield Sighting(
+                exchange_place(exchange.name),
+                f"Its alternate exchange {named(chain[1])} leads to no queue{circle}: what no"
+                " binding takes is returned to a publisher that asks, and dropped otherwise.",
+                f"Bind a queue to {named(chain[1])}, or take the alternate exchange away.",
+            )
+
+
+def _chain(scene: Scene, name: str) -> list[str]:
+    """An exchange, its alternate exchange and so on; ends at one that was there already."""
+    chain = [name]
+    while len(set(chain)) == len(chain):
+        exchange = scene.exchanges.get(chain[-1])
+        alternate = exchange.arguments.get("alternate-exchange") if exchange else None
+        if not isinstance(alternate, str) or alternate not in scene.exchanges:
+            break
+        chain.append(alternate)
+    return chain
+
+
+def _leads_to_a_queue(scene: Scene, name: str) -> bool:
+    """Whether some binding of the exchange, or of one bound to it, has a queue at its end."""
+    found, waiting = {name}, [name]
+    while waiting:
+        source = waiting.pop()
+        for binding in scene.topology.bindings:
+            if binding.source == source and not binding.to_exchange:
+                return True
+            if binding.source == source and binding.destination not in found:
+                found.add(binding.destination)
+                waiting.append(binding.destination)
+    return False
+
+
+def _delayed(scene: Scene) -> Iterator[Sighting]:
+    for exchange in scene.topology.exchanges:
+        if exchange.type == "x-delayed-message":
+            yield Sighting(
+                exchange_place(exchange.name),
+                "What this exchange holds back lives on one node, in no queue: nothing shows or"
+                " counts it, it is lost with the node or when the plugin is switched off, and"
+                " unroutable messages are dropped even if the publisher asked for them back. The"
+                " plugin is archived.",
+                "Use one queue with a time to live for each delay; on 4.3 quorum queues have"
+                " delayed retries of their own.",
+            )
+
+
 RULES = (
     Rule("argument-ignored", warnings(), _ignored),
     Rule("argument-refused", errors(), _refused),
     Rule("overflow-unsupported", warnings(), _overflow),
     Rule("alternate-exchange-missing", warnings(), _alternate),
+    Rule("alternate-exchange-catches-nothing", warnings(), _catches_nothing),
+    Rule("delayed-exchange", warnings(), _delayed),
 )
 """What can be wrong with what is declared."""

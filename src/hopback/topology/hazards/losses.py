@@ -131,6 +131,28 @@ def _is_short_lived(queue: Queue) -> bool:
     return queue.exclusive or queue.auto_delete or not queue.durable
 
 
+def _transient(scene: Scene) -> Iterator[Sighting]:
+    """Queues that are not durable; those that have to do with failure are short-lived as well."""
+    involved = set(scene.involved)
+    for queue in scene.queues.values():
+        if queue.durable or queue.exclusive or queue.type is not QueueType.CLASSIC:
+            continue
+        lost = queue.name not in involved and not queue.auto_delete
+        yield Sighting(
+            queue_place(queue.name),
+            f"The queue is not durable.{_LOST_AT_RESTART if lost else ''} RabbitMQ is giving up"
+            " transient queues: from 4.3 on a declaration is refused unless the broker is told to"
+            " permit it.",
+            "Declare it durable, or exclusive if it belongs to one connection.",
+            () if lost else warnings(since="4.3"),
+        )
+
+
+_LOST_AT_RESTART = (
+    " A restart of its node deletes it with every message in it, persistent ones too."
+)
+
+
 def _classic(scene: Scene) -> Iterator[Sighting]:
     found = [
         name
@@ -157,6 +179,7 @@ RULES = (
     Rule("first-return-deletes", errors(), _removed_at_once),
     Rule("queue-expires", errors(), _queue_vanishes),
     Rule("short-lived", warnings(), _short_lived),
+    Rule("transient-queue", warnings(), _transient),
     Rule("classic-queue", warnings(), _classic),
 )
 """How a queue loses what it holds."""

@@ -131,11 +131,24 @@ def _shared(scene: Scene) -> Iterator[Sighting]:
             )
 
 
+def _stream(scene: Scene) -> Iterator[Sighting]:
+    for queue in _resting(scene):
+        if queue.type is QueueType.STREAM:
+            yield Sighting(
+                queue_place(queue.name),
+                "This dead-letter queue is a stream: nothing can be taken out of it, so a re-drive"
+                " would send the same messages again each time, and what its retention"
+                " (`x-max-age`, `x-max-length-bytes`) removes is gone unseen.",
+                "Use a quorum queue; let a stream have copies at most.",
+            )
+
+
 RULES = (
     Rule("dead-letters-expire", errors(), _expiring),
     Rule("dead-letter-queue-limited", errors(), _limited),
     Rule("dead-letters-move-on", warnings(), _leaving),
     Rule("looking-deletes", _LOOKING, _looking),
     Rule("dead-letter-queue-shared", infos(), _shared),
+    Rule("dead-letter-queue-is-stream", warnings(), _stream),
 )
 """What can go wrong where messages should rest."""

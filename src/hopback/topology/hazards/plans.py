@@ -31,7 +31,7 @@ def _missing(scene: Scene) -> Iterator[Sighting]:
         if queue.name not in scene.plans and queue.type is not QueueType.STREAM
     ]
     if not scene.plans:
-        yield from _unknown_plans(bare)
+        yield from _unknown_plans([name for name in bare if name not in scene.topology.unconsumed])
         return
     for name in bare:
         if name not in scene.topology.unconsumed:
@@ -45,13 +45,13 @@ def _missing(scene: Scene) -> Iterator[Sighting]:
 
 
 def _unknown_plans(bare: list[str]) -> Iterator[Sighting]:
-    """On a live broker nobody knows plans: say so once."""
+    """A live broker, a definitions file or a file of `pattern = "none"` has no plans: say so once."""
     if bare:
         yield Sighting(
             THE_TOPOLOGY,
             "No failure plans are known here, so what is said of retries and dead-letter queues"
             " comes from how the queues dead-letter, and from their names.",
-            "Check the topology's own file to have its plans looked at as well.",
+            "Give consumed queues a plan in a topology file, and check that file.",
             infos(),
         )
 
@@ -162,11 +162,28 @@ def _dangling(scene: Scene) -> Iterator[Sighting]:
             )
 
 
+def _order(scene: Scene) -> Iterator[Sighting]:
+    """Queues that let one consumer work at a time, and retries that come back later."""
+    retried = {plan.queue for plan in scene.plans.values() if plan.tiers}
+    retried |= {loop.main for loop in scene.loops}
+    for name in sorted(retried & scene.queues.keys()):
+        if scene.queues[name].arguments.get("x-single-active-consumer") is True:
+            yield Sighting(
+                queue_place(name),
+                "One consumer at a time (`x-single-active-consumer`) keeps the order of messages,"
+                " but one that fails waits in a retry queue and comes back behind those that"
+                " followed it.",
+                "If the order matters, let a failure hold the queue up or park what follows it;"
+                " else the argument is not needed.",
+            )
+
+
 RULES = (
     Rule("queue-without-plan", errors(), _missing),
     Rule("plan-leads-nowhere", errors(), _broken_ways),
     Rule("reject-deletes", errors(), _reject_deletes),
     Rule("unreachable-queue", warnings(), _unreachable),
     Rule("dangling-binding", errors(), _dangling),
+    Rule("order-lost-by-retry", infos(), _order),
 )
 """What can be wrong with plans and with what connects queues."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from hopback.topology.capabilities import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
 from hopback.topology.effective import matching_policies
 from hopback.topology.hazards.phrases import listed, named, policy_place, queue_place
 from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, infos, warnings
+from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 from hopback.topology.wording import did_you_mean, shown
 from hopback.version import BrokerVersion
 
@@ -48,7 +48,11 @@ def _unmatched(scene: Scene) -> Iterator[Sighting]:
     targets = (*scene.declared.queues, *scene.declared.exchanges)
     used = {id(each) for target in targets for each in matching_policies(target, _all(scene))}
     for policy in _all(scene):
-        if id(policy) not in used and _readable(policy.pattern) and policy.apply_to in APPLY_TO:
+        if (
+            id(policy) not in used
+            and not pattern_flaw(policy.pattern)
+            and policy.apply_to in APPLY_TO
+        ):
             yield Sighting(
                 policy_place(policy.name),
                 f"Its pattern {named(policy.pattern)} matches no queue or exchange declared here.",
@@ -60,12 +64,24 @@ def _all(scene: Scene) -> tuple[Policy, ...]:
     return scene.declared.policies
 
 
-def _readable(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True
+def _not_evaluated(scene: Scene) -> Iterator[Sighting]:
+    targets: tuple[Queue | Exchange, ...]
+    targets = (*scene.declared.queues, *scene.declared.exchanges)
+    names = [target.name for target in targets]
+    for policy in _all(scene):
+        flaw = pattern_flaw(policy.pattern)
+        if flaw is not None and flaw.refused:
+            continue
+        unknown = [name for name in names if pattern_matches(policy.pattern, name) is None]
+        if flaw is None and not unknown:
+            continue
+        why = flaw or f"it takes too many steps for {listed(unknown)}"
+        yield Sighting(
+            policy_place(policy.name),
+            f"The pattern {named(policy.pattern)} is not evaluated here: {why}. The policy is"
+            " taken to apply to nothing, so what it sets is unknown to every other check.",
+            "Write a plainer pattern: text, classes, groups, alternatives and repetition.",
+        )
 
 
 def _refused(scene: Scene) -> Iterator[Sighting]:
@@ -81,8 +97,9 @@ def _refused(scene: Scene) -> Iterator[Sighting]:
 
 
 def _problems(policy: Policy) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
-    if not _readable(policy.pattern):
-        yield f"The pattern {named(policy.pattern)} is no regular expression", errors()
+    flaw = pattern_flaw(policy.pattern)
+    if flaw is not None and flaw.refused:
+        yield f"The pattern {named(policy.pattern)} is no regular expression: {flaw}", errors()
     if policy.apply_to not in APPLY_TO:
         hint = did_you_mean(policy.apply_to, APPLY_TO)
         yield f"It applies to {named(policy.apply_to)}, which no broker knows{hint}", errors()
@@ -117,5 +134,6 @@ RULES = (
     Rule("policy-shadowed", warnings(), _shadowed),
     Rule("policy-unmatched", infos(), _unmatched),
     Rule("policy-refused", errors(), _refused),
+    Rule("policy-pattern-not-evaluated", warnings(), _not_evaluated),
 )
 """What can be wrong with policies."""

@@ -206,6 +206,18 @@ def _discards(scene: Scene, queue: Queue) -> bool:
     return limited(queue) and fed and queue.type is QueueType.CLASSIC
 
 
+def _with_priorities(scene: Scene) -> Iterator[Sighting]:
+    for queue in scene.queues.values():
+        if queue.name in scene.waiting and number(queue, "x-max-priority") is not None:
+            yield Sighting(
+                queue_place(queue.name),
+                "A retry queue with priorities (`x-max-priority`): messages expire at the head"
+                " only, so one of low priority waits behind every later one of a higher priority,"
+                " far longer than its delay.",
+                "Take `x-max-priority` away; messages keep their priority for the main queue.",
+            )
+
+
 RULES = (
     Rule("retry-without-ttl", errors(), _without_ttl),
     Rule("retry-without-return", errors(), _without_return),
@@ -213,5 +225,6 @@ RULES = (
     Rule("mixed-delays", warnings(), _mixed),
     Rule("retry-reaches-others", warnings(), _reaches_others),
     Rule("retry-queue-limited", warnings(), _limited),
+    Rule("retry-queue-with-priorities", warnings(), _with_priorities),
 )
 """What can go wrong while a message waits."""

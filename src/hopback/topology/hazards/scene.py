@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
 from hopback.topology.hazards.arrivals import arrivals, pass_on
 from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
+from hopback.topology.parameters import operator_policies
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Leg:
     lost_keys: tuple[str, ...] = ()
     safe: bool = False
     """Whether the broker keeps the message until its next queue has it."""
+    at_once: tuple[tuple[str, ...], ...] = ()
+    """The queues that one message reaches together, for each key that leads to more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Scene:
     def __init__(self, topology: Topology, version: BrokerVersion | None = None) -> None:
         self.declared = topology
         self.version = version
-        self.topology = effective_topology(topology, version)
+        self.topology = _overruled(effective_topology(topology, version), version)
         self.queues = {queue.name: queue for queue in self.topology.queues}
         self.plans = {plan.queue: plan for plan in topology.plans}
 
@@ -173,6 +176,9 @@ class Scene:
             targets=tuple(sorted({target for targets in routed.values() for target in targets})),
             lost_keys=tuple(sorted(each for each, targets in routed.items() if not targets)),
             safe=_at_least_once(self.queues[source]),
+            at_once=tuple(
+                sorted({tuple(sorted(set(to))) for to in routed.values() if len(set(to)) > 1})
+            ),
         )
 
     def targets(self, queue: str) -> tuple[str, ...]:
@@ -274,6 +280,13 @@ class Scene:
         if value is None:
             return Limit(DEFAULT_DELIVERY_LIMIT, by_default=True)
         return Limit(value) if value >= 0 else None
+
+
+def _overruled(topology: Topology, version: BrokerVersion | None) -> Topology:
+    """The topology with the policies of operators laid over it, where the smaller value wins."""
+    operators = operator_policies(topology)
+    ruled = effective_topology(replace(topology, policies=operators), version)
+    return replace(ruled, policies=topology.policies)
 
 
 def _at_least_once(queue: Queue) -> bool:

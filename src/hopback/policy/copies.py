@@ -1,0 +1,76 @@
+"""Second copies: which deliveries are copies of a message whose run has ended already.
+
+A retry is stored before the delivery that failed is acked. If the process, its line or the broker dies
+in between there are two copies of one message, and each would run all attempts that are left.
+"""
+
+# A copy may be dropped only if the other one has ended: its handler was done with it, or the broker has
+# confirmed its next home. Whatever that home is, it holds the message; whether the ack arrived is not
+# asked, for if it did not, the delivery that comes back is itself such a copy.
+#
+# That two deliveries are copies is known by their lineage alone: a text drawn at the first failure and
+# carried on by every retry. Id and body do not tell: a producer may send two messages with the same of
+# both, and both are to run. So nothing is known of a message at its first attempt, nor of one without id.
+# Whoever has seen nothing end drops nothing: another copy that waits or runs may be the last to live.
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from hopback.headers import names, read_history
+from hopback.policy.attempts import attempt_of
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.topology.plan import Plan
+
+__all__ = ["EndedRuns", "may_be_copy", "token_of"]
+
+_NAME = names.LINEAGE.encode()
+
+
+def may_be_copy(delivery: Delivery) -> bool:
+    """Whether it has a lineage: asked for every message, so decided by its bytes if they are at hand."""
+    raw: bytes | None = getattr(delivery, "raw_properties", None)
+    if raw is not None:
+        return _NAME in raw
+    return names.LINEAGE in delivery.properties.headers
+
+
+def token_of(delivery: Delivery, plan: Plan) -> bytes | None:
+    """What only copies of one message before the same attempt share; None if that cannot be told."""
+    properties = delivery.properties
+    known = read_history(properties.headers, plan.queue)
+    lineage, attempt = known.lineage, attempt_of(delivery, plan)
+    if not lineage or not properties.message_id or attempt == 1:
+        return None
+    job = known.redrive_job
+    parts = (lineage, properties.message_id, attempt, known.snoozes, known.redrives, job)
+    digest = hashlib.sha256(repr((plan.queue, *parts)).encode("utf-8", "backslashreplace"))
+    digest.update(delivery.body)
+    return digest.digest()
+
+
+class EndedRuns:
+    """The runs of one queue that this process saw end: the newest of them, forgotten oldest first."""
+
+    __slots__ = ("_most", "_tokens")
+
+    def __init__(self, most: int = 10_000) -> None:
+        # 10,000 tokens take about 1 MB. What has been forgotten runs again: a copy, never a loss.
+        self._most = most
+        self._tokens: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, token: bytes) -> bool:
+        return token in self._tokens
+
+    def add(self, token: bytes) -> None:
+        """Remember that this run has ended, as the most recent one."""
+        self._tokens.pop(token, None)
+        self._tokens[token] = None
+        if len(self._tokens) > self._most:
+            del self._tokens[next(iter(self._tokens))]

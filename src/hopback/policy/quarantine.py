@@ -1,0 +1,73 @@
+"""Messages that may kill the process: which ones are suspected, and what is done about them."""
+
+# A message that ends the process takes along whatever else was in its hands: all of it comes back, and a
+# quorum queue counts it closer to its delivery limit. So:
+#
+# 1. A message that came back twice is suspected. Once is ordinary: a deploy, a restart of the broker and a
+#    broken line each return a whole window, and none of them says anything about a message.
+# 2. What is suspected runs while nothing else of its queue is in hand and nothing of the process runs; of
+#    several queues' suspected messages, the one that came back least often goes first.
+# 3. It is parked when the process has died three times while it ran alone. No header can tell that: a
+#    message comes back in the same way whether it was being handled or waited, whether the process died or
+#    its line broke. Only who outlives the process has seen it.
+# 4. Where the broker itself takes a failed message round (reject loops), or a snooze gives it back, messages
+#    come back by design, and nothing is suspected; nor in classic queues, which do not count.
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from hopback.headers import counter_in, identity, read_history
+from hopback.policy.attempts import attempt_of
+from hopback.policy.outcome import Park
+from hopback.topology.plan import Leave
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.topology.plan import Plan
+
+__all__ = ["DEADLY", "can_suspect", "deadly", "is_suspected", "returns_of", "suspect_token"]
+
+_ORDINARY_RETURNS = 1
+DEADLY = 3
+"""Deaths that convict: one may be the kernel's choice, two an operator's hand."""
+
+
+def can_suspect(plan: Plan) -> bool:
+    """Whether messages of this queue come back only when something broke."""
+    return plan.leave is Leave.PUBLISH and plan.snooze is None
+
+
+def returns_of(delivery: Delivery) -> int:
+    """How often it came back; the count of the broker is believed only beside its flag."""
+    return (
+        counter_in(delivery.properties.headers, "x-delivery-count") if delivery.redelivered else 0
+    )
+
+
+def is_suspected(delivery: Delivery) -> bool:
+    """Whether it came back too often."""
+    return returns_of(delivery) > _ORDINARY_RETURNS
+
+
+def suspect_token(delivery: Delivery, plan: Plan) -> str:
+    """What is the same whenever this message comes back, and another once it was retried or re-driven."""
+    known = read_history(delivery.properties.headers, plan.queue)
+    parts = (
+        plan.queue,
+        identity(delivery),
+        attempt_of(delivery, plan),
+        known.snoozes,
+        known.redrives,
+    )
+    digest = hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace"))
+    digest.update(delivery.body)
+    return digest.hexdigest()[:32]
+
+
+def deadly(deaths: int) -> Park | None:
+    """The outcome of a message at whose side the process died so often; None while it may run."""
+    if deaths < DEADLY:
+        return None
+    return Park(f"the process died {deaths} times while this message alone was being handled")

@@ -1,0 +1,55 @@
+"""Several topologies as one, and where a publish can arrive."""
+
+from __future__ import annotations
+
+from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology, joined
+from hopback.topology.routing import RoutingTable
+
+_FIRST = Topology(
+    "first",
+    (Exchange("x", "topic"),),
+    (Queue("q", arguments={"x-expires": 1}),),
+    (Binding("x", "q", "a"),),
+    policies=(Policy("p", "^q$", {"expires": 1}),),
+)
+_SECOND = Topology(
+    "second",
+    (Exchange("x", "fanout"), Exchange("y", "headers")),
+    (Queue("q"), Queue("r")),
+    (Binding("x", "q", "a"), Binding("y", "r", arguments={"x-match": "all", "k": 1})),
+)
+
+
+def test_of_two_of_one_name_the_first_counts() -> None:
+    """Bindings stand once, whatever mappings their arguments are."""
+    whole = joined([_FIRST, _SECOND])
+    assert {one.name: one.type for one in whole.exchanges} == {"x": "topic", "y": "headers"}
+    assert whole.queue("q") == _FIRST.queue("q")
+    assert whole.queue("r") is not None
+    assert whole.bindings == (*_FIRST.bindings, _SECOND.bindings[1])
+    assert whole.policies == _FIRST.policies
+    assert joined([]).name == "nothing"
+
+
+def test_where_a_publish_can_arrive() -> None:
+    """By headers it may arrive anywhere; a missing exchange is no place at all."""
+    table = RoutingTable(
+        (
+            Exchange("y", "headers", arguments={"alternate-exchange": "z"}),
+            Exchange("z", "fanout"),
+            Exchange("w", "direct"),
+        ),
+        ("r", "s", "t"),
+        (
+            Binding("y", "r", arguments={"x-match": "all", "k": 1}),
+            Binding("z", "s"),
+            Binding("z", "y", to_exchange=True),
+            Binding("w", "t", "k"),
+        ),
+    )
+    assert table.reachable("y", "whatever") == ("r", "s")
+    assert table.reachable("w", "k") == ("t",)
+    assert table.reachable("", "t") == ("t",)
+    assert table.reachable("missing", "k") is None
+    assert table.beside(["s"]) == ("r", "s")
+    assert table.beside([]) == ()

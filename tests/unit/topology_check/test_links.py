@@ -1,0 +1,58 @@
+"""Shovels, federation and alternate exchanges whose way leads over an exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from tests.unit.topology_check.building import classic, found, live, sound
+from tests.unit.topology_check.casebook import with_parameters
+
+
+def test_a_shovel_that_publishes_to_an_exchange_is_followed_to_its_queues() -> None:
+    """By exchange and key a dead letter comes back to the consumer as it does by queue."""
+    value: dict[str, object] = {"dest-exchange": "", "dest-exchange-key": "orders"}
+    topology = with_parameters(sound(), ("shovel", "mover", {"src-queue": "orders.dlq", **value}))
+    (finding,) = found(topology, "shovel-drains-failures")
+    assert "comes back from queue `orders`" in finding.explanation
+
+
+def test_a_federated_exchange_of_dead_letters_is_found() -> None:
+    """The exchange that dead letters go through belongs to failures, as their queue does."""
+    topology = replace(
+        live(classic("orders", dead_letter_exchange="dead"), classic("kept")),
+        exchanges=(Exchange("dead", "fanout"),),
+        bindings=(Binding("dead", "kept"),),
+        policies=(Policy("fed", "^dead$", {"federation-upstream-set": "all"}),),
+    )
+    (finding,) = found(topology, "failures-federated")
+    assert "It federates exchange `dead`" in finding.explanation
+
+
+def test_an_alternate_exchange_may_reach_its_queue_over_another_exchange() -> None:
+    """What is bound to it by way of an exchange catches, too."""
+    topology = replace(
+        live(classic("kept")),
+        exchanges=(
+            Exchange("events", "topic", arguments={"alternate-exchange": "lost"}),
+            Exchange("lost", "fanout"),
+            Exchange("found", "fanout"),
+        ),
+        bindings=(Binding("lost", "found", to_exchange=True), Binding("found", "kept")),
+    )
+    assert found(topology, "alternate-exchange-catches-nothing") == []
+
+
+def test_a_stream_beside_the_dead_letter_queue_is_no_other_consumer() -> None:
+    """A copy in a stream is read, not handled again."""
+    topology = Topology(
+        "shop",
+        exchanges=(Exchange("dead", "fanout"),),
+        queues=(
+            classic("orders", dead_letter_exchange="dead"),
+            classic("orders.dlq"),
+            Queue("log", QueueType.STREAM),
+        ),
+        bindings=(Binding("dead", "orders.dlq"), Binding("dead", "log")),
+    )
+    assert found(topology, "dead-letters-reach-others") == []
