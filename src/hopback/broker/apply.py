@@ -1,4 +1,4 @@
-"""Carrying out a plan: create what is missing, replace only what was named and holds nothing.
+"""Carrying out a plan: create what is missing, replace only what was named and is not in use.
 
 Every step is safe to repeat; an interruption anywhere is mended by planning and applying again.
 """
@@ -10,8 +10,11 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 from hopback.broker.apply_plan import ApplyPlan, AtRisk, Offer, Step, plan, plan_from_diff
-from hopback.broker.policies import lifted_limits
-from hopback.broker.probe import depth, probe, refused_argument
+from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness
+from hopback.broker.inequivalent import difference_of
+from hopback.broker.limits import restore_limits
+from hopback.broker.migrate import immovable, migration, replace_queues
+from hopback.broker.probe import depth, probe
 from hopback.errors import PreconditionFailed, TopologyConflict, UnsafeOperation
 from hopback.topology.diff import Kind
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
@@ -19,8 +22,8 @@ from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from hopback.broker.management import Management
-    from hopback.broker.policies import LiftedLimit
+    from hopback.broker.limits import PolicyLedger
+    from hopback.broker.migrate import Replacement
     from hopback.broker.port import Channel, Connection
     from hopback.topology.diff import Conflict
     from hopback.topology.model import Topology
@@ -47,7 +50,7 @@ class Applied:
 
 
 async def live_plan(
-    desired: Topology, connection: Connection, management: Management | None, vhost: str
+    desired: Topology, connection: Connection, management: PolicyLedger | None, vhost: str
 ) -> ApplyPlan:
     """Read the broker and compare; over AMQP alone where there is no management API."""
     version = connection.version
@@ -65,7 +68,7 @@ async def live_plan(
 
 
 async def _risk(
-    queue: str, connection: Connection, management: Management | None, vhost: str
+    queue: str, connection: Connection, management: PolicyLedger | None, vhost: str
 ) -> AtRisk:
     """What is in the queue: exact where AMQP can tell, by the management API where it cannot."""
     state = await depth(connection, queue)
@@ -80,67 +83,75 @@ async def _risk(
 async def apply(
     planned: ApplyPlan,
     connection: Connection,
-    management: Management | None = None,
+    management: PolicyLedger | None = None,
     *,
     vhost: str = "/",
     replace: Collection[str] = (),
     skip_conflicts: bool = False,
     take_offers: bool = False,
     on_done: Callable[[str], object] = lambda _: None,
+    watch_s: float = WATCH_S,
+    patience_s: float = PATIENCE_S,
 ) -> Applied:
     """Carry the plan out.
 
     Conflicts refuse the whole (TopologyConflict) unless each is named in `replace` or they are to
     be skipped. A queue is replaced only if it is classic, empty and unused; otherwise
-    UnsafeOperation names what is at risk, before anything was changed.
+    UnsafeOperation names what is at risk, before anything was changed. It is replaced as a
+    migration replaces it, so an interruption loses nothing: named again, it is finished.
     """
     left = tuple(one for one in planned.conflicts if one.name not in replace)
     if left and not skip_conflicts:
         raise TopologyConflict(_conflicts_text(left))
     replaced = [one for one in planned.conflicts if one.name in replace]
     _refuse_unsafe(planned, replaced)
+    queues = _replacements(planned, replace)
+    emptiness = None
+    if queues:
+        emptiness = Emptiness(
+            connection,
+            management,
+            vhost,
+            plans=planned.desired.plans,
+            watch_s=watch_s,
+            patience_s=patience_s,
+            on_wait=on_done,
+        )
     offered = _offered(planned) if take_offers else ()
     channel = await connection.open_channel()
     work = _Work(channel, management, vhost, on_done)
     try:
-        await _carry_out((*offered, *planned.steps), planned, replaced, work)
+        names = {one.queue.name for one in queues}
+        steps = (*offered, *planned.steps)
+        late = [step for step in steps if _leads_into(step, names)]
+        # Ways out first; then the replacements; bindings into a replaced queue after it is there.
+        for step in steps:
+            if step not in late:
+                await work.create(step)
+        for conflict in replaced:
+            if isinstance(conflict.desired, Policy):
+                await work.replace_policy(conflict.desired)
+        if emptiness is not None:
+            await replace_queues(connection, queues, emptiness, on_done)
+            work.tell(*(f"replaced queue {one.queue.name}" for one in queues))
+        for step in late:
+            await work.create(step)
     finally:
         await channel.close()
     return Applied(tuple(work.done), left)
 
 
-async def _carry_out(
-    steps: Collection[Step], planned: ApplyPlan, replaced: Collection[Conflict], work: _Work
-) -> None:
-    """Ways out first; then the replacements; bindings into a replaced queue after it is there."""
-    names = {conflict.name for conflict in replaced if conflict.kind is Kind.QUEUE}
-    late = [step for step in steps if _leads_into(step, names)]
-    for step in steps:
-        if step not in late:
-            await work.create(step)
-    for conflict in replaced:
-        await work.replace(conflict, (planned.bindings_of or {}).get(conflict.name, ()))
-    for step in late:
-        await work.create(step)
+def _replacements(planned: ApplyPlan, named: Collection[str]) -> tuple[Replacement, ...]:
+    """The named queues that differ, or whose replacement was interrupted."""
+    if planned.live is None:
+        return ()
+    found = migration(planned.desired, planned.live).replacements
+    return tuple(one for one in found if one.queue.name in named)
 
 
 def _leads_into(step: Step, queues: Collection[str]) -> bool:
     item = step.item
     return isinstance(item, Binding) and not item.to_exchange and item.destination in queues
-
-
-async def restore_limits(
-    management: Management, vhost: str, queues: Collection[str] | None = None
-) -> tuple[LiftedLimit, ...]:
-    """Take back the policies by which Hopback lifted delivery limits, all or those of `queues`.
-
-    The policy that was in force before is in force again from then on. Returns what was taken.
-    """
-    found = lifted_limits(await management.policies(vhost))
-    taken = tuple(limit for limit in found if queues is None or limit.queue in queues)
-    for limit in taken:
-        await management.delete_policy(vhost, limit.policy.name)
-    return taken
 
 
 def _offered(planned: ApplyPlan) -> tuple[Step, ...]:
@@ -157,7 +168,7 @@ def _conflicts_text(left: Collection[Conflict]) -> str:
 
 def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
     """Say everything that forbids a replacement before the first change."""
-    if replaced and planned.bindings_of is None:
+    if replaced and planned.live is None:
         raise UnsafeOperation(
             "nothing was changed: without the management API the bindings of a queue cannot be "
             "read, so they could not be made again after it was replaced"
@@ -183,6 +194,8 @@ def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
                 f"exchange {conflict.name}: while it is missing, publishes fail and dead letters "
                 "sent to it are dropped; create one under another name and move the bindings"
             )
+        case Queue() as queue if why := immovable(queue):
+            return f"queue {queue.name}: it {why}"
         case Queue(type=QueueType.CLASSIC):
             if risk is None:
                 return f"queue {conflict.name}: nobody counted what is in it"
@@ -201,7 +214,7 @@ class _Work:
     def __init__(
         self,
         channel: Channel,
-        management: Management | None,
+        management: PolicyLedger | None,
         vhost: str,
         on_done: Callable[[str], object],
     ) -> None:
@@ -216,9 +229,10 @@ class _Work:
         try:
             await self._create(step.item)
         except PreconditionFailed as refusal:
-            found = refused_argument(refusal.text)
+            item = step.item if isinstance(step.item, Exchange | Queue) else None
+            found = difference_of(refusal.text, item)
             raise TopologyConflict(f"{step.kind} {step.name}: {found}") from refusal
-        self._tell(f"created {step}" if step.kind is not Kind.POLICY else f"set {step}")
+        self.tell(f"created {step}" if step.kind is not Kind.POLICY else f"set {step}")
 
     async def _create(self, item: Exchange | Queue | Binding | Policy) -> None:
         match item:
@@ -238,28 +252,13 @@ class _Work:
             )
         await self._management.put_policy(self._vhost, policy)
 
-    async def replace(self, conflict: Conflict, bindings: Collection[Binding]) -> None:
-        """Put the desired object in the place of the other."""
-        match conflict.desired:
-            case Policy() as policy:
-                await self._set(policy)
-            case Queue() as queue:
-                await self._replace_queue(queue, bindings)
-        self._tell(f"replaced {conflict.kind} {conflict.name}")
+    async def replace_policy(self, policy: Policy) -> None:
+        """Set it in place of the one of the same name; it takes effect at once."""
+        await self._set(policy)
+        self.tell(f"replaced policy {policy.name}")
 
-    async def _replace_queue(self, queue: Queue, bindings: Collection[Binding]) -> None:
-        """Delete only if empty and unused, in one act of the broker, and make it again."""
-        try:
-            await self._channel.delete_queue(queue.name, if_unused=True, if_empty=True)
-        except PreconditionFailed as refusal:
-            raise UnsafeOperation(
-                f"queue {queue.name} was not replaced, because it is not empty or has consumers: "
-                f"{refusal.text}"
-            ) from refusal
-        await self._channel.declare_queue(queue)
-        for binding in bindings:
-            await self._channel.bind(binding)
-
-    def _tell(self, text: str) -> None:
-        self.done.append(text)
-        self._on_done(text)
+    def tell(self, *texts: str) -> None:
+        """Keep account of what was done."""
+        for text in texts:
+            self.done.append(text)
+            self._on_done(text)

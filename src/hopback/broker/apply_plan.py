@@ -8,7 +8,6 @@ Whatever is missing after an interruption is simply created by the next run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.broker.policies import (
@@ -19,6 +18,7 @@ from hopback.broker.policies import (
     lifting,
 )
 from hopback.topology.diff import Diff, Kind, diff
+from hopback.topology.expand import SHADOW
 from hopback.topology.model import Binding, Policy, Topology
 from hopback.topology.plan import Leave
 from hopback.topology.roles import Role, queue_roles
@@ -88,8 +88,8 @@ class ApplyPlan:
     """Everything that lies between the desired topology and the broker.
 
     `steps` are carried out by `apply`, `offers` only on request, `conflicts` never by themselves.
-    `bindings_of` keeps the live bindings of each conflicting queue, to be made again after it;
-    None where they could not be read.
+    `live` is what the broker has, with the bindings that a replaced queue must keep; None where it
+    could not be read.
     """
 
     version: BrokerVersion
@@ -98,9 +98,8 @@ class ApplyPlan:
     offers: tuple[Offer, ...] = ()
     at_risk: tuple[AtRisk, ...] = ()
     notes: tuple[str, ...] = ()
-    bindings_of: Mapping[str, tuple[Binding, ...]] | None = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    desired: Topology = field(default_factory=lambda: Topology("nothing"))
+    live: Topology | None = None
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
@@ -108,9 +107,14 @@ class ApplyPlan:
         return self.diff.conflict
 
     @property
+    def interrupted(self) -> tuple[str, ...]:
+        """The desired queues whose replacement was begun and not finished."""
+        return () if self.live is None else _interrupted(self.desired, self.live)
+
+    @property
     def settled(self) -> bool:
         """Whether there is nothing to do and nothing in the way."""
-        return not self.steps and not self.conflicts
+        return not self.steps and not self.conflicts and not self.interrupted
 
 
 def plan(
@@ -129,7 +133,13 @@ def plan(
         steps=_ordered(desired, (*map(_step, found.create), *limits)),
         offers=tuple(_offers(desired, live, version)),
         at_risk=tuple(risk for risk in at_risk if risk.queue in replaced),
-        bindings_of=MappingProxyType({name: _bindings(live, name) for name in replaced}),
+        notes=tuple(
+            f"{name}{SHADOW} is there: a replacement of {name} was interrupted, and messages may be"
+            f" in it. Finish it with --replace {name}."
+            for name in _interrupted(desired, live)
+        ),
+        desired=desired,
+        live=live,
     )
 
 
@@ -144,7 +154,7 @@ def plan_from_diff(
         steps=_ordered(desired, tuple(map(_blind_step, creatable))),
         at_risk=at_risk,
         notes=tuple(_blind_notes(desired, version)),
-        bindings_of=None,
+        desired=desired,
     )
 
 
@@ -157,12 +167,8 @@ def _blind_step(entry: Entry) -> Step:
     return Step(entry.kind, entry.name, entry.item, why)
 
 
-def _bindings(live: Topology, queue: str) -> tuple[Binding, ...]:
-    return tuple(
-        binding
-        for binding in live.bindings
-        if binding.destination == queue and not binding.to_exchange
-    )
+def _interrupted(desired: Topology, live: Topology) -> tuple[str, ...]:
+    return tuple(q.name for q in desired.queues if live.queue(q.name + SHADOW) is not None)
 
 
 def _ordered(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:

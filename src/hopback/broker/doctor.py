@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.policies import lifted_limits
 from hopback.broker.version_notices import Notice, flag_notices, version_notices
 from hopback.errors import ManagementError, ManagementRefused
 from hopback.topology.check import Finding, Severity, check
+from hopback.topology.effective import effective_topology
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     from hopback.broker.management import Alarm, FeatureFlag, Management, Overview, QueueReading
     from hopback.broker.policies import LiftedLimit
@@ -84,17 +85,22 @@ async def examine(
     flags = await _permitted(management.feature_flags(), ())
     readings = await management.queues(vhost)
     live = await management.live_topology(vhost)
+    parameters = await _permitted(management.parameters(vhost), ())
     disabled = (flag.name for flag in flags if not flag.enabled)
     return Examination(
         address,
         vhost,
         version,
-        (*version_notices(version), *flag_notices(version, disabled)),
+        (
+            *version_notices(version),
+            *flag_notices(version, disabled),
+            *_late_retries(effective_topology(live, version)),
+        ),
         overview,
         await _permitted(management.alarms(), ()),
         flags,
         len(readings),
-        check(_with_plans(live, desired), version),
+        check(_judged(live, desired, parameters), version),
         _held_back(readings),
         _troubles(readings),
         lifted_limits(live.policies),
@@ -113,14 +119,37 @@ async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
         raise
 
 
-def _with_plans(live: Topology, desired: Topology | None) -> Topology:
-    """The live objects, judged with the failure plans that are known for them."""
-    if desired is None:
-        return live
-    from dataclasses import replace
-
+def _judged(
+    live: Topology, desired: Topology | None, parameters: tuple[dict[str, Any], ...]
+) -> Topology:
+    """The live objects with the failure plans that are known for them, and with their parameters."""
     names = {queue.name for queue in live.queues}
-    return replace(live, plans=tuple(one for one in desired.plans if one.queue in names))
+    plans = () if desired is None else tuple(one for one in desired.plans if one.queue in names)
+    entries = [{**entry, "vhost": None} for entry in parameters]
+    return replace(live, plans=plans or live.plans, foreign={"parameters": entries})
+
+
+def _late_retries(live: Topology) -> tuple[Notice, ...]:
+    """What at-least-once dead-lettering waits for; no API tells how long, only the node's files."""
+    found = [
+        queue.name
+        for queue in live.queues
+        if queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
+    ]
+    if not found:
+        return ()
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        Notice(
+            f"{len(found)} queues dead-letter at least once ({', '.join(found[:3])}{more}). What the next"
+            " queue does not take at once (it was full, or the broker was starting) is tried again"
+            " only after `dead_letter_worker_publisher_confirm_timeout`, 180 s by default: retries"
+            " can be three minutes late, and no queue length shows them. To shorten that, write"
+            " [{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}]. into the file"
+            " advanced.config of each node and restart it; not below what a confirm may take, or"
+            " messages come twice."
+        ),
+    )
 
 
 def _held_back(readings: tuple[QueueReading, ...]) -> tuple[HeldBack, ...]:

@@ -1,13 +1,14 @@
 """Changing what cannot be changed in place: a queue's type and arguments, with messages inside.
 
-A queue of the wrong form is replaced through a shadow queue, without losing a message:
+Queues of the wrong form are replaced through shadow queues, without losing a message:
 
-1. The shadow is declared and bound wherever the queue is bound; then the queue is unbound. What is
-   published from now on goes to the shadow; what was published in between went to both.
-2. Everything in the queue moves to the shadow: published, confirmed, then acked.
-3. The queue is deleted, only while it is empty and unused, and declared anew in its new form.
-4. Everything in the shadow moves back; the queue is bound again, the shadow unbound, what came
-   meanwhile moves too, and the shadow is deleted.
+1. Each shadow is declared and bound wherever its queue is bound; then the queue is unbound. What is
+   published from now on goes to the shadow; what was published in between went to both. Everything
+   in the queue moves to the shadow: published, confirmed, then acked.
+2. When all those queues are empty for certain they are deleted, and declared anew in their new form.
+   Retry queues are emptied together with the queue that they return to: nothing comes to it by name.
+3. Everything in the shadows moves back; the queues are bound again, the shadows unbound, what came
+   meanwhile moves too. When the shadows are empty for certain they are deleted.
 
 Each step can be repeated, and the live broker tells which ones are done: a migration that was
 interrupted anywhere is simply started again. Attempts counted so far are carried over.
@@ -17,34 +18,44 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import declare
+from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness, queue_state
 from hopback.broker.move import move_all
-from hopback.errors import NotFound, PreconditionFailed, UnsafeOperation
+from hopback.errors import PreconditionFailed, UnsafeOperation
 from hopback.headers import Mark, moved_properties, retry_properties
 from hopback.policy.attempts import failures_so_far
 from hopback.topology.diff import diff
-from hopback.topology.expand import NO_DELIVERY_LIMIT, retry_queues
+from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW, retry_queues
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.topology.plan import Count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
+    from hopback.broker.emptiness import Ledger
     from hopback.broker.port import Connection
     from hopback.message import Delivery, Properties
     from hopback.topology.model import Binding
     from hopback.topology.plan import Plan
 
-__all__ = ["SHADOW", "Migration", "Replacement", "migrate", "migration"]
+__all__ = [
+    "SHADOW",
+    "Migration",
+    "Replacement",
+    "immovable",
+    "migrate",
+    "migration",
+    "replace_queues",
+]
 
-SHADOW = ".migrating"
-"""What a shadow queue's name ends with."""
+_ON_DISK_S = 5.0
+"""How long a new queue waits for its first message: a broker that is killed may forget it until then.
 
-_QUIET_S = 1.0
-"""How long a queue must stay empty before it is deleted where the broker cannot see to that."""
+RabbitMQ with Mnesia (3.x, and 4.0 by default) answers a declare up to two seconds before it is on
+disk; what was confirmed into such a queue would be gone with it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +105,22 @@ def migration(desired: Topology, live: Topology) -> Migration:
         for entry in compared.conflict
         if entry.kind != "queue"
     )
+    obstacles += tuple(
+        f"queue {now.name!r} {why}, so its messages cannot be moved out of it safely"
+        for queue in wanted
+        if (now := live.queue(queue.name)) is not None and (why := immovable(now))
+    )
     found = (_replacement(queue, desired, live, queue.name in interrupted) for queue in wanted)
     return Migration(desired, tuple(sorted(found, key=lambda one: _rank(one, desired))), obstacles)
+
+
+def immovable(queue: Queue) -> str:
+    """Why taking messages out would harm; empty if it would not."""
+    if queue.type is QueueType.STREAM:
+        return "is a stream, from which nothing is taken by reading"
+    if queue.auto_delete:
+        return "is auto-delete: the broker deletes it with all messages when a consumer ends"
+    return "is exclusive to another connection" if queue.exclusive else ""
 
 
 def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool) -> Replacement:
@@ -132,70 +157,96 @@ def _rank(one: Replacement, desired: Topology) -> int:
 
 
 async def migrate(
-    connection: Connection, planned: Migration, on_done: Callable[[str], object] = lambda text: None
+    connection: Connection,
+    planned: Migration,
+    on_done: Callable[[str], object] = lambda text: None,
+    *,
+    management: Ledger | None = None,
+    vhost: str = "/",
+    watch_s: float = WATCH_S,
+    patience_s: float = PATIENCE_S,
 ) -> int:
     """Carry the migration out and tell how many messages were moved.
 
-    UnsafeOperation if something stands in the way: consumers on a queue, or what is no queue.
+    UnsafeOperation if something stands in the way: consumers on a queue, messages that somebody
+    holds and does not give back within `patience_s`, what is no queue, or no management API.
     """
     if planned.obstacles:
         raise UnsafeOperation("nothing was changed:\n" + "\n".join(planned.obstacles))
-    await _refuse_consumers(connection, planned.replacements)
-    moved = 0
-    for one in planned.replacements:
-        moved += await _replace(connection, one, on_done)
+    emptiness = Emptiness(
+        connection,
+        management,
+        vhost,
+        plans=planned.desired.plans,
+        watch_s=watch_s,
+        patience_s=patience_s,
+        on_wait=on_done,
+    )
+    moved = await replace_queues(connection, planned.replacements, emptiness, on_done)
     await declare(connection, planned.desired)
     return moved
 
 
-async def _refuse_consumers(connection: Connection, replacements: Iterable[Replacement]) -> None:
-    """Messages in the hands of consumers cannot be moved: they have to be stopped first."""
-    counted = [
-        (one.queue.name, await _consumers(connection, one.queue.name)) for one in replacements
-    ]
-    busy = [f"{name!r} has {count} consumers" for name, count in counted if count]
-    if busy:
-        raise UnsafeOperation(f"nothing was changed: {'; '.join(busy)}. Stop them and start again.")
-
-
-async def _consumers(connection: Connection, queue: str) -> int:
-    state = await _state(connection, queue)
-    return 0 if state is None else state[1]
-
-
-async def _replace(
-    connection: Connection, one: Replacement, on_done: Callable[[str], object]
+async def replace_queues(
+    connection: Connection,
+    replacements: Sequence[Replacement],
+    emptiness: Emptiness,
+    on_done: Callable[[str], object] = lambda text: None,
 ) -> int:
-    """The four steps for one queue, from wherever an earlier run has left them."""
-    name, shadow = one.queue.name, one.shadow.name
-    rewrite = partial(_carried_over, one.plan)
-    moved = 0
-    if not await _is_new(connection, one.queue):
-        await _switch(connection, one.bindings, to=one.shadow, away_from=name)
-        on_done(f"{name}: new messages go to {shadow}")
-        moved = await _empty_and_delete(connection, one, rewrite)
-        on_done(f"{name}: {moved} messages are safe in {shadow}, the old queue is gone")
-        await _declare(connection, one.queue)
-    elif await _state(connection, shadow) is None:
-        return 0
-    back = await move_all(connection, shadow, name, _as_it_is)
-    await _switch(connection, one.bindings, to=one.queue, away_from=shadow)
-    back += await move_all(connection, shadow, name, _as_it_is)
-    await _delete(connection, shadow, QueueType.QUORUM)
-    on_done(f"{name}: {back} messages are back in the new queue")
-    return max(moved, back)
+    """The three steps for these queues, from wherever an earlier run has left them."""
+    await emptiness.refuse_busy([one.queue.name for one in replacements])
+    moved = dict.fromkeys((one.queue.name for one in replacements), 0)
+    back = dict(moved)
+    old = [one for one in replacements if not await _is_new(connection, one.queue)]
+    by_name = {one.queue.name: one for one in replacements}
 
+    async def to_shadow(name: str) -> None:
+        one = by_name[name]
+        moved[name] += await move_all(
+            connection, name, one.shadow.name, lambda taken: _carried_over(one.plan, taken)
+        )
 
-async def _empty_and_delete(
-    connection: Connection, one: Replacement, rewrite: Callable[[Delivery], Properties]
-) -> int:
-    """Move everything out and delete the queue, again and again until nothing comes in between."""
-    moved = 0
-    while await _state(connection, one.queue.name) is not None:
-        moved += await move_all(connection, one.queue.name, one.shadow.name, rewrite)
-        if await _delete(connection, one.queue.name, one.old_type):
-            break
-    return moved
+    async def from_shadow(shadow: str) -> None:
+        name = shadow.removesuffix(SHADOW)
+        back[name] += await move_all(connection, shadow, name, _as_it_is)
+
+    for one in old:
+        await _declare(connection, one.shadow)
+    if old:
+        await asyncio.sleep(_ON_DISK_S)
+    for one in old:
+        await _switch(connection, one.bindings, to=one.shadow, away_from=one.queue.name)
+        on_done(f"{one.queue.name}: new messages go to {one.shadow.name}")
+        if await queue_state(connection, one.queue.name) is not None:
+            await to_shadow(one.queue.name)
+    try:
+        await emptiness.delete([Queue(one.queue.name, one.old_type) for one in old], move=to_shadow)
+        for one in old:
+            on_done(
+                f"{one.queue.name}: {moved[one.queue.name]} messages are safe in {one.shadow.name},"
+                " the old queue is gone"
+            )
+            await _declare(connection, one.queue)
+        if old:
+            await asyncio.sleep(_ON_DISK_S)
+        shadows = [
+            one
+            for one in replacements
+            if await queue_state(connection, one.shadow.name) is not None
+        ]
+        for one in shadows:
+            await from_shadow(one.shadow.name)
+            await _switch(connection, one.bindings, to=one.queue, away_from=one.shadow.name)
+            await from_shadow(one.shadow.name)
+        await emptiness.delete([one.shadow for one in shadows], move=from_shadow)
+    except UnsafeOperation as refused:
+        raise UnsafeOperation(
+            f"{refused}. Nothing is lost: what is not back yet is in the queues {SHADOW}. Run the"
+            " command again when this is settled"
+        ) from refused
+    for one in shadows:
+        on_done(f"{one.queue.name}: {back[one.queue.name]} messages are back in the new queue")
+    return sum(max(moved[name], back[name]) for name in moved)
 
 
 async def _switch(
@@ -206,7 +257,7 @@ async def _switch(
     channel = await connection.open_channel()
     for binding in bindings:
         await channel.bind(replace(binding, destination=to.name))
-    if await _state(connection, away_from) is not None:
+    if await queue_state(connection, away_from) is not None:
         for binding in bindings:
             await channel.unbind(replace(binding, destination=away_from))
     await channel.close()
@@ -220,45 +271,13 @@ async def _declare(connection: Connection, queue: Queue) -> None:
 
 async def _is_new(connection: Connection, queue: Queue) -> bool:
     """Whether the queue exists in its new form already: a declare then changes nothing."""
-    if await _state(connection, queue.name) is None:
+    if await queue_state(connection, queue.name) is None:
         return False
     channel = await connection.open_channel()
     try:
         await channel.declare_queue(queue)
     except PreconditionFailed:
         return False
-    await channel.close()
-    return True
-
-
-async def _state(connection: Connection, queue: str) -> tuple[int, int] | None:
-    """Ready messages and consumers; None if the queue does not exist."""
-    channel = await connection.open_channel()
-    try:
-        state = await channel.declare_queue(Queue(queue), passive=True)
-    except NotFound:
-        return None
-    await channel.close()
-    return state.messages, state.consumers
-
-
-async def _delete(connection: Connection, queue: str, kind: QueueType) -> bool:
-    """Delete it if it is empty; whether it was.
-
-    A classic queue is deleted by the broker's own condition. A quorum queue knows none: it must be
-    found empty twice, some time apart, after everything was unbound from it.
-    """
-    channel = await connection.open_channel()
-    if kind is not QueueType.CLASSIC:
-        await asyncio.sleep(_QUIET_S)
-        if await _state(connection, queue) != (0, 0):
-            return False
-        await channel.delete_queue(queue)
-    else:
-        try:
-            await channel.delete_queue(queue, if_unused=True, if_empty=True)
-        except PreconditionFailed:
-            return False
     await channel.close()
     return True
 

@@ -35,19 +35,24 @@ async def move_all(
 ) -> int:
     """Move until the source is empty and tell how many went; raises the first failure.
 
-    `rewrite` gives the properties a message is published with. On failure what is in flight is
-    awaited, nothing unconfirmed is acked, and closing the channel gives the rest back in order.
+    `rewrite` gives the properties a message is published with. On failure nothing unconfirmed is
+    acked, and closing the channel gives the rest back in order.
     """
     taking, giving = await connection.open_channel(), await connection.open_channel()
     try:
-        move = _Move(taking, giving, target, rewrite)
+        move = _Move(taking, giving, source, target, rewrite)
         await taking.qos(_IN_FLIGHT)
-        tag = await taking.consume(source, move.take, on_cancel=move.cancelled)
-        await move.until_empty(source)
-        await taking.cancel(tag)
-        # Settlement is answered by nothing: a round trip shows that the broker has read it.
-        await taking.declare_queue(Queue(source), passive=True)
-        return move.moved
+        while True:
+            tag = await taking.consume(source, move.take, on_cancel=move.cancelled)
+            await move.until_quiet()
+            # What was on its way to us was in no number so far. It has come when the cancel is
+            # answered, and has to be settled before the channel closes: otherwise it is given back
+            # although it was published, and stands twice.
+            await taking.cancel(tag)
+            await move.until_settled()
+            # Settlement is answered by nothing: a round trip shows that the broker has read it.
+            if not (await taking.declare_queue(Queue(source), passive=True)).messages:
+                return move.moved
     finally:
         await taking.close()
         await giving.close()
@@ -59,6 +64,7 @@ class _Move:
 
     taking: Channel
     giving: Channel
+    source: str
     target: str
     rewrite: Callable[[Delivery], Properties]
     moved: int = 0
@@ -70,9 +76,15 @@ class _Move:
         """Publish a delivery; after a failure the rest stays unsettled."""
         if self.failure is not None:
             return
-        message = Message("", self.target, delivery.body, self.rewrite(delivery))
+        try:
+            message = Message("", self.target, delivery.body, self.rewrite(delivery))
+            fate = self.giving.publish(message)
+        except Exception as error:  # whatever the message is made of: it stays where it is
+            self._fail(
+                BrokerError(f"a message of {self.source!r} cannot be published again: {error}")
+            )
+            return
         self.in_flight += 1
-        fate = self.giving.publish(message)
         fate.add_done_callback(lambda done: self._settle(done, delivery.tag))
 
     def cancelled(self, _tag: str) -> None:
@@ -98,16 +110,23 @@ class _Move:
         self.failure = self.failure or error
         self.changed.set()
 
-    async def until_empty(self, source: str) -> None:
+    async def until_quiet(self) -> None:
         """Return when nothing is ready and nothing in flight; raise the first failure."""
         while True:
+            before = self.moved
+            state = await self.giving.declare_queue(Queue(self.source), passive=True)
             if self.failure is not None:
                 raise self.failure
-            before = self.moved
-            state = await self.giving.declare_queue(Queue(source), passive=True)
             if not state.messages and not self.in_flight and self.moved == before:
                 return
             await self._wait_for_change()
+
+    async def until_settled(self) -> None:
+        """Return when nothing is in flight; raise the first failure."""
+        while self.in_flight and self.failure is None:
+            await self._wait_for_change()
+        if self.failure is not None:
+            raise self.failure
 
     async def _wait_for_change(self) -> None:
         self.changed.clear()

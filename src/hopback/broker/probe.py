@@ -6,12 +6,12 @@ is refused with a 406 that names the first argument that differs.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hopback.broker.inequivalent import difference_of
 from hopback.errors import NotFound, PreconditionFailed
-from hopback.topology.diff import Conflict, Difference, Kind, diff
+from hopback.topology.diff import Conflict, Kind, diff
 from hopback.topology.model import Queue, Topology
 
 if TYPE_CHECKING:
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from hopback.topology.diff import Diff
     from hopback.topology.model import Exchange
 
-__all__ = ["depth", "probe", "refused_argument"]
-
-_REFUSAL = re.compile(
-    r"inequivalent arg '(?P<field>[^']+)' for .*: received "
-    r"(?:the value )?(?P<desired>none|'[^']*').* but current is (?:the value )?(?P<actual>none|'[^']*')",
-    re.DOTALL,
-)
-_ADVICE = "declare it as the broker has it, or migrate: arguments cannot change in place"
+__all__ = ["depth", "probe"]
 
 
 async def probe(desired: Topology, connection: Connection) -> Diff:
@@ -65,7 +58,7 @@ async def _conflict(connection: Connection, item: Exchange | Queue) -> Conflict 
         await _declare(connection, item, passive=False)
     except PreconditionFailed as refusal:
         kind = Kind.QUEUE if isinstance(item, Queue) else Kind.EXCHANGE
-        return Conflict(kind, item.name, item, item, (refused_argument(refusal.text),))
+        return Conflict(kind, item.name, item, item, (difference_of(refusal.text, item),))
     return None
 
 
@@ -77,15 +70,3 @@ async def _declare(connection: Connection, item: Exchange | Queue, *, passive: b
     else:
         await channel.declare_exchange(item, passive=passive)
     await channel.close()
-
-
-def refused_argument(text: str) -> Difference:
-    """The argument that a 406 names, with both values; the whole text where it names none."""
-    named = _REFUSAL.search(text)
-    if named is None:
-        return Difference("declaration", None, None, f"{text}; {_ADVICE}")
-    return Difference(named["field"], _value(named["desired"]), _value(named["actual"]), _ADVICE)
-
-
-def _value(text: str) -> str | None:
-    return None if text == "none" else text.strip("'")

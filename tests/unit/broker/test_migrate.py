@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hopback.broker.declare import declare
-from hopback.broker.migrate import SHADOW, Migration, migrate, migration
-from hopback.broker.simulator import EmbeddedBroker, run_virtual
+from hopback.broker.emptiness import queue_state
+from hopback.broker.migrate import SHADOW, Migration, migration
+from hopback.broker.migrate import migrate as carry_out
+from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement, run_virtual
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.patterns import DESIGNS
@@ -28,13 +32,24 @@ V = BrokerVersion(4, 0)
 FAITHFUL = DESIGNS["file-pipeline"].build()
 HARDENED = DESIGNS["file-pipeline"].build(hardened=True)
 QUEUE = "q.validator"
+MANAGEMENT: ContextVar[EmbeddedManagement] = ContextVar("management")
+"""The management client of the broker that the test plays on."""
+
+
+async def migrate(
+    connection: Connection, planned: Migration, *told: Callable[[str], object]
+) -> int:
+    """Migrate with the management client of the test's broker."""
+    return await carry_out(connection, planned, *told, management=MANAGEMENT.get())
 
 
 def with_broker(play: Callable[[Connection], Coroutine[Any, Any, None]]) -> None:
     """Play on a fresh embedded broker, in virtual time."""
 
     async def run() -> None:
-        connection = await EmbeddedBroker(version=V).connect()
+        broker = EmbeddedBroker(version=V)
+        connection = await broker.connect()
+        MANAGEMENT.set(EmbeddedManagement(broker))
         await play(connection)
         await connection.close()
 
@@ -87,13 +102,27 @@ def test_a_message_in_a_retry_queue_waits_again_and_returns() -> None:
     """Later than planned, never early, never lost."""
 
     async def play(connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
         await declare(connection, FAITHFUL)
         await fill(connection, f"{QUEUE}.retry", 3)
-        await migrate(connection, migration(HARDENED, live(FAITHFUL.queues, FAITHFUL)))
-        assert await bodies(connection, QUEUE) == []
-        import asyncio
+        gone: list[float] = []
+        returned: list[float] = []
 
-        await asyncio.sleep(15.1)
+        def note(text: str) -> None:
+            if "the old queue is gone" in text:
+                gone.append(loop.time())
+
+        async def watch() -> None:
+            while not returned:
+                state = await queue_state(connection, QUEUE)
+                if state is not None and state.messages:
+                    returned.append(loop.time())
+                await asyncio.sleep(0.5)
+
+        watching = asyncio.create_task(watch())
+        await migrate(connection, migration(HARDENED, live(FAITHFUL.queues, FAITHFUL)), note)
+        await watching
+        assert returned[0] - gone[-1] >= 15.0
         assert len(await bodies(connection, QUEUE)) == 3
 
     with_broker(play)
@@ -108,8 +137,6 @@ def test_attempts_counted_by_the_broker_are_carried_over() -> None:
         plan = FAITHFUL.plan(QUEUE)
         assert plan is not None
         channel = await connection.open_channel()
-        import asyncio
-
         for _ in range(2):
             delivery = await channel.get(QUEUE)
             assert delivery is not None
@@ -257,6 +284,21 @@ def test_an_exchange_of_another_type_is_an_obstacle() -> None:
             await migrate(connection, planned)
 
     with_broker(play)
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (Queue(QUEUE, auto_delete=True), "is auto-delete"),
+        (Queue(QUEUE, QueueType.STREAM), "is a stream"),
+        (Queue(QUEUE, exclusive=True), "is exclusive"),
+    ],
+)
+def test_a_queue_that_cannot_be_emptied_safely_is_an_obstacle(now: Queue, why: str) -> None:
+    """To end a consumer, or to consume at all, would lose messages or fail: nothing is begun."""
+    others = tuple(queue for queue in FAITHFUL.queues if queue.name != QUEUE)
+    planned = migration(HARDENED, live((now, *others), FAITHFUL))
+    assert any(f"'{QUEUE}' {why}" in obstacle for obstacle in planned.obstacles)
 
 
 def test_nothing_to_migrate_gives_an_empty_plan() -> None:

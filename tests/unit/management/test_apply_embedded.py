@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.apply import AtRisk, apply, live_plan, plan
-from hopback.broker.probe import refused_argument
-from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.inequivalent import difference_of
+from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.message import Message
 from hopback.patterns import DESIGNS
+from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 
@@ -120,14 +121,16 @@ async def make(connection: Connection, live: Topology) -> None:
         await channel.bind(binding)
 
 
-async def test_an_empty_unused_queue_is_replaced_with_its_bindings(
-    connection: Connection,
-) -> None:
+@in_virtual_time
+async def test_an_empty_unused_queue_is_replaced_with_its_bindings() -> None:
     """Named with --replace it is made anew, and what was bound to it is bound again."""
+    broker = EmbeddedBroker(version=V4)
+    connection, management = await broker.connect("test"), EmbeddedManagement(broker)
     desired, live = replacing()
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
-    await apply(planned, connection, replace=["a"])
+    applied = await apply(planned, connection, management, replace=["a"])
+    assert applied.done == ("replaced queue a",)
     channel = await connection.open_channel()
     await channel.declare_queue(desired.queues[0])
     await channel.publish(Message("x", "extra", b"still routed"))
@@ -143,17 +146,21 @@ async def test_a_queue_with_messages_is_not_replaced(connection: Connection) -> 
         await apply(planned, connection, replace=["a"])
 
 
-async def test_the_broker_has_the_last_word(connection: Connection) -> None:
-    """A message that came after the plan was made stops the replacement."""
+@in_virtual_time
+async def test_a_message_that_came_after_the_plan_is_kept() -> None:
+    """It moves into the new queue, as in a migration."""
+    broker = EmbeddedBroker(version=V4)
+    connection, management = await broker.connect("test"), EmbeddedManagement(broker)
     desired, live = replacing()
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
     channel = await connection.open_channel()
     await channel.publish(Message("", "a", b"late"))
-    with pytest.raises(UnsafeOperation, match="not empty or has consumers"):
-        await apply(planned, connection, replace=["a"])
-    channel = await connection.open_channel()
-    assert (await channel.declare_queue(Queue("a"), passive=True)).messages == 1
+    await apply(planned, connection, management, replace=["a"])
+    found = await channel.get("a")
+    assert found is not None
+    assert found.body == b"late"
+    await channel.declare_queue(desired.queues[0])
 
 
 @pytest.mark.parametrize(
@@ -168,6 +175,11 @@ async def test_the_broker_has_the_last_word(connection: Connection) -> None:
             Topology("/", (Exchange("a", "fanout"),)),
             Topology("d", (Exchange("a", "direct"),)),
             "dead letters sent to it are dropped",
+        ),
+        (
+            Topology("/", queues=(Queue("a", auto_delete=True),)),
+            Topology("d", queues=(Queue("a"),)),
+            "it is auto-delete",
         ),
     ],
 )
@@ -223,7 +235,7 @@ async def test_a_policy_needs_the_management_api(connection: Connection) -> None
 )
 def test_a_refusal_is_read(text: str, expected: tuple[str, str | None, str | None]) -> None:
     """The broker's sentence gives the argument and both values."""
-    found = refused_argument(text)
+    found = difference_of(text)
     assert (found.field, found.desired, found.actual) == expected
 
 

@@ -122,7 +122,7 @@ def test_a_taken_offer_is_not_made_again() -> None:
 
 
 def test_conflicts_name_what_is_at_risk() -> None:
-    """A queue that would have to be replaced comes with its depth and its bindings."""
+    """A queue that would have to be replaced comes with its depth; its bindings are known."""
     desired = Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 5}), Queue("b")))
     binding = Binding("x", "a", "k")
     live = Topology("/", (Exchange("x"),), (Queue("a"), Queue("b")), (binding,))
@@ -130,7 +130,8 @@ def test_conflicts_name_what_is_at_risk() -> None:
     planned = plan(desired, live, V3, risks)
     assert [conflict.name for conflict in planned.conflicts] == ["a"]
     assert planned.at_risk == (risks[0],)
-    assert planned.bindings_of == {"a": (binding,)}
+    assert planned.live is not None
+    assert planned.live.bindings == (binding,)
     assert not planned.settled
     assert str(risks[0]) == ("queue a: 5 messages at risk (3 ready, 2 unacked); 1 consumers")
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ("amqps://mq.example:5671", None, "https://mq.example:15671"),
         ("amqp://[::1]:5672", None, "http://[::1]:15672"),
         ("amqp://u:p@a.example:5672,b.example:5673/v", None, "http://a.example:15672"),
+        ("amqp://a.example,b.example?heartbeat=9", None, "http://a.example:15672"),
         ("amqp://mq.example", "http://other:8080", "http://other:8080"),
         ("amqp://mq.example", "https://other/rabbit/", "https://other:15671/rabbit"),
         (None, "http://other:8080/api", "http://other:8080"),

@@ -100,6 +100,47 @@ async def test_queues_with_their_policy_and_counts() -> None:
     assert (new.counts.messages, new.effective_policy) == (None, None)
 
 
+async def test_totals_are_asked_for_without_the_statistics() -> None:
+    """The numbers come by name, and not from what the API gathers every few seconds."""
+    asked: list[dict[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        return httpx.Response(200, json={"items": [QUORUM], "page_count": 1})
+
+    async with answering(answer) as management:
+        found = await management.totals("/")
+    assert (found["orders"].messages, found["orders"].unacked) == (7, 1)
+    assert asked[0]["disable_stats"] == asked[0]["enable_queue_totals"] == "true"
+    assert asked[0]["page"] == "1"
+
+
+async def test_holders_are_named_as_they_call_themselves() -> None:
+    """Consumers of the queue, and channels of the virtual host that hold something, in words."""
+    channel = {"vhost": "/", "user": "ann", "messages_unacknowledged": 0}
+    answers = {
+        "connections": [{"name": "1 -> 2", "user_provided_name": "shop"}, {"name": "3 -> 4"}],
+        "consumers": [{"queue": {"name": "orders"}, "channel_details": {"name": "1 -> 2 (1)"}}],
+        "channels": [
+            {**channel, "name": "1 -> 2 (1)", "connection_details": {"name": "1 -> 2"}},
+            {**channel, "name": "3 -> 4 (1)", "connection_details": {"name": "3 -> 4"}}
+            | {"messages_unacknowledged": 9},
+            {**channel, "name": "3 -> 4 (2)", "connection_details": {"name": "3 -> 4"}},
+            {**channel, "name": "5", "vhost": "other", "messages_unacknowledged": 7},
+        ],
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=answers[request.url.path.split("/")[2]])
+
+    async with answering(answer) as management:
+        found = await management.holders("/", "orders")
+    assert found == (
+        "'shop' (1 -> 2), user 'ann': consumes, 0 unacked",
+        "3 -> 4, user 'ann': 9 unacked",
+    )
+
+
 async def test_queues_are_read_page_by_page() -> None:
     """All pages are joined; the vhost is one escaped path segment."""
     asked: list[str] = []

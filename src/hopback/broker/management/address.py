@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -67,9 +68,9 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
 def _first_host(text: str) -> str:
     """The address with only the first of several hosts (`amqp://u:p@a:1,b:2/v`)."""
     scheme, separator, rest = text.partition("://")
-    authority, slash, path = rest.partition("/")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
     credentials, at, hosts = authority.rpartition("@")
-    return f"{scheme}{separator}{credentials}{at}{hosts.split(',')[0]}{slash}{path}"
+    return f"{scheme}{separator}{credentials}{at}{hosts.split(',')[0]}{rest[len(authority) :]}"
 
 
 def _base(parts: SplitResult) -> str:

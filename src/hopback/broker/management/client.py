@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     import httpx
 
     from hopback.broker.management.address import ManagementAddress
-    from hopback.broker.management.readings import Alarm, FeatureFlag, Overview, QueueReading
+    from hopback.broker.management.readings import (
+        Alarm,
+        Counts,
+        FeatureFlag,
+        Overview,
+        QueueReading,
+    )
     from hopback.clock import Clock
     from hopback.topology.model import Binding, Exchange
 
@@ -89,6 +95,38 @@ class Management:
         now = self._clock.now()
         return readings.read_queue(await self._object(path("queues", vhost, name)), now)
 
+    async def totals(self, vhost: str) -> dict[str, Counts]:
+        """How many messages each queue has, ready, unacked and held back, by name.
+
+        Not from the statistics: exact for classic queues, as old as the last tick for quorum queues.
+        """
+        now = self._clock.now()
+        entries = await self._pages(
+            path("queues", vhost), disable_stats="true", enable_queue_totals="true"
+        )
+        return {str(entry["name"]): readings.read_counts(entry, now) for entry in entries}
+
+    async def holders(self, vhost: str, queue: str) -> tuple[str, ...]:
+        """Who consumes from the queue, and whose channels hold unacked messages, in words.
+
+        The API does not tell of which queue a channel's messages are: they may be of another one.
+        """
+        names = {
+            entry.get("name"): entry.get("user_provided_name")
+            for entry in await self._list(path("connections"))
+        }
+        consuming = {
+            str((entry.get("channel_details") or {}).get("name"))
+            for entry in await self._list(path("consumers", vhost))
+            if (entry.get("queue") or {}).get("name") == queue
+        }
+        return tuple(
+            readings.read_holder(entry, names, consuming=entry.get("name") in consuming)
+            for entry in await self._list(path("channels"))
+            if entry.get("vhost") == vhost
+            and (entry.get("name") in consuming or entry.get("messages_unacknowledged"))
+        )
+
     async def exchanges(self, vhost: str) -> tuple[Exchange, ...]:
         """Every exchange that someone declared: the broker's own are left out."""
         entries = await self._pages(path("exchanges", vhost))
@@ -104,6 +142,14 @@ class Management:
         """The policies of the virtual host; what is read here does not lag."""
         entries = await self._list(path("policies", vhost))
         return tuple(readings.read_policy(entry) for entry in entries)
+
+    async def parameters(self, vhost: str) -> tuple[dict[str, Any], ...]:
+        """The runtime parameters of the virtual host, as a definitions file holds them.
+
+        Shovels and federation upstreams among them: their addresses hold passwords.
+        """
+        entries = await self._list(path("parameters"))
+        return tuple(entry for entry in entries if entry.get("vhost") == vhost)
 
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
         """The operator policies, which are merged on top of the policy in force."""
@@ -174,12 +220,12 @@ class Management:
         _, answer = await self._http.call("GET", place)
         return _entries(answer, f"GET {self.address}{place}")
 
-    async def _pages(self, place: str) -> list[dict[str, Any]]:
+    async def _pages(self, place: str, **query: str) -> list[dict[str, Any]]:
         """All pages of a listing; a broker too small or old to page answers with the whole list."""
         entries: list[dict[str, Any]] = []
         for number in range(1, _PAGES + 1):
-            query = {"page": str(number), "page_size": str(_PAGE_SIZE)}
-            _, answer = await self._http.call("GET", place, query=query)
+            page = {"page": str(number), "page_size": str(_PAGE_SIZE)}
+            _, answer = await self._http.call("GET", place, query={**query, **page})
             if not isinstance(answer, dict):
                 return _entries(answer, f"GET {self.address}{place}")
             entries += _entries(answer.get("items"), f"GET {self.address}{place}")

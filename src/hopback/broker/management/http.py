@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from hopback.errors import (
     ConnectionFailed,
-    HopbackError,
     ManagementError,
     ManagementNotFound,
     ManagementRefused,
 )
+from hopback.extras import needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,11 +159,6 @@ def _tls(address: ManagementAddress) -> ssl.SSLContext:
 
 def _import_httpx() -> ModuleType:
     """Httpx, or a sentence that says how to get it."""
-    try:
+    with needs("management", "the management API"):
         import httpx
-    except ImportError as exc:
-        raise HopbackError(
-            "the management API needs httpx, which is not installed: "
-            "pip install 'hopback[management]'"
-        ) from exc
     return httpx

@@ -23,8 +23,10 @@ __all__ = [
     "is_known_type",
     "read_alarm",
     "read_binding",
+    "read_counts",
     "read_exchange",
     "read_flag",
+    "read_holder",
     "read_overview",
     "read_policy",
     "read_queue",
@@ -149,7 +151,7 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
         state=_text(data, "state"),
         idle_since=_text(data, "idle_since"),
         leader=_text(data, "leader") or _text(data, "node"),
-        counts=_counts(data, read_at),
+        counts=read_counts(data, read_at),
     )
 
 
@@ -173,7 +175,8 @@ def _type_name(data: _Json) -> str:
     return str(data.get("type") or named or QueueType.CLASSIC)
 
 
-def _counts(data: _Json, read_at: float) -> Counts:
+def read_counts(data: _Json, read_at: float) -> Counts:
+    """The numbers of one entry of `/api/queues`."""
     return Counts(
         _number(data, "messages"),
         _number(data, "messages_ready"),
@@ -182,6 +185,16 @@ def _counts(data: _Json, read_at: float) -> Counts:
         _number(data, "consumers"),
         read_at,
     )
+
+
+def read_holder(data: _Json, names: Mapping[Any, Any], *, consuming: bool) -> str:
+    """One entry of `/api/channels`, in words; `names` are those that connections gave themselves."""
+    connection = (data.get("connection_details") or {}).get("name")
+    given = names.get(connection)
+    called = f"{given!r} ({connection})" if given else str(connection)
+    unacked = _number(data, "messages_unacknowledged") or 0
+    consumes = "consumes, " if consuming else ""
+    return f"{called}, user {data.get('user')!r}: {consumes}{unacked} unacked"
 
 
 def read_exchange(data: _Json) -> Exchange:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq.connection import RabbitConnection
-from hopback.errors import ConnectionFailed
+from hopback.errors import ConnectionFailed, LoginRefused
 from hopback.wire.credentials import Credentials
 from hopback.wire.transport import tls_context
 from hopback.wire.url import parse_url
@@ -59,12 +59,15 @@ class RabbitMQ:
     async def connect(self, name: str = "hopback") -> RabbitConnection:
         """A new connection to the first host that answers; ConnectionFailed names every attempt."""
         failures: list[str] = []
+        refused = True
         for host, port in self._address.hosts:
             try:
                 return await self._connect_to(host, port, name)
             except (ConnectionFailed, OSError) as error:
                 failures.append(f"{host}:{port}: {_reason(error)}")
-        raise ConnectionFailed(f"no connection to {self.address}: {'; '.join(failures)}")
+                refused = refused and isinstance(error, LoginRefused)
+        kind = LoginRefused if refused else ConnectionFailed
+        raise kind(f"no connection to {self.address}: {'; '.join(failures)}")
 
     async def _connect_to(self, host: str, port: int, name: str) -> RabbitConnection:
         address = self._address

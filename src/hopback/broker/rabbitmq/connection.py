@@ -187,8 +187,7 @@ class RabbitConnection:
         for watcher in self._watchers:
             watcher(blocked, reason)
         for channel in self._channels.values():
-            channel.publishing.blocked = blocked
-            channel.publishing.admit()
+            channel.publishing.block(blocked)
 
     def on_writable(self) -> None:
         """The socket has room again."""

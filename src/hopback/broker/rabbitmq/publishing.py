@@ -144,8 +144,24 @@ class Publishing:
                 waiter.set_result(None)
         self._waiters.clear()
 
+    def block(self, blocked: bool) -> None:
+        """The broker reads nothing more from this connection, or does again.
+
+        What it has not read it will read when its alarm is over: sent again meanwhile it would be
+        stored twice. So no time runs while it is blocked, and from its end all of it again.
+        """
+        self.blocked = blocked
+        if not blocked:
+            deadline = self._loop.time() + self._timeout
+            self._confirms.postpone(deadline)
+            if self._timer is None and self._confirms.live:
+                self._timer = self._loop.call_at(deadline, self._expire)
+            self._admit()
+
     def _expire(self) -> None:
         self._timer = None
+        if self.blocked:
+            return
         for publish in self._confirms.expire(self._loop.time()):
             if not publish.ticket.done():
                 publish.ticket.set_exception(

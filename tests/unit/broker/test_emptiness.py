@@ -1,0 +1,436 @@
+"""Queues that are empty only in name are not deleted: on the embedded broker, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.apply import apply, live_plan
+from hopback.broker.declare import declare
+from hopback.broker.emptiness import Emptiness, feeders, queue_state
+from hopback.broker.migrate import SHADOW, migrate, migration
+from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
+from hopback.deadletters.operations import Operations
+from hopback.errors import UnsafeOperation
+from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Policy, Queue, QueueType, Topology
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.broker.management.readings import Counts
+    from hopback.broker.port import Channel, Connection
+    from hopback.fields import FieldValue
+    from hopback.topology.plan import Plan
+
+V = BrokerVersion(4, 0)
+FAITHFUL = DESIGNS["raffle"].build()
+HARDENED = DESIGNS["raffle"].build(hardened=True)
+DLQ = "raffle_dlq"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A broker with a connection and a management client."""
+
+    broker: EmbeddedBroker
+    connection: Connection
+    management: EmbeddedManagement
+
+    async def fill(self, queue: str, count: int) -> None:
+        """Put numbered messages into a queue."""
+        channel = await self.connection.open_channel()
+        for number in range(count):
+            body, properties = f"{number}".encode(), Properties(delivery_mode=2)
+            await channel.publish(Message("", queue, body, properties))
+        await channel.close()
+
+    async def hold(self, queue: str, count: int, name: str = "somebody") -> Channel:
+        """Let somebody take messages, end his consumer and keep them in hand."""
+        channel = await (await self.broker.connect(name)).open_channel()
+        taken = asyncio.Semaphore(0)
+        await channel.qos(count)
+        tag = await channel.consume(queue, lambda _: taken.release())
+        for _ in range(count):
+            await taken.acquire()
+        await channel.cancel(tag)
+        return channel
+
+    async def migrate(self, desired: Topology) -> int:
+        """Migrate from what is there."""
+        live = await self.management.live_topology()
+        return await migrate(self.connection, migration(desired, live), management=self.management)
+
+    async def replace(self, desired: Topology, queue: str) -> None:
+        """Apply with --replace."""
+        planned = await live_plan(desired, self.connection, self.management, "/")
+        await apply(planned, self.connection, self.management, replace=[queue])
+
+    async def bodies(self, queue: str) -> Counter[bytes]:
+        """What is in a queue; it is all taken out."""
+        channel = await self.connection.open_channel()
+        found: Counter[bytes] = Counter()
+        while delivery := await channel.get(queue):
+            found[delivery.body] += 1
+            channel.ack(delivery.tag)
+        await channel.close()
+        return found
+
+
+async def site(version: BrokerVersion = V) -> Site:
+    """An empty broker."""
+    broker = EmbeddedBroker(version=version)
+    return Site(broker, await broker.connect("test"), EmbeddedManagement(broker))
+
+
+def numbered(count: int) -> Counter[bytes]:
+    """What `fill` has put in, each once."""
+    return Counter(f"{number}".encode() for number in range(count))
+
+
+async def just_after_a_tick() -> None:
+    """Go to where what happens now stays out of the totals for nearly five seconds."""
+    now = asyncio.get_running_loop().time()
+    await asyncio.sleep(5.0 - now % 5.0 + 0.01)
+
+
+# --- the four ways in which messages were lost
+
+
+@in_virtual_time
+async def test_a_browse_session_keeps_its_queue_from_being_migrated() -> None:
+    """Who looks is named, nothing is lost, and when he has let go the migration is finished."""
+    on = await site()
+    await declare(on.connection, FAITHFUL)
+    await on.fill(DLQ, 300)
+    async with Operations(on.broker, management=on.management) as operations:
+        session = await operations.open_session(DLQ)
+        assert session.held == 100
+        with pytest.raises(UnsafeOperation, match="100 messages of 'raffle_dlq' are held unacked"):
+            await on.migrate(HARDENED)
+        await operations.release(session.id)
+    await on.migrate(HARDENED)
+    assert await on.bodies(DLQ) == numbered(300)
+
+
+@in_virtual_time
+async def test_a_session_opened_during_a_migration_is_waited_for_and_named() -> None:
+    """Opened when the first look has passed already, it stops the delete; later all is finished."""
+    on = await site()
+    await declare(on.connection, HARDENED)
+    await on.fill(DLQ, 50)
+    holding: list[Channel] = []
+    told: list[str] = []
+    again = Topology(
+        "again", queues=(Queue(DLQ, QueueType.QUORUM, arguments={"x-max-length": 10_000}),)
+    )
+
+    async def look() -> None:
+        holding.append(await on.hold(DLQ, 50, "a curious person"))
+
+    live = await on.management.live_topology()
+    planned = migration(again, live)
+    await just_after_a_tick()
+    looking = asyncio.create_task(look())
+    with pytest.raises(
+        UnsafeOperation, match=r"Held by: 'a curious person': 50 unacked"
+    ) as refused:
+        await migrate(on.connection, planned, told.append, management=on.management)
+    await looking
+    assert "Run the command again" in str(refused.value)
+    assert any("waiting: 50 messages of 'raffle_dlq'" in text for text in told)
+    await holding[0].close()
+    await on.migrate(again)
+    assert await on.bodies(DLQ) == numbered(50)
+
+
+@in_virtual_time
+async def test_a_consumer_in_its_grace_time_is_waited_for() -> None:
+    """It has ended its consumer and dies 30 s later: what it held is in the new queue."""
+    on = await site()
+    await declare(on.connection, HARDENED)
+    (main,) = [plan.queue for plan in HARDENED.plans]
+    await on.fill(main, 15)
+    changed = replace(
+        HARDENED,
+        queues=tuple(
+            replace(queue, arguments={**queue.arguments, "x-delivery-limit": 77})
+            if queue.name == main
+            else queue
+            for queue in HARDENED.queues
+        ),
+    )
+    await just_after_a_tick()
+    channel = await on.hold(main, 15)
+
+    async def die() -> None:
+        await asyncio.sleep(30)
+        await channel.close()
+
+    dying = asyncio.create_task(die())
+    await on.migrate(changed)
+    await dying
+    assert await on.bodies(main) == numbered(15)
+
+
+def held_back(delay_ms: int) -> Topology:
+    """A retry queue that keeps what its target does not take."""
+    arguments: dict[str, FieldValue] = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "full",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        "x-message-ttl": delay_ms,
+    }
+    full: dict[str, FieldValue] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    return Topology(
+        "t",
+        queues=(
+            Queue("retry", QueueType.QUORUM, arguments=arguments),
+            Queue("full", QueueType.QUORUM, arguments=full),
+        ),
+    )
+
+
+@in_virtual_time
+async def test_what_dead_lettering_holds_back_is_not_deleted() -> None:
+    """The target is full: the retry queue has nothing ready and 59 messages nevertheless."""
+    on = await site()
+    await declare(on.connection, held_back(1000))
+    await on.fill("full", 2)
+    await on.fill("retry", 59)
+    await just_after_a_tick()
+    await asyncio.sleep(1.5)
+    state = await queue_state(on.connection, "retry")
+    assert state is not None
+    assert state.messages == 0
+    with pytest.raises(UnsafeOperation, match="59 messages of 'retry' are held back"):
+        await on.migrate(held_back(2000))
+    channel = await on.connection.open_channel()
+    await channel.purge_queue("full")
+    arrived: Counter[bytes] = Counter()
+    while len(arrived) < 59:  # they come as there is room
+        arrived += await on.bodies("full")
+        await asyncio.sleep(1)
+    assert arrived == numbered(59)
+
+
+@in_virtual_time
+async def test_replacing_does_not_trust_old_statistics() -> None:
+    """Held since a moment ago and still read as 0: the plan sees no risk, and nothing is lost."""
+    on = await site()
+    await declare(on.connection, Topology("t", queues=(Queue("a"),)))
+    await just_after_a_tick()
+    await on.fill("a", 50)
+    channel = await on.hold("a", 50)
+    desired = Topology("t", queues=(Queue("a", arguments={"x-message-ttl": 60_000}),))
+    planned = await live_plan(desired, on.connection, on.management, "/")
+    assert planned.at_risk[0].messages == 0
+    with pytest.raises(UnsafeOperation, match="50 messages of 'a' are held unacked"):
+        await on.replace(desired, "a")
+    await channel.close()
+    assert await on.bodies("a") == numbered(50)
+
+
+# --- the rule itself
+
+
+async def deleted_by(on: Site, watch_s: float) -> Counter[bytes]:
+    """Try to delete a quorum queue of which 50 messages are held; what comes back afterwards."""
+    await declare(on.connection, Topology("t", queues=(Queue("q", QueueType.QUORUM),)))
+    await just_after_a_tick()
+    await on.fill("q", 50)
+    channel = await on.hold("q", 50)
+    emptiness = Emptiness(on.connection, on.management, watch_s=watch_s)
+
+    async def nothing_to_move(_queue: str) -> None:
+        raise AssertionError("nothing is ready")
+
+    try:
+        await emptiness.delete([Queue("q", QueueType.QUORUM)], move=nothing_to_move)
+    except UnsafeOperation:
+        await channel.close()
+        return await on.bodies("q")
+    return Counter()
+
+
+@in_virtual_time
+async def test_one_reading_loses_what_is_held_and_fifteen_seconds_do_not() -> None:
+    """The totals of a quorum queue lag on the embedded broker as on RabbitMQ."""
+    assert await deleted_by(await site(), watch_s=0.0) == Counter()
+    assert await deleted_by(await site(), watch_s=4.0) == Counter()
+    assert await deleted_by(await site(), watch_s=15.0) == numbered(50)
+
+
+@in_virtual_time
+async def test_without_a_management_api_nothing_is_deleted() -> None:
+    """What nobody can tell is not guessed; the refusal says what to give."""
+    on = await site()
+    await declare(on.connection, FAITHFUL)
+    planned = migration(HARDENED, await on.management.live_topology())
+    with pytest.raises(UnsafeOperation, match="--management URL"):
+        await migrate(on.connection, planned)
+    await declare(on.connection, FAITHFUL)
+
+
+class Untold(EmbeddedManagement):
+    """A management API that has no numbers of a queue for some time, as after a restart."""
+
+    def __init__(self, broker: EmbeddedBroker, until: float) -> None:
+        super().__init__(broker)
+        self._until = until
+
+    async def totals(self, vhost: str = "/") -> dict[str, Counts]:
+        """Nothing, until then."""
+        found = await super().totals(vhost)
+        if asyncio.get_running_loop().time() >= self._until:
+            return found
+        return {name: replace(one, messages=None, ready=None) for name, one in found.items()}
+
+
+async def untold(silent_s: float) -> Site:
+    """A queue with three messages, of which the broker tells no numbers for so long."""
+    on = await site()
+    await declare(on.connection, Topology("t", queues=(Queue("a", QueueType.QUORUM),)))
+    await on.fill("a", 3)
+    until = asyncio.get_running_loop().time() + silent_s
+    return replace(on, management=Untold(on.broker, until))
+
+
+@in_virtual_time
+async def test_numbers_that_are_not_told_yet_are_waited_for() -> None:
+    """A queue tells its numbers at its first tick, after it was made or its broker was started."""
+    on = await untold(4.0)
+    await on.migrate(Topology("t", queues=(Queue("a"),)))
+    assert await on.bodies("a") == numbered(3)
+
+
+@in_virtual_time
+async def test_numbers_that_are_never_told_forbid_the_delete() -> None:
+    """Nothing is changed where nobody can know."""
+    on = await untold(1000.0)
+    with pytest.raises(UnsafeOperation, match="does not tell how many messages 'a' has"):
+        await on.migrate(Topology("t", queues=(Queue("a"),)))
+    assert await on.bodies("a") == numbered(3)
+
+
+@in_virtual_time
+async def test_a_queue_fed_by_name_is_deleted_only_when_its_source_is_empty() -> None:
+    """A retry queue that returns to it by its name is waited for; what comes meanwhile moves too."""
+    on = await site()
+    wait: dict[str, FieldValue] = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "main",
+        "x-message-ttl": 30_000,
+    }
+    retry = Queue("retry", QueueType.QUORUM, arguments=wait)
+    await declare(on.connection, Topology("t", queues=(Queue("main"), retry)))
+    await on.fill("retry", 7)
+    began = asyncio.get_running_loop().time()
+    await on.migrate(Topology("t", queues=(Queue("main", QueueType.QUORUM), retry)))
+    assert asyncio.get_running_loop().time() - began > 45
+    assert await on.bodies("main") == numbered(7)
+
+
+@in_virtual_time
+async def test_the_consumers_that_park_by_name_have_to_be_stopped() -> None:
+    """Only the dead-letter queue differs, but whoever handles the main queue publishes to it."""
+    on = await site()
+    mixed = Topology(
+        "t",
+        HARDENED.exchanges,
+        tuple(Queue(DLQ) if queue.name == DLQ else queue for queue in HARDENED.queues),
+        HARDENED.bindings,
+    )
+    await declare(on.connection, mixed)
+    (main,) = [plan.queue for plan in HARDENED.plans]
+    channel = await on.connection.open_channel()
+    await channel.consume(main, lambda _: None)
+    with pytest.raises(UnsafeOperation, match=f"nothing was changed: '{main}' has 1 consumers"):
+        await on.migrate(HARDENED)
+    await declare(on.connection, mixed)
+
+
+@in_virtual_time
+async def test_a_publisher_that_does_not_stop_is_refused_in_the_end() -> None:
+    """It publishes by name: what it sent is kept, and the queue is not deleted under it."""
+    on = await site()
+    await declare(on.connection, Topology("t", queues=(Queue("a", QueueType.QUORUM),)))
+    channel = await on.connection.open_channel()
+    sent = 0
+
+    async def publish() -> None:
+        nonlocal sent
+        while True:
+            await channel.publish(Message("", "a", f"{sent}".encode()))
+            sent += 1
+            await asyncio.sleep(2)
+
+    publishing = asyncio.create_task(publish())
+    with pytest.raises(UnsafeOperation, match="'a' has 1 messages"):
+        await on.migrate(Topology("t", queues=(Queue("a"),)))
+    publishing.cancel()
+    await on.migrate(Topology("t", queues=(Queue("a"),)))
+    assert await on.bodies("a") == numbered(sent)
+
+
+@in_virtual_time
+async def test_what_comes_late_to_the_shadow_moves_too() -> None:
+    """Until the moment of its delete nothing is left behind in it."""
+    on = await site()
+    await declare(on.connection, Topology("t", queues=(Queue("a"),)))
+    channel = await on.connection.open_channel()
+    late: list[asyncio.Future[None]] = []
+
+    async def publish() -> None:
+        await asyncio.sleep(35)  # the queue is new by now, and the shadow is being watched
+        late.append(channel.publish(Message("", "a" + SHADOW, b"0")))
+
+    publishing = asyncio.create_task(publish())
+    await on.migrate(Topology("t", queues=(Queue("a", QueueType.QUORUM),)))
+    await publishing
+    await late[0]
+    assert await on.bodies("a") == numbered(1)
+    assert await queue_state(on.connection, "a" + SHADOW) is None
+
+
+@in_virtual_time
+async def test_an_interrupted_replacement_is_finished_when_named_again() -> None:
+    """The shadow keeps messages and bindings; the plan says how to finish."""
+    on = await site()
+    await declare(on.connection, Topology("t", queues=(Queue("a" + SHADOW, QueueType.QUORUM),)))
+    await on.fill("a" + SHADOW, 3)
+    desired = Topology("t", queues=(Queue("a"),))
+    planned = await live_plan(desired, on.connection, on.management, "/")
+    assert not planned.settled
+    assert any("--replace a" in note for note in planned.notes)
+    await on.replace(desired, "a")
+    assert await on.bodies("a") == numbered(3)
+    assert await queue_state(on.connection, "a" + SHADOW) is None
+
+
+def test_feeders_are_found_in_arguments_policies_and_plans() -> None:
+    """Whoever sends to a queue by its name, whichever way it is told so."""
+    direct = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+    by_policy = {"dead-letter-exchange": "", "dead-letter-routing-key": "q"}
+    elsewhere = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "other"}
+    live = Topology(
+        "t",
+        queues=(
+            Queue("q"),
+            Queue("direct", arguments=direct),
+            Queue("by-policy"),
+            Queue("elsewhere", arguments=elsewhere),
+            Queue("plain"),
+        ),
+        policies=(Policy("p", "^by-policy$", by_policy, apply_to="queues"),),
+    )
+    assert [each.name for each in feeders("q", live)] == ["direct", "by-policy"]
+    plan: Plan = HARDENED.plans[0]
+    handled = Topology("t", queues=(Queue(plan.queue), Queue(plan.parking.queue)))
+    assert [e.name for e in feeders(plan.parking.queue, handled, [plan])] == [plan.queue]

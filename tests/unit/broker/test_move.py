@@ -1,0 +1,111 @@
+"""Moving every message of a queue into another, where deliveries are slow or cannot be sent on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.broker.move import move_all
+from hopback.broker.simulator import EmbeddedBroker, run_virtual
+from hopback.errors import BrokerError
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue, QueueType
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Channel, Connection, OnDelivery
+    from hopback.message import Delivery
+
+COUNT = 30
+
+
+async def prepared() -> Connection:
+    """A connection to a broker with messages in `old` and an empty `new`."""
+    connection = await EmbeddedBroker(version=BrokerVersion(4, 3)).connect()
+    channel = await connection.open_channel()
+    for name in ("old", "new"):
+        await channel.declare_queue(Queue(name, QueueType.QUORUM))
+    for number in range(COUNT):
+        await channel.publish(Message("", "old", f"{number}".encode()))
+    await channel.close()
+    return connection
+
+
+async def count(connection: Connection, queue: str) -> int:
+    """How many messages are ready."""
+    channel = await connection.open_channel()
+    state = await channel.declare_queue(Queue(queue), passive=True)
+    await channel.close()
+    return state.messages
+
+
+class SlowConnection:
+    """A connection whose deliveries and confirms travel for a while; all else is answered at once.
+
+    That is what a quorum queue of RabbitMQ 4.3 did: a passive declare on another channel said that
+    nothing was ready, before the first delivery had come.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def open_channel(self) -> Channel:
+        """A channel with slow deliveries and confirms."""
+        loop = asyncio.get_running_loop()
+        channel = await self._connection.open_channel()
+        consume, cancel, publish = channel.consume, channel.cancel, channel.publish
+
+        async def consume_slowly(queue: str, on_delivery: OnDelivery, **options: Any) -> str:
+            return await consume(
+                queue, lambda delivery: loop.call_later(1.0, on_delivery, delivery), **options
+            )
+
+        async def cancel_after_them(tag: str) -> None:
+            await cancel(tag)
+            await asyncio.sleep(1.0)
+
+        def publish_slowly(message: Message, **options: Any) -> asyncio.Future[None]:
+            slow: asyncio.Future[None] = loop.create_future()
+            publish(message, **options).add_done_callback(
+                lambda _: loop.call_later(0.5, slow.set_result, None)
+            )
+            return slow
+
+        channel.consume = consume_slowly  # type: ignore[method-assign]
+        channel.cancel = cancel_after_them  # type: ignore[method-assign]
+        channel.publish = publish_slowly  # type: ignore[method-assign]
+        return channel
+
+
+def test_what_is_on_its_way_to_us_is_not_moved_twice() -> None:
+    """Nothing ready and nothing in flight is not yet the end: what was handed out is still to come."""
+
+    async def play() -> None:
+        connection = await prepared()
+        slow = SlowConnection(connection)
+        assert await move_all(slow, "old", "new", lambda d: d.properties) == COUNT  # type: ignore[arg-type]
+        assert (await count(connection, "old"), await count(connection, "new")) == (0, COUNT)
+        await connection.close()
+
+    run_virtual(play())
+
+
+def test_a_message_that_cannot_be_published_again_ends_the_move() -> None:
+    """The error is told, nothing waits for ever, and every message is in one of the two queues."""
+
+    def rewrite(delivery: Delivery) -> Properties:
+        if delivery.body == b"3":
+            raise ValueError("a header that cannot be written")
+        return delivery.properties
+
+    async def play() -> None:
+        connection = await prepared()
+        with pytest.raises(BrokerError, match="'old' cannot be published again: a header"):
+            await asyncio.wait_for(move_all(connection, "old", "new", rewrite), 60)
+        assert await count(connection, "old") + await count(connection, "new") >= COUNT
+        assert await count(connection, "old") >= 1
+        await connection.close()
+
+    run_virtual(play())
