@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq import RabbitMQ
@@ -19,6 +19,7 @@ from tests.conformance.facilities import (
     ServerNode,
     ServerPolicies,
 )
+from tests.harness.configuration import QUICK_DEAD_LETTERS_MS
 from tests.harness.configuration import Timings as NodeTimings
 from tests.harness.installation import HOST
 from tests.harness.rabbitmq import RabbitNode
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RealSubject", "Subjects", "needs_expendable", "play_embedded", "play_served"]
 
-_SHORT = NodeTimings(consumer_timeout_ms=3_000)
+_QUICK = NodeTimings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
+_SHORT = replace(_QUICK, consumer_timeout_ms=3_000)
 _EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
 
 
@@ -113,7 +115,7 @@ class RealSubject:
 
     def _node(self, expendable: bool) -> RabbitNode:
         if expendable not in self._nodes:
-            timings = _SHORT if expendable else NodeTimings()
+            timings = _SHORT if expendable else _QUICK
             node = RabbitNode(self.installation, timings=timings).start()
             self._nodes[expendable] = node
             self.version = str(node.management.call("GET", "/overview")["rabbitmq_version"])

@@ -1,9 +1,13 @@
-"""The management HTTP API, as far as Hopback uses it, and the clock.
+"""The management HTTP API, as far as tools of one virtual host use it, and the clock.
 
-GET  /api/overview, /api/whoami, /api/nodes, /api/vhosts, /api/feature-flags
+GET  /api/overview, /api/whoami, /api/nodes, /api/vhosts, /api/users, /api/permissions,
+     /api/feature-flags, /api/cluster-name, /api/aliveness-test/{vhost}
 GET  /api/health/checks/alarms
 GET  /api/queues, /api/exchanges, /api/bindings, /api/policies, /api/operator-policies,
-     /api/connections, /api/consumers, each also with /{vhost}; and /api/queues/{vhost}/{name}
+     /api/connections, /api/channels, /api/consumers, each also with /{vhost}; and each by its name
+GET, POST, DELETE  /api/bindings/{vhost}/e/{exchange}/{q|e}/{name}[/{key}]
+POST         /api/exchanges/{vhost}/{name}/publish, /api/queues/{vhost}/{name}/get
+DELETE       /api/connections/{name}
 PUT, DELETE  /api/queues/{vhost}/{name}, /api/exchanges/{vhost}/{name},
              /api/policies/{vhost}/{name}, /api/operator-policies/{vhost}/{name}
 DELETE       /api/queues/{vhost}/{name}/contents
@@ -15,11 +19,12 @@ POST /clock/advance             {"seconds": 1800}
 from __future__ import annotations
 
 import json
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from hopback.broker.server import api_changes, api_objects
+from hopback.broker.server import api_changes, api_connections, api_messages, api_objects
 from hopback.broker.simulator.refusal import Refusal
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Api"]
 
 _MOST_PER_PAGE = 500
-_DEEPEST = 100
+_DEEPEST = 100  # far more than arguments have; what reads them further on recurses
 
 
 class _Missing(Exception):
@@ -73,7 +78,7 @@ class Api:
             case ["api", *rest] if request.method in ("GET", "HEAD"):
                 return _json(self._get(rest, request, user))
             case ["api", *rest]:
-                return self._change(request, rest)
+                return self._change(request, rest, user)
             case ["clock"] if request.method in ("GET", "HEAD"):
                 return _json(self._clock())
             case ["clock", "advance"] if request.method == "POST":
@@ -84,7 +89,9 @@ class Api:
 
     # Reading.
 
-    def _get(self, path: list[str], request: Request, user: str) -> object:
+    def _get(  # noqa: C901 - a table of paths
+        self, path: list[str], request: Request, user: str
+    ) -> object:
         match path:
             case ["whoami"]:
                 return {"name": user, "tags": ["administrator"]}
@@ -96,6 +103,32 @@ class Api:
             case ["queues", vhost, name]:
                 self._check_vhost(vhost)
                 return self._queue(name)
+            case [section, *rest] if section in ("connections", "channels") and rest:
+                return self._of_connection(section, rest)
+            case ["aliveness-test", vhost]:
+                self._check_vhost(vhost)
+                return {"status": "ok"}
+            case ["vhosts", vhost, "permissions"]:
+                self._check_vhost(vhost)
+                return api_objects.permissions(self._house)
+            case ["users", name, "permissions"]:
+                return [
+                    each for each in api_objects.permissions(self._house) if each["user"] == name
+                ]
+            case ["permissions", vhost, name]:
+                self._check_vhost(vhost)
+                return _named(api_objects.permissions(self._house), name, "user")
+            case [("nodes" | "users" | "vhosts") as section, name]:
+                entries: Any = api_objects.SINGLE[section](self._house)
+                return _named(entries, name)
+            case [("exchanges" | "policies" | "operator-policies") as section, vhost, name]:
+                self._check_vhost(vhost)
+                return _named(
+                    api_objects.LISTS[section](self._house), _exchange_name(section, name)
+                )
+            case [_, vhost, *_] if (found := self._bindings(path)) is not None:
+                self._check_vhost(vhost)
+                return found
             case [section] if section in api_objects.SINGLE:
                 return api_objects.SINGLE[section](self._house)
             case [section, *vhost] if section in api_objects.LISTS and len(vhost) < 2:
@@ -110,15 +143,66 @@ class Api:
             raise _Missing
         return api_objects.queue(self._house, found)
 
+    def _of_connection(self, section: str, path: list[str]) -> object:
+        entries = api_objects.LISTS[section](self._house)
+        match path:
+            case [name, "channels"] if section == "connections":
+                entries = api_objects.LISTS["channels"](self._house)
+                return [each for each in entries if each["connection_details"]["name"] == name]
+            case [name]:
+                return _named(entries, name)
+        raise _Missing
+
+    def _bindings(self, path: list[str]) -> object:
+        """The bindings that a path names; None if it names none."""
+        between = partial(api_objects.bindings_between, self._house)
+        match path:
+            case ["queues", _, name, "bindings"]:
+                return between(destination=(name, False))
+            case ["exchanges", _, name, "bindings", "source"]:
+                return between(source=_exchange_name("exchanges", name))
+            case ["exchanges", _, name, "bindings", "destination"]:
+                return between(destination=(name, True))
+            case ["bindings", _, "e", source, ("q" | "e") as kind, name, *key] if len(key) < 2:
+                found = between(
+                    source=_exchange_name("exchanges", source), destination=(name, kind == "e")
+                )
+                return _named(found, key[0], "properties_key") if key else found
+        return None
+
     def _check_vhost(self, vhost: str) -> None:
         if vhost != "/":
             raise _Missing
 
     # Changing.
 
-    def _change(self, request: Request, path: list[str]) -> Response:
+    def _change(  # noqa: C901 - a table of paths
+        self, request: Request, path: list[str], user: str
+    ) -> Response:
         house = self._house
         match request.method, path:
+            case "POST", ["exchanges", vhost, name, "publish"]:
+                self._check_vhost(vhost)
+                return _json(api_messages.publish(house, name, _object(request), user))
+            case "POST", ["queues", vhost, name, "get"]:
+                self._check_vhost(vhost)
+                if name not in house.node.queues:
+                    raise _Missing
+                return _json(api_messages.get(house, name, _object(request), user))
+            case "POST", ["bindings", vhost, "e", source, ("q" | "e") as kind, name]:
+                self._check_vhost(vhost)
+                key = api_changes.bind(house, source, (name, kind == "e"), _object(request))
+                where = {"Location": f"{quote(name, '')}/{quote(key, '')}"}
+                return Response(HTTPStatus.CREATED, headers=where)
+            case "DELETE", ["bindings", vhost, "e", source, ("q" | "e") as kind, name, key]:
+                self._check_vhost(vhost)
+                return _gone(api_changes.unbind(house, source, (name, kind == "e"), key))
+            case "DELETE", ["connections", name]:
+                client = api_connections.of_connection(house, name)
+                if client is None:
+                    raise _Missing
+                api_connections.close(client, request.headers.get("x-reason", ""))
+                return Response(HTTPStatus.NO_CONTENT)
             case "POST", ["definitions", *vhost] if len(vhost) < 2:
                 if vhost:
                     self._check_vhost(vhost[0])
@@ -148,8 +232,23 @@ class Api:
         seconds = asked.get("seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ValueError(f'expected {{"seconds": a number}}, got {seconds!r}')
-        found = await self._time.advance(float(seconds))
+        try:
+            found = await self._time.advance(float(seconds))
+        except OverflowError:
+            raise ValueError("expected seconds that can be counted, got a larger number") from None
         return _json({"now": found.now, "deadlines": found.deadlines})
+
+
+def _named(entries: list[dict[str, Any]], name: str, key: str = "name") -> dict[str, Any]:
+    for each in entries:
+        if each[key] == name:
+            return each
+    raise _Missing
+
+
+def _exchange_name(section: str, name: str) -> str:
+    """In paths the exchange without a name has one."""
+    return "" if section == "exchanges" and name == api_messages.DEFAULT_EXCHANGE else name
 
 
 def _object(request: Request) -> dict[str, Any]:
@@ -159,17 +258,21 @@ def _object(request: Request) -> dict[str, Any]:
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected a JSON object, got something else: {error}") from error
-    if not isinstance(found, dict) or _depth(found) > _DEEPEST:
+    if not isinstance(found, dict):
         raise ValueError("expected a JSON object, got another value")
+    _check_depth(found)
     return found
 
 
-def _depth(value: object) -> int:
-    if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max(map(_depth, value), default=0)
-    return 0
+def _check_depth(value: dict[str, Any]) -> None:
+    """ValueError if it is nested deeper than any argument is; level by level, not by recursion."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(_DEEPEST + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"expected JSON of at most {_DEEPEST} levels, got more")
 
 
 def _paged(entries: list[dict[str, Any]], request: Request) -> object:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hopback.broker.server.api_objects import properties_key
 from hopback.broker.simulator.journal import Loss
 from hopback.broker.simulator.refusal import Refusal
 from hopback.topology.definitions_objects import SECTIONS, parse
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from hopback.errors import Problem
     from hopback.topology.definitions_objects import Definable
 
-__all__ = ["DELETES", "PUTS", "purge", "take_definitions"]
+__all__ = ["DELETES", "PUTS", "bind", "purge", "take_definitions", "unbind"]
 
 _Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
+_LONGEST_NAME = 255  # bytes of a short string, as AMQP says names
 
 
 @contextmanager
@@ -36,10 +38,24 @@ def _session(house: House) -> Iterator[Session]:
         session.close()
 
 
+_BOOLEANS = {"true": True, "false": False}
+_FLAGS = frozenset({"durable", "auto_delete", "internal"})
+
+
 def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
-    """An object of a request; ValueError with everything that is wrong with it."""
+    """An object of a request; ValueError with everything that is wrong with it.
+
+    As at RabbitMQ, truth and the priority of a policy may be text: `rabbitmqadmin` sends them so.
+    """
     problems: list[Problem] = []
-    found = parse(section, Place(section, {**asked, "name": name}, problems))
+    told: dict[str, Any] = {
+        key: _BOOLEANS.get(value, value) if isinstance(value, str) and key in _FLAGS else value
+        for key, value in {**asked, "name": name}.items()
+    }
+    priority = told.get("priority")
+    if isinstance(priority, str) and priority.removeprefix("-").isdecimal() and len(priority) < 10:
+        told["priority"] = int(priority)
+    found = parse(section, Place(section, told, problems))
     if problems or not isinstance(found, kind):
         raise ValueError("; ".join(map(str, problems)) or f"expected one of the {section}")
     return found
@@ -47,6 +63,9 @@ def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
 
 def _put_queue(house: House, name: str, asked: _Json) -> bool:
     """Declare a queue; whether it is new."""
+    if (length := len(name.encode())) > _LONGEST_NAME:
+        # RabbitMQ's own words; exchanges, and names with a NUL, it takes.
+        raise ValueError(f"queue should be less than 255 bytes, actually was {length}\n")
     queue = _read("queues", name, asked, Queue)
     new = name not in house.node.queues
     _check_room(house, new=new)
@@ -118,6 +137,34 @@ def purge(house: House, name: str) -> bool:
     if found is not None:
         found.purge()
     return found is not None
+
+
+def bind(house: House, source: str, destination: tuple[str, bool], asked: _Json) -> str:
+    """Bind a queue, or an exchange (True), to an exchange; the key of the binding in a path."""
+    found = _read(
+        "bindings",
+        "",
+        {
+            **asked,
+            "source": source,
+            "destination": destination[0],
+            "destination_type": "exchange" if destination[1] else "queue",
+        },
+        Binding,
+    )
+    _check_room(house, new=found not in house.node.wiring.bindings)
+    house.node.wiring.bind(found)
+    return properties_key(found)
+
+
+def unbind(house: House, source: str, destination: tuple[str, bool], key: str) -> bool:
+    """Remove the binding with that key; whether it was there."""
+    for found in house.node.wiring.bindings:
+        ends = (found.source, (found.destination, found.to_exchange))
+        if ends == (source, destination) and properties_key(found) == key:
+            house.node.wiring.unbind(found)
+            return True
+    return False
 
 
 def take_definitions(house: House, document: _Json) -> None:

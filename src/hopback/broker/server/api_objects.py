@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Mapping
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote_plus
 
 from hopback import __version__
+from hopback.broker.server.api_connections import channels, connections, consumers
+from hopback.broker.server.json_values import NODE, plain, table
 from hopback.broker.simulator.settings import policy_for
 from hopback.topology.model import Exchange
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.broker.server.house import House
     from hopback.broker.simulator.queue import LiveQueue
     from hopback.topology.model import Binding, Policy
 
-__all__ = ["LISTS", "SINGLE", "alarms", "definitions", "queue"]
+__all__ = [
+    "LISTS",
+    "SINGLE",
+    "alarms",
+    "bindings_between",
+    "definitions",
+    "permissions",
+    "properties_key",
+    "queue",
+    "users",
+]
 
 _Object: TypeAlias = dict[str, Any]
-_NODE = "hopback@localhost"
 _DEFAULT = Exchange("")
-
-
-def _plain(value: object) -> object:
-    """A field value as JSON has it; bytes that are no text in base64."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _table(value: Mapping[str, object]) -> _Object:
-    return {str(key): _plain(inner) for key, inner in value.items()}
 
 
 def _overview(house: House) -> _Object:
@@ -52,7 +49,7 @@ def _overview(house: House) -> _Object:
         "hopback_version": __version__,
         "cluster_name": house.cluster_name,
         "erlang_version": "",
-        "node": _NODE,
+        "node": NODE,
         "object_totals": {
             "channels": sum(len(session.channels) for session in node.sessions),
             "connections": len(node.sessions),
@@ -72,7 +69,7 @@ def alarms(house: House) -> _Object:
     """`/api/health/checks/alarms`, without its status."""
     if not house.blocked:
         return {"status": "ok"}
-    alarm = {"node": _NODE, "resource": "memory"}
+    alarm = {"node": NODE, "resource": "memory"}
     return {"status": "failed", "reason": "There are alarms", "alarms": [alarm]}
 
 
@@ -84,7 +81,7 @@ def _queues(house: House) -> list[_Object]:
 def queue(house: House, found: LiveQueue) -> _Object:
     """One queue."""
     kind = "quorum" if found.is_quorum else "classic"
-    arguments = _table(found.arguments)
+    arguments = table(found.arguments)
     if house.node.profile.version.major >= 4:
         arguments = {**arguments, "x-queue-type": kind}
     return {
@@ -95,11 +92,11 @@ def queue(house: House, found: LiveQueue) -> _Object:
         "auto_delete": found.auto_delete,
         "exclusive": found.owner is not None,
         "arguments": arguments,
-        "node": _NODE,
+        "node": NODE,
         "state": "down" if found.down else "running",
         **_counts(found),
         **_policy_of(house, found, kind),
-        **({"leader": _NODE, "members": [_NODE], "online": [_NODE]} if found.is_quorum else {}),
+        **({"leader": NODE, "members": [NODE], "online": [NODE]} if found.is_quorum else {}),
     }
 
 
@@ -129,11 +126,11 @@ def _policy_of(house: House, found: LiveQueue, kind: str) -> _Object:
 
 def _merged(user: Policy | None, operator: Policy | None) -> _Object:
     """The user's keys, and the operator's, of which the smaller number holds."""
-    merged: _Object = {} if user is None else _table(user.definition)
+    merged: _Object = {} if user is None else table(user.definition)
     for key, value in {} if operator is None else operator.definition.items():
         known = merged.get(key)
         both = isinstance(known, int) and isinstance(value, int)
-        merged[key] = min(known, value) if both else _plain(value)  # type: ignore[type-var]
+        merged[key] = min(known, value) if both else plain(value)  # type: ignore[type-var]
     return merged
 
 
@@ -150,7 +147,7 @@ def _exchange(found: Exchange) -> _Object:
         "durable": found.durable,
         "auto_delete": found.auto_delete,
         "internal": found.internal,
-        "arguments": _table(found.arguments),
+        "arguments": table(found.arguments),
     }
 
 
@@ -168,17 +165,61 @@ def _binding(source: str, destination: str, key: str) -> _Object:
         "source": source,
         "vhost": "/",
         "destination": destination,
-        "routing_key": _plain(key),
-        "properties_key": _plain(key) or "~",
+        "routing_key": plain(key),
+        "properties_key": _quoted(key) or "~",
     }
 
 
 def _bound(found: Binding) -> _Object:
-    return {
+    told: _Object = {
         **_binding(found.source, found.destination, found.routing_key),
         "destination_type": "exchange" if found.to_exchange else "queue",
-        "arguments": _table(found.arguments),
+        "arguments": table(found.arguments),
     }
+    if found.arguments:
+        told["properties_key"] = properties_key(found)
+    return told
+
+
+def properties_key(found: Binding) -> str:
+    """What tells bindings of the same two ends apart in a path: the key, and a hash of arguments."""
+    key = _quoted(found.routing_key)
+    if not found.arguments:
+        return key or "~"
+    told = json.dumps(table(found.arguments), sort_keys=True)
+    return f"{key}~{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def _quoted(key: str) -> str:
+    return quote_plus(str(plain(key)), safe="").replace("~", "%7E")
+
+
+def bindings_between(
+    house: House, *, source: str | None = None, destination: tuple[str, bool] | None = None
+) -> list[_Object]:
+    """The bindings from an exchange, to a queue or exchange (True for an exchange), or both."""
+    kind = None if destination is None else "exchange" if destination[1] else "queue"
+    return [
+        each
+        for each in _bindings(house)
+        if source in (None, each["source"])
+        and (destination is None or (destination[0], kind) == _end(each))
+    ]
+
+
+def _end(binding: _Object) -> tuple[object, object]:
+    return binding["destination"], binding["destination_type"]
+
+
+def users(house: House) -> list[_Object]:
+    """`/api/users`: who may log in may do everything."""
+    return [{"name": name, "tags": ["administrator"]} for name in house.users.names]
+
+
+def permissions(house: House) -> list[_Object]:
+    """`/api/permissions`."""
+    every = {"configure": ".*", "write": ".*", "read": ".*"}
+    return [{"user": name, "vhost": "/", **every} for name in house.users.names]
 
 
 def _policies(house: House) -> list[_Object]:
@@ -197,42 +238,9 @@ def _policy(found: Policy) -> _Object:
         "name": found.name,
         "pattern": found.pattern,
         "apply-to": found.apply_to,
-        "definition": _table(found.definition),
+        "definition": table(found.definition),
         "priority": found.priority,
     }
-
-
-def _connections(house: House) -> list[_Object]:
-    """`/api/connections`."""
-    return [
-        {
-            "name": _plain(session.name),
-            "user": session.user,
-            "vhost": "/",
-            "channels": len(session.channels),
-            "state": "running",
-            "node": _NODE,
-        }
-        for session in house.node.sessions
-    ]
-
-
-def _consumers(house: House) -> list[_Object]:
-    """`/api/consumers`."""
-    return [
-        {
-            "consumer_tag": _plain(each.tag),
-            "queue": {"name": found.name, "vhost": "/"},
-            "ack_required": not each.no_ack,
-            "prefetch_count": each.prefetch,
-            "exclusive": each.exclusive,
-            "active": True,
-            "arguments": _table(each.arguments),
-            "channel_details": {"number": each.channel.number},
-        }
-        for found in house.node.queues.values()
-        for each in found.rota.consumers
-    ]
 
 
 def _vhosts(_house: House) -> list[_Object]:
@@ -242,12 +250,29 @@ def _vhosts(_house: House) -> list[_Object]:
 
 def _nodes(house: House) -> list[_Object]:
     """`/api/nodes`: one."""
-    return [{"name": _NODE, "type": "disc", "running": True, "mem_alarm": house.blocked}]
+    return [
+        {
+            "name": NODE,
+            "type": "disc",
+            "running": True,
+            "mem_alarm": house.blocked,
+            "disk_free_alarm": False,
+            "partitions": [],
+            "applications": [],
+            "contexts": [],
+            "enabled_plugins": [],
+        }
+    ]
 
 
 def _feature_flags(_house: House) -> list[_Object]:
     """`/api/feature-flags`: what Hopback looks for is there and enabled."""
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
+
+
+def _none(_house: House) -> list[_Object]:
+    """What this broker does not have."""
+    return []
 
 
 def definitions(house: House, users: tuple[str, ...] | None) -> _Object:
@@ -286,19 +311,25 @@ def _without(entry: _Object, key: str) -> _Object:
 
 LISTS: dict[str, Callable[[House], list[_Object]]] = {
     "bindings": _bindings,
-    "connections": _connections,
-    "consumers": _consumers,
+    "channels": channels,
+    "connections": connections,
+    "consumers": consumers,
     "exchanges": _exchanges,
     "operator-policies": _operator_policies,
+    "parameters": _none,
     "policies": _policies,
     "queues": _queues,
+    "vhost-limits": _none,
 }
 """What can be listed, whole or of the virtual host."""
 
 SINGLE: dict[str, Callable[[House], object]] = {
+    "cluster-name": lambda house: {"name": house.cluster_name},
     "feature-flags": _feature_flags,
     "nodes": _nodes,
     "overview": _overview,
+    "permissions": permissions,
+    "users": users,
     "vhosts": _vhosts,
 }
 """What there is once."""

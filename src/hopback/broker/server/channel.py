@@ -47,6 +47,11 @@ class ServerChannel:
         self._confirmed_to = 0
         self._tags: dict[str, bytes] = {}
 
+    @property
+    def name(self) -> str:
+        """What RabbitMQ calls a channel."""
+        return f"{self.client.name} ({self.number})"
+
     # What the client says.
 
     def on_event(self, event: Event) -> None:
@@ -99,6 +104,9 @@ class ServerChannel:
             client.core.content(self.number, method, event.raw_properties, body)
         if self.confirming:
             self._confirm(stored=fate is not EventKind.REFUSED)
+            if fate is EventKind.RETURNED or fate is EventKind.DROPPED:
+                # Nothing has to be stored: the answer goes at once, also before a close that follows.
+                self.send_confirms()
 
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
         """Hand a direct reply to whoever asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopback.broker.server.channel import ServerChannel, reply_text
 from hopback.broker.server.greeting import client_name, server_properties, wire_limits
@@ -36,6 +36,9 @@ _log = logging.getLogger("hopback.broker")
 _TURN_BYTES = 256 * 1024
 """How much is handed out to one client before others have their turn."""
 _CLOSE_SECONDS = 3.0
+_HANG_UP_SECONDS = 15.0
+"""How long a client that has said goodbye may take to hang up. RabbitMQ waits too; clients that write
+on many channels at once would otherwise see a broken pipe."""
 _FORCED = 320
 
 
@@ -50,7 +53,16 @@ class Client:
         self.peer = ""
         self.doing = 0
         """The method that is being carried out, for the answer to one that fails."""
-        self._session: Session | None = None
+        self.session: Session | None = None
+        """Its connection to the node, from the end of its handshake on."""
+        self.peer_port = 0
+        self.here = ("", 0)
+        """Where it has reached us."""
+        self.properties: dict[str, Any] = {}
+        """What it says of itself."""
+        self.mechanism = ""
+        self.heartbeat = 0
+        self.connected_at_ms = 0
         self.knows_cancel = False
         self._knows_blocked = False
         self._channels: dict[int, ServerChannel] = {}
@@ -67,9 +79,25 @@ class Client:
 
     # The line.
 
-    def on_opened(self, peer: str) -> None:
+    @property
+    def name(self) -> str:
+        """Where it is and where it has reached us: what RabbitMQ calls a connection."""
+        return f"{self.peer}:{self.peer_port} -> {self.here[0]}:{self.here[1]}"
+
+    @property
+    def open_channels(self) -> tuple[ServerChannel, ...]:
+        """Its channels."""
+        return tuple(self._channels.values())
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it waits because it publishes while memory is short."""
+        return self._unread is not None
+
+    def on_opened(self, peer: tuple[str, int], here: tuple[str, int]) -> None:
         """Somebody is there, and has some seconds to say who."""
-        self.peer = peer
+        self.peer, self.peer_port = peer
+        self.here = here
         if not self.house.enter(self):
             _log.warning("connection refused: there are %s", self.house.limits.connections)
             self.line.abort()
@@ -77,7 +105,7 @@ class Client:
         limits = self.house.limits
         self._handshake = ServerHandshake(
             self.core,
-            lambda mechanism, response: self.house.users.sasl(mechanism, response, peer),
+            lambda mechanism, response: self.house.users.sasl(mechanism, response, self.peer),
             tuning=Tuning(limits.channels, limits.frame_max, limits.heartbeat),
             properties=server_properties(self.house),
             mechanisms=MECHANISMS,
@@ -113,12 +141,14 @@ class Client:
         if handshake.done:
             self._handshake = None
             self._stop_timer()
-            told = handshake.client_properties
+            told = self.properties = handshake.client_properties
+            self.mechanism, self.heartbeat = handshake.mechanism, handshake.tuning.heartbeat
+            self.connected_at_ms = int(self.house.node.now() * 1000)
             abilities = told.get("capabilities")
             if isinstance(abilities, dict):
                 self.knows_cancel = abilities.get("consumer_cancel_notify") is True
                 self._knows_blocked = abilities.get("connection.blocked") is True
-            self._session = self.house.node.connect(client_name(told, self.peer), handshake.user)
+            self.session = self.house.node.connect(client_name(told, self.peer), handshake.user)
             self.line.start_pulse(handshake.tuning.heartbeat)
         elif self.core.state is ConnectionState.SERVER_CLOSING:
             _log.warning("login from %s refused", self.peer)
@@ -132,7 +162,7 @@ class Client:
                 self._open_channel(event.channel)
             case "connection.close":
                 self._leave()
-                self.line.close()
+                self.line.await_end(_HANG_UP_SECONDS)
             case "connection.close-ok":
                 self.line.close()
             case "connection.update-secret":
@@ -145,8 +175,8 @@ class Client:
             refusal = Refusal(506, "RESOURCE_ERROR - too many channels", connection=True)
             self.refuse(refusal)
             return
-        if self._session is not None:
-            channel = self._channels[number] = ServerChannel(self, self._session, number)
+        if self.session is not None:
+            channel = self._channels[number] = ServerChannel(self, self.session, number)
             channel.state.paused = self.paused
             self.core.send(number, "channel.open-ok")
 
@@ -176,8 +206,8 @@ class Client:
         """What was unsettled goes back."""
         for channel in self._channels.values():
             self.house.replies.end(channel)
-        if self._session is not None:
-            self._session.close()
+        if self.session is not None:
+            self.session.close()
         self._channels.clear()
 
     @property
@@ -222,6 +252,10 @@ class Client:
             refusal = Refusal(502, f"SYNTAX_ERROR - {error}", connection=True)
             self.refuse(refusal)
             raise refusal from error
+        if found.opaque_headers:
+            refusal = Refusal(541, "INTERNAL_ERROR", connection=True)
+            self.refuse(refusal)
+            raise refusal
         self._last = (raw, found)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.broker.server.pressure import Pressure
+from hopback.broker.server.pressure import Pressure, give_back_memory
 from hopback.broker.server.replies import Replies
 from hopback.broker.server.users import Users
 from hopback.broker.simulator.node import Node
@@ -119,6 +119,11 @@ class House:
         if waited and not self.blocked:
             for client in tuple(self.clients):
                 client.listen_again()
+
+    def tidy_up(self) -> None:
+        """Give memory back after a burst: called now and then."""
+        if self._pressure.is_giving_back_worth_it():
+            give_back_memory()
 
     def check_memory(self) -> None:
         """Measure anew: called now and then, and by the alarm itself."""

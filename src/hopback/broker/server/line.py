@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from hopback.wire.transport import Owner, Wire
 
 if TYPE_CHECKING:
+    from hopback.errors import BrokerError
     from hopback.wire.connection import Connection
 
 __all__ = ["LineOwner", "ServerLine"]
@@ -18,6 +19,9 @@ _log = logging.getLogger("hopback.broker")
 
 _HIGH_WATER = 512 * 1024
 """How much may wait for a slow reader before deliveries to it stop."""
+_GOODBYE_SECONDS = 3.0
+"""How long a client that broke the protocol may take to read why. Hanging up at once would throw away
+what it has not read yet."""
 _FLOOD = 8 * 1024 * 1024
 """How much may wait in answers alone before we stop reading what it asks."""
 
@@ -25,8 +29,8 @@ _FLOOD = 8 * 1024 * 1024
 class LineOwner(Owner, Protocol):
     """Who is told what happens on a server's line."""
 
-    def on_opened(self, peer: str) -> None:
-        """Somebody is there."""
+    def on_opened(self, peer: tuple[str, int], here: tuple[str, int]) -> None:
+        """Somebody is there: where it is, and where it has reached us."""
 
     def before_write(self) -> None:
         """What is queued will be written now: add what was held back to be gathered."""
@@ -56,8 +60,11 @@ class ServerLine(Wire):
         if found is not None:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._told.on_opened(str(peer[0]) if peer else "")
+        peer, here = (
+            (str(address[0]), int(address[1])) if address else ("", 0)
+            for address in map(transport.get_extra_info, ("peername", "sockname"))
+        )
+        self._told.on_opened(peer, here)
 
     def data_received(self, data: bytes) -> None:
         """Bytes in; a fault of ours costs this client its connection and nobody else anything."""
@@ -67,6 +74,11 @@ class ServerLine(Wire):
         except Exception:
             _log.exception("a client's bytes led to an error in the broker")
             self.abort()
+
+    def fail(self, error: BrokerError) -> None:
+        """Say why the connection ends, and let the client read it."""
+        self._error = self._error or error
+        self.await_end(_GOODBYE_SECONDS)
 
     def resume_writing(self) -> None:
         """The client reads again."""

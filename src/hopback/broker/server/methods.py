@@ -77,6 +77,7 @@ def _named(channel: ServerChannel, name: str) -> str:
 def _flow(channel: ServerChannel, asked: _Arguments) -> None:
     if not asked["active"]:
         channel.refuse(not_implemented("active=false"))
+    channel.reply("channel.flow-ok", asked, active=True)
 
 
 # Exchanges.

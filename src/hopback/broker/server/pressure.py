@@ -6,16 +6,20 @@ a while in a full broker. So counting costs next to nothing until memory runs sh
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hopback.broker.server.house import House
     from hopback.broker.simulator.queue import LiveQueue
 
-__all__ = ["MESSAGE_BYTES", "Pressure"]
+__all__ = ["MESSAGE_BYTES", "Pressure", "give_back_memory"]
 
 MESSAGE_BYTES = 600
 """What a message takes beside its body, roughly."""
+_WORTH_GIVING_BACK = 16 * 1024 * 1024
+"""Published since the last time: below this there is little to give back."""
 _HIGH = 0.95
 _LOW = 0.8
 
@@ -28,16 +32,25 @@ class Pressure:
         self._limit = house.limits.memory_bytes
         self._used = 0
         self._copies = 0
+        self._published = 0
         self.is_high = False
         """Whether publishers have to wait; once so, it stays until there is some room again."""
 
     def add(self, size: int) -> None:
         """A message of this size was published; how many queues took a copy, the node knows."""
         copies = self._house.node.copies
+        self._published += size + MESSAGE_BYTES
         self._used += size + (copies - self._copies) * MESSAGE_BYTES
         self._copies = copies
         if self._used > self._limit and not self.is_high:
             self._house.check_memory()
+
+    def is_giving_back_worth_it(self) -> bool:
+        """Whether much has come, and perhaps gone, since this was last asked with that answer."""
+        worth = self._published > _WORTH_GIVING_BACK
+        if worth:
+            self._published = 0
+        return worth
 
     def measure(self) -> None:
         """Count everything, and hang up on those who never finish a large message."""
@@ -57,6 +70,18 @@ class Pressure:
             if size * len(begun) >= total:
                 client.line.abort()
         return 0
+
+
+def give_back_memory() -> None:
+    """Give the system what messages that are gone have left behind.
+
+    glibc keeps it otherwise: 134 MB after 100,000 messages of 1 KiB, 31 MB after this. Where the C
+    library has no such function, nothing happens.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _stored(queue: LiveQueue) -> int:

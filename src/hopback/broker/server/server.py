@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["BrokerServer"]
 
 _LOOK_S = 0.25
+_TIDY_S = 10.0
+"""How often memory is given back at most: it takes some milliseconds in which nobody is served."""
 _FAREWELL_S = 1.0
 _LARGEST_REQUEST = 16 * 1024 * 1024
 
@@ -116,10 +118,15 @@ class BrokerServer:
         await asyncio.sleep(0)
 
     async def _watch_memory(self) -> None:
+        tidied = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(_LOOK_S)
             if self.house.blocked or self.house.is_receiving_much():
                 self.house.check_memory()
+            now = asyncio.get_running_loop().time()
+            if now - tidied >= _TIDY_S:
+                tidied = now
+                self.house.tidy_up()
 
     # What an operator can do.
 

@@ -141,6 +141,7 @@ class Safekeeping:
 
     def abandon(self, loss: Loss) -> None:
         """Let all of them go."""
+        self._queue.ticks.before_change()
         for letter in self.letters:
             self._tell(EventKind.DROPPED, letter.entry, loss)
         self._waiting.clear()
@@ -157,6 +158,7 @@ class Safekeeping:
             self._alarm.set(self._queue.node.now() + _RETRY_S)
 
     def _retry(self) -> None:
+        self._queue.ticks.before_change()
         self._under_way = [letter for letter in self._under_way if not self._pass_on(letter)]
         self._work()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.broker.simulator.stored import Content, copied_table, with_headers
+from hopback.broker.simulator.stored import Content, copied_table, taken_off, with_headers
 from hopback.fields import Timestamp
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def bury(
     death = _death(content, queue, reason, now)
     deaths = _recorded(headers, content.deaths, death, profile)
     _write(headers, deaths, death, content, profile)
+    further = content.properties.further_headers
     if routing_key is not None and profile.removes_cc:
-        headers.pop("CC", None)
-    if profile.sorts_headers:
-        headers = dict(sorted(headers.items()))
+        further = taken_off(headers, further, "CC")
+    headers = dict(sorted(headers.items()))
     letter = Content(
         content.body,
-        with_headers(content.properties, headers, keep_expiration=False),
+        with_headers(content.properties, headers, keep_expiration=False, further=further),
         headers,
         exchange,
         content.keys if routing_key is None else (routing_key,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.simulator.arguments import check_expiration
@@ -14,14 +15,14 @@ from hopback.broker.simulator.refusal import (
     type_name,
     where,
 )
-from hopback.broker.simulator.stored import Content, copied_table
-from hopback.fields import table_size
+from hopback.broker.simulator.stored import Content, copied_table, taken_off, with_headers
+from hopback.fields import RawValue, further_size, table_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.broker.simulator.profile import Profile
-    from hopback.fields import FieldValue
+    from hopback.fields import FieldValue, FurtherHeaders
     from hopback.message import Message, Properties
     from hopback.topology.model import Exchange
 
@@ -63,11 +64,17 @@ class Intake:
     def take(self, message: Message, properties: Properties, user: str) -> Content:
         """The message as the broker keeps it; Refusal if it is not to be had."""
         self._check(message, properties, user)
+        if properties.opaque_headers:
+            # No client sends what it could not read: it would not get over the wire either.
+            properties = replace(properties, opaque_headers=b"")
         headers = self._headers(properties) if properties.headers else _NOTHING
         keys: tuple[str, ...] = (message.routing_key,)
         if headers and ("CC" in headers or "BCC" in headers):
             keys += (*_copies(headers, "CC"), *_copies(headers, "BCC"))
-            headers.pop("BCC", None)
+            further = taken_off(headers, properties.further_headers, "BCC")
+            properties = with_headers(properties, headers, further=further)
+        if properties.further_headers and self._profile.sorts_headers:
+            properties = with_headers(properties, headers, further=_each_once(properties))
         self._count += 1
         deaths = published_deaths(headers, self._profile) if "x-death" in headers else ()
         return Content(
@@ -100,16 +107,31 @@ class Intake:
 
     def _headers(self, properties: Properties) -> dict[str, FieldValue]:
         """The broker's own copy of the headers, in the order in which it hands them out."""
-        table = table_size(properties.headers) + len(properties.opaque_headers)
+        table = table_size(properties.headers) + further_size(properties.further_headers)
         if table > FRAME_PAYLOAD - _ALL_OTHERS:
             _check_frame(properties, table)
         headers = copied_table(properties.headers)
         return dict(sorted(headers.items())) if self._profile.sorts_headers else headers
 
 
+def _each_once(properties: Properties) -> FurtherHeaders:
+    """What is left of further headers where the broker keeps the first of each name only."""
+    once: dict[bytes, FieldValue] = {}
+    for name, value in properties.further_headers:
+        once.setdefault(name, value)
+    return tuple(
+        (name, value)
+        for name, value in once.items()
+        if name.decode("utf-8", "surrogateescape") not in properties.headers
+    )
+
+
 def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
     """The further routing keys that a header asks for."""
     found = headers.get(name, [])
+    if isinstance(found, RawValue):
+        texts = found.texts()
+        found = {} if texts is None else texts
     if not isinstance(found, list):
         kind = type_name(found)
         raise precondition_failed(

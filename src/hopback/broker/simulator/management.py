@@ -1,10 +1,12 @@
-"""The embedded broker as a management client sees RabbitMQ: what is there, without delay."""
+"""The embedded broker as a management client sees RabbitMQ: what only it tells is as old as there."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.management.readings import Counts, QueueReading
+from hopback.broker.simulator.ticks import TICK_S
 from hopback.errors import ManagementError, ManagementNotFound
 from hopback.topology.effective import applied_policy
 from hopback.topology.model import Queue, QueueType, Topology
@@ -37,6 +39,33 @@ class EmbeddedManagement:
         if found is None:
             raise ManagementNotFound(f"{self.address}: no queue {name!r} in {vhost!r}", status=404)
         return self._reading(found)
+
+    async def totals(self, _vhost: str = "/") -> dict[str, Counts]:
+        """Everything in each queue: exact for classic queues, of the last tick for quorum queues."""
+        return {
+            name: self._counts(live, exact=not live.is_quorum)
+            for name, live in self._broker.node.queues.items()
+        }
+
+    async def holders(self, _vhost: str, queue: str) -> tuple[str, ...]:
+        """Who consumes from the queue or holds messages of it, in words."""
+        found = []
+        for session in self._broker.node.sessions:
+            channels = session.channels.values()
+            consumers = sum(
+                each.queue.name == queue
+                for channel in channels
+                for each in channel.consumers.values()
+            )
+            unacked = sum(
+                taken.source.name == queue and not taken.void
+                for channel in channels
+                for taken in channel.unacked.values()
+            )
+            if consumers or unacked:
+                consumes = "consumes, " if consumers else ""
+                found.append(f"{session.name!r}: {consumes}{unacked} unacked")
+        return tuple(found)
 
     async def live_topology(self, vhost: str = "/") -> Topology:
         """What is on the broker now, with its policies, as a topology without plans."""
@@ -75,7 +104,6 @@ class EmbeddedManagement:
     def _reading(self, live: LiveQueue) -> QueueReading:
         queue = _declared(live)
         policy = applied_policy(queue, self._broker.node.policies.all())
-        ready, held = len(live.ready), len(live.safe.letters)
         return QueueReading(
             queue=queue,
             vhost="/",
@@ -85,11 +113,23 @@ class EmbeddedManagement:
             state="down" if live.down else "running",
             idle_since=None,
             leader=None,
-            counts=Counts(
-                ready + live.unacked, ready, live.unacked, held, len(live.rota.consumers),
-                self._broker.node.now(), "embedded", 0.0,
-            ),
-        )  # fmt: skip
+            counts=self._counts(live, exact=False),
+        )
+
+    def _counts(self, live: LiveQueue, *, exact: bool) -> Counts:
+        """What is ready now, as a passive declare tells it; the rest as of the last tick."""
+        now = live.ticks.exact()
+        tally = now if exact else replace(live.ticks.last(), ready=now.ready)
+        return Counts(
+            tally.messages,
+            tally.ready,
+            tally.unacked,
+            tally.held_back if live.is_quorum else None,
+            tally.consumers,
+            self._broker.node.now(),
+            "embedded",
+            0.0 if exact else TICK_S,
+        )
 
 
 def _declared(live: LiveQueue) -> Queue:

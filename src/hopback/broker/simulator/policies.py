@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.broker.simulator.settings import policy_for, settings_for
+from hopback.topology.policy_pattern import pattern_flaw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,13 +107,12 @@ class Policies:
                 f"policy {policy.name!r}: expected apply-to to be one of"
                 f" {', '.join(sorted(kinds))}, got {policy.apply_to!r}"
             )
-        try:
-            re.compile(policy.pattern)
-        except (re.error, RecursionError) as error:
+        flaw = pattern_flaw(policy.pattern)
+        if flaw is not None:
             raise ValueError(
                 f"policy {policy.name!r}: expected a regular expression as pattern,"
-                f" got {policy.pattern!r}: {error}"
-            ) from error
+                f" got {policy.pattern!r}: {flaw}"
+            )
         unknown = sorted(set(policy.definition) - _KEYS)
         if unknown:
             raise ValueError(

@@ -14,6 +14,7 @@ from hopback.broker.simulator.lease import Lease
 from hopback.broker.simulator.profile import CountHeaders, Discards
 from hopback.broker.simulator.rota import Consumer, Rota
 from hopback.broker.simulator.stored import Content, Entry, Taken
+from hopback.broker.simulator.ticks import Ticks
 from hopback.broker.simulator.timers import Alarm
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class LiveQueue:
         "rota",
         "safe",
         "settings",
+        "ticks",
         "unacked",
     )
 
@@ -110,6 +112,7 @@ class LiveQueue:
         self._had_consumers = False
         self._alarm = Alarm(node.timers, self._look)
         self._lease = Lease(self)
+        self.ticks = Ticks(self)
 
     def _lanes(self) -> Ready:
         if self.is_quorum:
@@ -177,6 +180,7 @@ class LiveQueue:
         entry = self._entry(content)
         if self._expiring:
             self.expire()
+        self.ticks.before_change()
         self.ready.push(entry)
         self.byte_count += len(content.body)
         if content.hops > _MOST_HOPS:
@@ -229,6 +233,7 @@ class LiveQueue:
         return entry
 
     def _popped(self) -> Entry:
+        self.ticks.before_change()
         entry = self.ready.pop()
         self.byte_count -= len(entry.content.body)
         return entry
@@ -261,6 +266,7 @@ class LiveQueue:
 
     def settled(self, taken: Taken) -> None:
         """A client is done with a delivery."""
+        self.ticks.before_change()
         self.unacked -= 1
         if self.node.journal is not None:
             self.node.journal.entry(EventKind.ACKED, taken.entry, self.name)
@@ -268,6 +274,7 @@ class LiveQueue:
 
     def discarded(self, taken: Taken, how: Return) -> None:
         """A client does not want it back: it dies as rejected."""
+        self.ticks.before_change()
         self.unacked -= 1
         if how is Return.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
             taken.entry.failed += 1
@@ -276,6 +283,7 @@ class LiveQueue:
 
     def returned(self, deliveries: Iterable[Taken], how: Return) -> None:
         """Deliveries come back, in this order."""
+        self.ticks.before_change()
         for taken in deliveries:
             self.unacked -= 1
             self._take_back(taken.entry, how)
@@ -317,6 +325,7 @@ class LiveQueue:
 
     def put_back(self, entry: Entry, *, tail: bool = False) -> None:
         """Make a copy ready again, ahead of the new ones or (quorum without limit) behind all."""
+        self.ticks.before_change()
         if tail:
             self.ready.push(entry)
         else:
@@ -342,6 +351,7 @@ class LiveQueue:
     def expire(self) -> None:
         """Let the messages die whose time is over, as far as the queue looks."""
         now = self.node.now()
+        self.ticks.before_change()
         while not self.down and (entry := self.ready.pop_expired(now)) is not None:
             self.byte_count -= len(entry.content.body)
             self._let_die(entry, Reason.EXPIRED)
@@ -376,6 +386,7 @@ class LiveQueue:
 
     def drop_ready(self, loss: Loss) -> None:
         """Let everything go that is ready."""
+        self.ticks.before_change()
         while len(self.ready):
             self._lose(self._popped(), loss)
         self._expiring = False
@@ -443,12 +454,14 @@ class LiveQueue:
 
     def add_consumer(self, consumer: Consumer) -> None:
         """A consumer begins."""
+        self.ticks.before_change()
         self._had_consumers = True
         self.rota.add(consumer)
         self.pump()
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer ends; an auto-delete queue goes with its last one."""
+        self.ticks.before_change()
         self.rota.remove(consumer)
         if self.rota.consumers:
             self.pump()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hopback.topology.policy_pattern import pattern_matches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -136,6 +137,6 @@ def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> 
     matching = [
         policy
         for policy in policies
-        if policy.apply_to in kinds and re.search(policy.pattern, name) is not None
+        if policy.apply_to in kinds and pattern_matches(policy.pattern, name)
     ]
     return max(matching, key=lambda policy: (policy.priority, policy.name), default=None)

@@ -10,9 +10,9 @@ from hopback.message import Properties
 if TYPE_CHECKING:
     from hopback.broker.simulator.queue import LiveQueue
     from hopback.broker.simulator.rota import Consumer
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import FieldValue, FurtherHeaders, Headers
 
-__all__ = ["Content", "Entry", "Taken", "copied", "copied_table", "with_headers"]
+__all__ = ["Content", "Entry", "Taken", "copied", "copied_table", "taken_off", "with_headers"]
 
 _PLAIN = frozenset({str, int, bool, float, type(None)})
 """The types seen most, which need no copy."""
@@ -32,8 +32,22 @@ def copied_table(table: Headers) -> dict[str, FieldValue]:
     return {key: value if type(value) in _PLAIN else copied(value) for key, value in table.items()}
 
 
+def taken_off(headers: dict[str, FieldValue], further: FurtherHeaders, name: str) -> FurtherHeaders:
+    """Take a header off, the first of its name; the next of that name moves up. What is left of `further`."""
+    headers.pop(name, None)
+    for place, (other, value) in enumerate(further):
+        if other == name.encode():
+            headers[name] = value
+            return further[:place] + further[place + 1 :]
+    return further
+
+
 def with_headers(
-    properties: Properties, headers: Headers, *, keep_expiration: bool = True
+    properties: Properties,
+    headers: Headers,
+    *,
+    keep_expiration: bool = True,
+    further: FurtherHeaders | None = None,
 ) -> Properties:
     """The same properties with other headers. Spelled out: `replace` takes three times as long."""
     return Properties(
@@ -51,7 +65,7 @@ def with_headers(
         user_id=properties.user_id,
         app_id=properties.app_id,
         cluster_id=properties.cluster_id,
-        opaque_headers=properties.opaque_headers,
+        further_headers=properties.further_headers if further is None else further,
     )
 
 
@@ -196,7 +210,6 @@ class Taken:
             return content.properties
         headers = copied_table(content.headers)
         if self.counts is not None:
-            headers.update(self.counts)
-            if self.source.profile.sorts_headers:
-                headers = dict(sorted(headers.items()))
+            # Where the broker adds to headers, it sorts them.
+            headers = dict(sorted((headers | self.counts).items()))
         return with_headers(content.properties, headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from hopback.fields import RawValue
 from hopback.topology.model import QueueType
 from hopback.version import BrokerVersion
 
@@ -23,6 +24,7 @@ __all__ = [
     "V4_3",
     "deaths",
     "lap",
+    "nested",
     "pair",
     "reject_loop",
     "to",
@@ -45,6 +47,14 @@ def to(queue: str, **further: FieldValue) -> dict[str, FieldValue]:
     """Arguments that dead-letter straight to a queue; further ones have `_` for `-`, and no `x-`."""
     rest = {f"x-{key.replace('_', '-')}": value for key, value in further.items()}
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, **rest}
+
+
+def nested(levels: int) -> RawValue:
+    """A table in a table in a table, as it stands on the wire."""
+    raw = b"V"
+    for _ in range(levels):
+        raw = b"F" + (len(raw) + 2).to_bytes(4, "big") + b"\x01k" + raw
+    return RawValue(raw)
 
 
 async def pair(

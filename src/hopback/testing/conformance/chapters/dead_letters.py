@@ -15,6 +15,7 @@ from hopback.testing.conformance.chapters.arrangements import (
     V4_0,
     deaths,
     lap,
+    nested,
     pair,
     to,
 )
@@ -247,6 +248,53 @@ async def copies_with_dead_letter_key(bench: Bench) -> None:
     found = await bench.take_done(dead)
     equal("CC is kept", "CC" in found.properties.headers, bench.version >= V4_0)
     await bench.stays(copy, 1, 0.2)
+
+
+@row("1.9d", "Of two CC the first is honoured; from 4.0 it is the only one that is kept")
+async def copies_named_twice(bench: Bench) -> None:
+    (queue, dead), copy, other = await pair(bench), await bench.classic(), await bench.classic()
+    twice = Properties(headers={"CC": [copy]}, further_headers=((b"CC", [other]),))
+    await bench.channel.publish(Message("", queue, b"m", twice))
+    found = await lap(bench, queue)
+    kept = bench.since({"3.0": ((b"CC", [other]),), "4.0": ()})
+    equal("CC", found.properties.headers["CC"], [copy])
+    equal("further", found.properties.further_headers, kept)
+    # Before 4.0 the dead-letter key removes the first: the second is all that is left.
+    died = (await bench.take_done(dead)).properties
+    equal("CC of the dead letter", died.headers["CC"], [copy if bench.version >= V4_0 else other])
+    equal("further of the dead letter", died.further_headers, ())
+    await bench.holds(copy, 1)
+    await bench.stays(other, 0, 0.2)
+
+
+@row("1.9e", "Of two BCC the first is honoured and taken off; the second stays")
+async def blind_copies_named_twice(bench: Bench) -> None:
+    queue, copy, other = [await bench.classic() for _ in range(3)]
+    twice = Properties(headers={"BCC": [copy]}, further_headers=((b"BCC", [other]),))
+    await bench.channel.publish(Message("", queue, b"m", twice))
+    found = (await bench.take_done(queue)).properties
+    equal("BCC", (found.headers["BCC"], found.further_headers), ([other], ()))
+    await bench.holds(copy, 1)
+    await bench.stays(other, 0, 0.2)
+
+
+@row("1.9f", "A CC behind a deeply nested header is honoured")
+async def copies_behind_depth(bench: Bench) -> None:
+    queue, copy = await bench.classic(), await bench.classic()
+    await bench.put(queue, headers={"A0": nested(40), "CC": [copy]})
+    await bench.holds(copy, 1)
+    equal("A0", (await bench.take_done(queue)).properties.headers["A0"], nested(40))
+
+
+@row("1.16", "Headers are sorted by name when a message dies, on every version")
+async def sorted_by_death(bench: Bench) -> None:
+    for kind in (QueueType.CLASSIC, QueueType.QUORUM):
+        queue, dead = await pair(bench, kind)
+        await bench.put(queue, headers={"z": 1, "aaa": nested(40), "m": 2})
+        await lap(bench, queue)
+        names = list((await bench.take_done(dead)).properties.headers)
+        equal("order", names, sorted(names))
+        equal("first", names[0], "aaa")
 
 
 @row("1.10a", "A dead letter without exchange, route or target is dropped in silence")

@@ -14,6 +14,7 @@ from hopback.fields import (
     Int16,
     Int32,
     LongStr,
+    RawValue,
     Timestamp,
     UInt8,
     UInt16,
@@ -21,7 +22,7 @@ from hopback.fields import (
     UInt64,
 )
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0
+from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, nested
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import row
 
@@ -120,6 +121,33 @@ async def header_order(bench: Bench) -> None:
     queue = await bench.classic()
     found = await _through(bench, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
     equal("order", list(found.properties.headers), list(bench.since({"3.0": "bca", "4.0": "abc"})))
+
+
+@row(
+    "10.3d",
+    "A value nested 1000 deep comes back as it was; so does a nested table with a key twice",
+)
+async def header_depth(bench: Bench) -> None:
+    twice = RawValue(b"F\0\0\0\x06\x01aV\x01aV")
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        found = await _through(bench, queue, Properties(headers={"d": nested(1000), "t": twice}))
+        equal("nested", found.properties.headers["d"], nested(1000))
+        equal("twice", found.properties.headers["t"], twice)
+
+
+@row(
+    "10.3e",
+    "A header that comes twice is kept before 4.0, the first of them since; any name passes",
+)
+async def header_repeated(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind)
+        sent = Properties(headers={"a": 1}, further_headers=((b"a", "two"), (b"\xff", None)))
+        found = (await _through(bench, queue, sent)).properties
+        kept = set(bench.since({"3.0": sent.further_headers, "4.0": sent.further_headers[1:]}))
+        equal("first", found.headers["a"], 1)
+        equal("further", set(found.further_headers), kept)
 
 
 @row("10.3c", "A 64-bit unsigned header comes back equal in value")

@@ -1,0 +1,28 @@
+"""Memory goes back to the system after a burst."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_PROGRAM = """
+from hopback.broker.server.pressure import give_back_memory
+
+def resident():
+    with open("/proc/self/statm") as told:
+        return int(told.read().split()[1]) * 4096
+
+bodies = [bytes(1024) for _ in range(50_000)]
+full = resident()
+bodies = bodies[::1000]  # what still lies in a queue keeps the heap from shrinking by itself
+give_back_memory()
+print(full - resident())
+"""
+
+
+def test_what_a_burst_left_behind_is_given_back() -> None:
+    """Of 50 MB at least 40, although some messages are still there."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert int(ran.stdout) > 40_000_000
