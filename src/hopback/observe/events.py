@@ -70,6 +70,11 @@ _ROWS = (
         (*_DELIVERY, "reason"),
     ),
     EventKind(
+        "delivery.copy",
+        "A second copy of a message whose run had ended was acked without being run.",
+        _DELIVERY,
+    ),
+    EventKind(
         "handler.overdue",
         "A handler runs past its deadline; a thread cannot be stopped and is only reported.",
         ("queue", "message_id", "duration", "deadline", "stopped"),
@@ -90,6 +95,11 @@ _ROWS = (
     ),
     EventKind("consumer.resumed", "A paused queue takes deliveries again.", ("queue", "reason")),
     EventKind(
+        "quarantine.begun",
+        "A message that came back too often runs while nothing else of its queue is in hand.",
+        ("queue", "message_id", "deaths"),
+    ),
+    EventKind(
         "connection.state", "A connection changed its state.", ("purpose", "state", "reason")
     ),
     EventKind(
@@ -100,6 +110,16 @@ _ROWS = (
         "topology.warning",
         "A declared topology has a known hazard; said once.",
         ("rule", "place", "text"),
+    ),
+    EventKind(
+        "topology.restored",
+        "A declared queue or exchange was missing while the application ran, and was created again.",
+        ("object",),
+    ),
+    EventKind(
+        "topology.unusable",
+        "A declared queue or exchange is missing or another, and cannot be created now; said once.",
+        ("object", "reason"),
     ),
 )
 

@@ -28,13 +28,17 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "delivery.retried": "warning",
         "delivery.held": "error",
         "delivery.abandoned": "warning",
+        "delivery.copy": "warning",
         "delivery.parked": "error",
         "handler.overdue": "warning",
         "publish.failed": "error",
         "consumer.lost": "warning",
         "consumer.paused": "warning",
+        "quarantine.begun": "warning",
         "batch.handled": "debug",
         "topology.warning": "warning",
+        "topology.restored": "warning",
+        "topology.unusable": "error",
     }
 )
 """The level of each event; the others are `info`."""
@@ -51,6 +55,7 @@ _OUTCOMES = {
     "delivery.snoozed": "snooze",
     "delivery.held": "held",
     "delivery.abandoned": "abandoned",
+    "delivery.copy": "copy",
 }
 _LONGEST = 2000
 # C0 and C1 controls, DEL, and the marks that reorder or hide text.

@@ -9,7 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from hopback.extras import needs
+
+with needs("metrics", "hopback.observe.metrics"):
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,6 +134,7 @@ class Metrics:
             "delivery.snoozed": partial(self._outcome, "snooze"),
             "delivery.held": self._on_held,
             "delivery.abandoned": partial(self._outcome, "abandoned"),
+            "delivery.copy": self._on_copy,
             "handler.overdue": partial(self._count, "overdue"),
             "publish.failed": self._on_publish_failed,
             "consumer.lost": partial(self._count, "consumers_lost"),
@@ -161,6 +165,10 @@ class Metrics:
     def _on_held(self, fields: Mapping[str, Any]) -> None:
         """Said again each time it is tried: counted, but no run of a handler."""
         self._counters["deliveries"].labels(fields["queue"], "held").inc()
+
+    def _on_copy(self, fields: Mapping[str, Any]) -> None:
+        """Settled without a run, so it has no time of one."""
+        self._counters["deliveries"].labels(fields["queue"], "copy").inc()
 
     def _on_publish_failed(self, fields: Mapping[str, Any]) -> None:
         exchange = self._exchange(fields["exchange"])

@@ -6,19 +6,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batch import BatchHandler
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, Limits
 from hopback.runtime.push import PushHandler, PushRunner
+from hopback.runtime.quarantine import Quarantine, Solitude
 from hopback.runtime.running import FunctionRunner
 from hopback.runtime.settling import Settling
-from hopback.runtime.work import OneByOne
+from hopback.runtime.work import OneByOne, Work
 from hopback.topology.expand import dead_letters_park
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.message import Message
+    from hopback.runtime.answer import Answer
     from hopback.runtime.app import AnyHandler
     from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.settling import Surroundings
@@ -38,6 +41,7 @@ class Assembly:
     concurrency: int | None = None
     """Overrides how many handlers of each queue run at once."""
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
+    _solitude: Solitude = field(default_factory=Solitude)
 
     def consumer(self, handler: AnyHandler) -> Consumer:
         """The consumer of the handler's queue."""
@@ -62,14 +66,34 @@ class Assembly:
         run = runner if self.world.around is None else self.world.around(runner, plan)
         work = partial(OneByOne, handler.queue, options, run, settling)
         limits = Limits(options.window, options.concurrency, options.breaker)
-        return Consumer(handler.queue, limits, work, self.world)
+        return self._consuming(plan, limits, work)
 
     def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan)
         work = partial(Batches, handler, prepare, self._settling(plan), self.world)
         limits = Limits(options.window, options.batchers, options.breaker)
-        return Consumer(handler.queue, limits, work, self.world)
+        return self._consuming(plan, limits, work)
+
+    def _consuming(
+        self, plan: Plan, limits: Limits, work: Callable[[Callable[[Answer], object]], Work]
+    ) -> Consumer:
+        quarantine = None
+        if can_suspect(plan):
+            quarantine = Quarantine(plan, self._solitude, self.world)
+        return Consumer(plan.queue, limits, self._joined(work), self.world, quarantine)
+
+    def _joined(
+        self, work: Callable[[Callable[[Answer], object]], Work]
+    ) -> Callable[[Callable[[Answer], object]], Work]:
+        """What it makes is held while a suspected message of any queue runs alone."""
+
+        def make(observe: Callable[[Answer], object]) -> Work:
+            made = work(observe)
+            self._solitude.join(made)
+            return made
+
+        return make
 
     def _settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
         return Settling(

@@ -56,6 +56,8 @@ class Batches:
         self._full: list[list[tuple[Taken, Any]]] = []
         self._running: dict[asyncio.Task[None], int] = {}
         self._limit = handler.options.batchers
+        self._concluding = 0
+        self._held = False
         self.concluded = 0
 
     @property
@@ -68,6 +70,21 @@ class Batches:
         """How many deliveries can neither be settled nor moved."""
         return self._settling.kept
 
+    @property
+    def held(self) -> int:
+        """How many deliveries their next queue does not take."""
+        return self._settling.held
+
+    @property
+    def stuck(self) -> int:
+        """How many batches wait for the end of all of their deliveries while some are held."""
+        return min(self._concluding, self._settling.held)
+
+    @property
+    def trouble(self) -> str:
+        """Why the last one was not taken."""
+        return self._settling.trouble
+
     def submit(self, taken: Taken) -> None:
         """Add a delivery to the open batch; what cannot be decoded is concluded alone."""
         if self._prepare is not None:
@@ -76,15 +93,36 @@ class Batches:
         try:
             payload = self._handler.decode(taken.delivery.body)
         except Undecodable as error:
-            self._start(self._conclude_all([taken], [undecodable(error)], 0.0), 1)
+            self.conclude(taken, undecodable(error))
         else:
             self._add(taken, payload)
+
+    def conclude(self, taken: Taken, answer: Answer) -> None:
+        """Settle it by this answer, outside any batch."""
+        self._start(self._conclude_all([taken], [answer], 0.0), 1)
 
     def limit(self, size: int) -> None:
         """Run at most so many batches at once; 0 prepares nothing either."""
         self._limit = min(size, self._handler.options.batchers)
         self._pool.limit(self._processors if size else 0)
         self._start_full()
+
+    def hold(self) -> None:
+        """Prepare nothing and start no batch for now."""
+        self._held = True
+        self._pool.hold()
+
+    def go_on(self) -> None:
+        """Prepare and start batches again."""
+        self._held = False
+        self._pool.go_on()
+        self._start_full()
+
+    async def still(self) -> None:
+        """Wait for the batches that run."""
+        await self._pool.still()
+        while self._running:
+            await asyncio.wait(set(self._running))
 
     def wind_down(self) -> int:
         """Prepare nothing more; what was gathered is handled before the end."""
@@ -122,6 +160,9 @@ class Batches:
         assert self._prepare is not None  # noqa: S101 - the pool is fed only then
         if taken.session.ended.is_set():
             return
+        if self._settling.settle_copy(taken):
+            self.concluded += 1
+            return
         began = self._loop.time()
         try:
             row = await self._prepare.value(taken.delivery)
@@ -156,7 +197,7 @@ class Batches:
         self._start_full()
 
     def _start_full(self) -> None:
-        while self._full and len(self._running) < self._limit:
+        while self._full and len(self._running) < self._limit and not self._held:
             batch = self._full.pop(0)
             self._start(self._handle(batch), len(batch))
 
@@ -174,6 +215,10 @@ class Batches:
     async def _handle(self, batch: list[tuple[Taken, Any]]) -> None:
         began, isolating = self._loop.time(), Isolating(self._handler)
         alive = [one for one in batch if not one[0].session.ended.is_set()]
+        if self._prepare is None:
+            copies = [one for one in alive if self._settling.settle_copy(one[0])]
+            self.concluded += len(copies)
+            alive = [one for one in alive if one not in copies]
         if not alive:
             return
         try:
@@ -211,7 +256,11 @@ class Batches:
             else:
                 slow.append(self._conclude(taken, answer, duration))
             self._observe(answer)
-        await asyncio.gather(*slow)
+        self._concluding += 1
+        try:
+            await asyncio.gather(*slow)
+        finally:
+            self._concluding -= 1
 
     async def _conclude(self, taken: Taken, answer: Answer, duration: float) -> None:
         try:

@@ -14,16 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hopback.errors import BrokerError
-from hopback.runtime.answer import Session, Taken
+from hopback.runtime.answer import Session
 from hopback.runtime.braking import Brake
+from hopback.runtime.intake import Intake
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.broker.port import Connection, QueueState
-    from hopback.message import Delivery
     from hopback.policy.breaker import BreakerPolicy, BreakerState
     from hopback.runtime.answer import Answer
+    from hopback.runtime.quarantine import Quarantine
     from hopback.runtime.settling import Surroundings
     from hopback.runtime.work import Work
 
@@ -79,24 +80,29 @@ class Consumer:
         limits: Limits,
         make_work: Callable[[Callable[[Answer], object]], Work],
         world: Surroundings,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.queue = queue
         self._limits = limits
         self._world = world
+        self._quarantine = quarantine
         self._brake = Brake(limits.breaker, limits.concurrency, self._tell)
         self._work = make_work(self._brake.observe)
         self._brake.control(self._work.limit)
         self._time = asyncio.get_running_loop().time
         self._session: Session | None = None
         self._ending: asyncio.Future[_Ending] | None = None
-        self._tag: str | None = None
-        self._intake = asyncio.Event()
-        self._intake.set()
+        self._intake: Intake | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
         self._resting = asyncio.Event()
         self._resting.set()
         self._closing = False
         self._received = 0
+        """Deliveries of the sessions before this one."""
         self._seen = -1
+        self.trouble = ""
+        """Why its queue cannot be consumed now; empty if it can."""
         self.started = asyncio.Event()
         """Set when it consumed for the first time, or was told not to."""
 
@@ -110,19 +116,32 @@ class Consumer:
         """What it is doing."""
         if self._closing:
             return ConsumerState.CLOSED
-        if not self._intake.is_set():
+        if not self._wanted.is_set():
             return ConsumerState.PAUSED
         return ConsumerState.CONSUMING if self.consuming else ConsumerState.STARTING
 
     @property
     def consuming(self) -> bool:
         """Whether the broker knows this consumer now, as far as we know."""
-        return self._tag is not None
+        return self._intake is not None and self._intake.is_taking
 
     @property
     def in_flight(self) -> int:
         """How many deliveries are being handled now."""
         return self._work.in_flight
+
+    @property
+    def held(self) -> int:
+        """How many deliveries are in hand because they cannot be moved on or settled."""
+        return self._work.held + self._work.kept
+
+    @property
+    def standstill(self) -> str:
+        """Why nothing more can be handled: all that may be in hand is held; empty if it is not."""
+        full = self._work.stuck >= self._limits.concurrency
+        if full or 0 < self._limits.prefetch <= self.held:
+            return self._work.trouble or "nothing safe can be done about them"
+        return ""
 
     @property
     def breaker(self) -> BreakerState:
@@ -132,26 +151,35 @@ class Consumer:
     # --- sessions --------------------------------------------------------------------------------
 
     async def serve(
-        self, connection: Connection, prepare: Callable[[Connection], Awaitable[None]]
+        self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
         """Consume on this connection until it ends; a channel that ends is replaced.
 
-        `prepare` is called before a consumer that was lost is started again: its queue may be gone.
+        `usable` is asked before each session, with the moment at which we lost the last one: the
+        queue may be gone, and restored by that, or be another one. As long as it gives a reason,
+        nothing is consumed.
         """
-        failures = 0
+        failures, lost_at = 0, float("-inf")
         while True:
-            await self._intake.wait()
+            await self._wanted.wait()
             if self._closing:
                 return
+            known, self.trouble = self.trouble, await usable(self.queue, connection, lost_at)
+            if self.trouble:
+                failures, lost_at = failures + 1, self._time()
+                if self.trouble != known:
+                    self._tell("consumer.lost", self.trouble)
+                await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
+                continue
             began = self._time()
             ending = await self._serve_once(connection)
             if not ending.lost or self._closing:
                 continue
             self._tell("consumer.lost", ending.reason)
-            stable = self._time() - began >= self._world.backoff.stable
+            lost_at = self._time()
+            stable = lost_at - began >= self._world.backoff.stable
             failures = 1 if stable else failures + 1
             await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
-            await prepare(connection)
 
     async def _serve_once(self, connection: Connection) -> _Ending:
         """One session; why it ended. What ends the whole connection is raised by its supervisor."""
@@ -170,11 +198,15 @@ class Consumer:
             await self._end(session)
 
     async def _consume(self, session: Session, ending: asyncio.Future[_Ending]) -> _Ending:
-        channel = session.channel
-        await channel.qos(self._limits.prefetch)
-        self._tag = await channel.consume(
-            self.queue, partial(self._on_delivery, session), on_cancel=self._on_cancel
+        self._intake = Intake(
+            session,
+            self.queue,
+            self._limits.prefetch,
+            self._work,
+            self._quarantine,
+            self._on_cancel,
         )
+        await self._intake.start()
         self.started.set()
         self._world.bus.emit(
             "consumer.started",
@@ -184,7 +216,7 @@ class Consumer:
                 "concurrency": self._limits.concurrency,
             },
         )
-        closed = asyncio.ensure_future(channel.wait_closed())
+        closed = asyncio.ensure_future(session.channel.wait_closed())
         closed.add_done_callback(partial(self._on_closed, session))
         try:
             return await ending
@@ -207,7 +239,10 @@ class Consumer:
             over.cancel()
 
     async def _end(self, session: Session | None) -> None:
-        self._tag = None
+        intake, self._intake = self._intake, None
+        if intake is not None:
+            self._received += intake.received
+            intake.end()
         if session is not None:
             session.ended.set()
             self._work.withdraw()
@@ -229,13 +264,8 @@ class Consumer:
             session.ended.set()
             self.restore(str(closed.result() or "the channel was closed"))
 
-    def _on_cancel(self, _tag: str) -> None:
-        self._tag = None
+    def _on_cancel(self) -> None:
         self.restore("the broker cancelled the consumer")
-
-    def _on_delivery(self, session: Session, delivery: Delivery) -> None:
-        self._received += 1
-        self._work.submit(Taken(delivery, session))
 
     def looks_forgotten(self, queue: QueueState) -> bool:
         """Whether the broker seems not to know us: no consumer, or messages that nobody brings us.
@@ -243,10 +273,12 @@ class Consumer:
         Asked now and then. Other processes may consume the queue too; but messages that were ready
         while we had nothing to do for the whole time between two looks should have come to us.
         """
-        seen, self._seen = self._seen, self._received
-        if not self.consuming:
+        intake = self._intake
+        received = self._received + (0 if intake is None else intake.received)
+        seen, self._seen = self._seen, received
+        if not self.consuming or (intake is not None and intake.isolating):
             return False
-        idle = seen == self._received and not self._work.in_flight and not self._work.kept
+        idle = seen == received and not self._work.in_flight and not self._work.kept
         return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.released)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:
@@ -256,8 +288,8 @@ class Consumer:
 
     def pause(self, reason: str) -> None:
         """Take no more deliveries; what runs finishes, what waits goes back to the queue."""
-        if self._intake.is_set() and not self._closing:
-            self._intake.clear()
+        if self._wanted.is_set() and not self._closing:
+            self._wanted.clear()
             self.started.set()
             self._tell("consumer.paused", reason, until=None)
             self._give_up(_Ending(reason, lost=False))
@@ -268,8 +300,8 @@ class Consumer:
 
     def resume(self, reason: str) -> None:
         """Take deliveries again."""
-        if not self._intake.is_set():
-            self._intake.set()
+        if not self._wanted.is_set():
+            self._wanted.set()
             self._tell("consumer.resumed", reason)
 
     # --- the end ---------------------------------------------------------------------------------
@@ -277,15 +309,12 @@ class Consumer:
     async def stop_intake(self) -> int:
         """No new deliveries, nothing more is started; how many had not been started."""
         self._closing = True
-        self._intake.set()
-        await self._stop_taking()
-        return self._work.wind_down()
+        self._wanted.set()
+        suspected = await self._stop_taking()
+        return suspected + self._work.wind_down()
 
-    async def _stop_taking(self) -> None:
-        tag, self._tag = self._tag, None
-        if tag is not None and self._session is not None:
-            with suppress(BrokerError):
-                await self._session.channel.cancel(tag)
+    async def _stop_taking(self) -> int:
+        return 0 if self._intake is None else await self._intake.stop()
 
     async def finish(self) -> None:
         """Return when no handler runs any more."""

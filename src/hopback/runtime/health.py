@@ -88,7 +88,12 @@ class Health:
                 yield f"the {purpose} connection is {state}"
         for one in self._service.consumers:
             if one.state is not ConsumerState.CONSUMING:
-                yield f"{one.queue} is {one.state}"
+                yield f"{one.queue} is {one.state}{f': {one.trouble}' if one.trouble else ''}"
+            elif one.standstill:
+                yield (
+                    f"{one.queue} stands still: everything in hand ({one.held}) is held: "
+                    f"{one.standstill}"
+                )
             elif one.breaker is not BreakerState.CLOSED:
                 yield f"{one.queue} is paused: everything fails"
 

@@ -54,6 +54,9 @@ class Pool(Generic[T]):
         self._quiet.set()
         self._context = copy_context()
         self._limit = size
+        self._wished = size
+        self._held = False
+        self._still: asyncio.Event | None = None
         self._called = False
         """A worker was called and has not come yet: it will pass the call on if there is more."""
 
@@ -69,8 +72,26 @@ class Pool(Generic[T]):
 
     def limit(self, size: int) -> None:
         """Run at most so many from now on: 0 pauses, and the size given at first is the most."""
-        self._limit = min(size, self._size)
-        self._wake()
+        self._wished = min(size, self._size)
+        if not self._held:
+            self._limit = self._wished
+            self._wake()
+
+    def hold(self) -> None:
+        """Start nothing until `go_on`, whatever limit is set meanwhile."""
+        self._held = True
+        self._limit = 0
+
+    def go_on(self) -> None:
+        """Start again what waits, up to the limit."""
+        self._held = False
+        self.limit(self._wished)
+
+    async def still(self) -> None:
+        """Return when nothing runs, though things may wait."""
+        while self._running:
+            self._still = self._still or asyncio.Event()
+            await self._still.wait()
 
     def submit(self, item: T, key: str | None = None) -> None:
         """Hand over an item; it is run as soon as a worker and its lane are free."""
@@ -180,5 +201,9 @@ class Pool(Generic[T]):
         self._wake()
 
     def _settle_quiet(self) -> None:
-        if not self._running and not len(self._lanes):
-            self._quiet.set()
+        if not self._running:
+            if self._still is not None:
+                self._still.set()
+                self._still = None
+            if not len(self._lanes):
+                self._quiet.set()

@@ -22,9 +22,12 @@ from hopback.broker.supervise import Backoff
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-__all__ = ["Child", "Ended", "ParentLine", "Supervisor"]
+__all__ = ["Child", "Ended", "ParentLine", "Supervisor", "deaths_in"]
 
 _LOG = logging.getLogger("hopback.run")
+_DEATHS = "HOPBACK_DEATHS"
+_MOST_BLAMED = 100
+"""So many messages are remembered, the most recently blamed: about 4 KB of a child's environment."""
 _HURRY = 5.0
 """How long (seconds) a child may take to make way for its successor when files have changed."""
 
@@ -52,11 +55,15 @@ class ParentLine:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its exit code (negative: the signal), and what it said."""
+    """How a child ended: its exit code (negative: the signal), and what it said.
+
+    `alone` is the token of the message that it was handling alone at its end.
+    """
 
     code: int
     ready: bool
     report: Mapping[str, Any] | None
+    alone: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +99,7 @@ class Child:
 
     async def ended(self, on_ready: Callable[[], object]) -> Ended:
         """Listen until it has ended."""
-        ready, report = False, None
+        ready, report, alone = False, None, None
         try:
             async for line in self.reader:
                 fact = _fact(line)
@@ -100,7 +107,8 @@ class Child:
                     ready = True
                     on_ready()
                 report = fact.get("report", report)
-            return Ended(await self.process.wait(), ready, report)
+                alone = fact.get("alone", alone)
+            return Ended(await self.process.wait(), ready, report, alone)
         finally:
             self.writer.close()
 
@@ -109,6 +117,16 @@ class Child:
         self.asked += 1
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM if self.asked < 3 else signal.SIGKILL)
+
+
+def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
+    """What the parent knows of its children's deaths, by token."""
+    try:
+        found = json.loads(environment.get(_DEATHS, "{}"))
+    except ValueError:
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {token: deaths for token, deaths in pairs if isinstance(deaths, int)}
 
 
 def _fact(line: bytes) -> dict[str, Any]:
@@ -126,7 +144,8 @@ class Supervisor:
     A child that ends before it was ever ready has something wrong that a restart does not mend:
     then all end, and `code` is its exit code. One that dies later is started again after a pause.
     With `changes` (an awaitable that returns when files have changed) all are started anew on each
-    change, and a child that cannot start waits for the next one.
+    change, and a child that cannot start waits for the next one. What a child died of, handling it
+    alone, its successors are told by their environment (`deaths_in` reads it).
     """
 
     count: int
@@ -138,6 +157,8 @@ class Supervisor:
     code: int = 0
     reports: list[Mapping[str, Any]] = field(default_factory=list)
     restarts: int = 0
+    deaths: dict[str, int] = field(default_factory=dict)
+    """How often a child died while it handled a message alone, by the message's token."""
     _children: dict[int, Child] = field(default_factory=dict)
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -169,7 +190,9 @@ class Supervisor:
             if self._ending.is_set() or changed.is_set():
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
-            if not ended.ready and ended.code >= 0:
+            if ended.alone is not None:
+                self._blame(ended.alone)
+            elif not ended.ready and ended.code >= 0:
                 await self._not_startable(ended, changed)
                 continue
             lasted = asyncio.get_running_loop().time() - began
@@ -177,10 +200,16 @@ class Supervisor:
             self.restarts += 1
             await self._unless_ending(changed, self.backoff.delay(failures, self.chance()))
 
+    def _blame(self, token: str) -> None:
+        self.deaths[token] = self.deaths.pop(token, 0) + 1
+        if len(self.deaths) > _MOST_BLAMED:
+            del self.deaths[next(iter(self.deaths))]
+
     async def _live(self, number: int) -> Ended:
         """One life of a child."""
         child = await Child.start(
-            lambda descriptor: self.command(number, descriptor), self.environment
+            lambda descriptor: self.command(number, descriptor),
+            {**self.environment, _DEATHS: json.dumps(self.deaths)},
         )
         self._children[number] = child
         if self._ending.is_set():
@@ -191,7 +220,9 @@ class Supervisor:
             del self._children[number]
         if ended.report is not None:
             self.reports.append(ended.report)
-        if self._ending.is_set() and ended.code:
+        # A child that was still starting had no ear for our signal yet, and nothing in hand either.
+        unheard = ended.code == -signal.SIGTERM and not ended.ready
+        if self._ending.is_set() and ended.code and not unheard:
             self.code = self.code or (ended.code if ended.code > 0 else 1)
         return ended
 

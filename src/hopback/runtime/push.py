@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopback.errors import HopbackError, InvalidTopology, Problem
+from hopback.errors import InvalidTopology, Problem
+from hopback.extras import needs
 from hopback.headers import failure_from_exception, identity
 from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.outcome import Done, Retry
@@ -145,12 +146,8 @@ def _client(target: PushTarget) -> httpx.AsyncClient:
     """httpx is needed by push alone, so it is imported here."""
     from http.cookiejar import CookieJar, DefaultCookiePolicy
 
-    try:
+    with needs("push", "push"):
         import httpx
-    except ImportError as error:
-        raise HopbackError(
-            "push needs httpx, which is not installed: pip install 'hopback[push]'"
-        ) from error
 
     limits = httpx.Limits(
         max_connections=target.connections,

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.broker.declare import Ownership, prepare
+from hopback.broker.declare import Ownership
 from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import LineState, Supervised
 from hopback.errors import (
@@ -23,6 +23,7 @@ from hopback.runtime.limits import require
 from hopback.runtime.outgoing import Outlet
 from hopback.runtime.settling import Surroundings
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
+from hopback.runtime.upkeep import Upkeep
 from hopback.runtime.vetting import vet
 from hopback.topology.model import Queue
 
@@ -98,6 +99,7 @@ class Service:
             backoff=self.world.reconnect,
             on_state=self._state_of("consuming"),
         )
+        self.upkeep = Upkeep(self.topology, self.options.ownership, self.world)
         self._outlet = Outlet(self.publish)
         self._assembly = Assembly(
             self.topology, self._outlet.send, self.world, self.options.concurrency
@@ -148,6 +150,7 @@ class Service:
         try:
             await self._publisher.publish(message)
         except BrokerError as error:
+            self.upkeep.report(message, error)
             self.world.bus.emit(
                 "publish.failed",
                 {
@@ -200,15 +203,16 @@ class Service:
     async def _session(self, connection: Connection) -> None:
         """Everything that happens on one consuming connection."""
         self._vet(connection)
-        await self._prepare(connection)
+        await self.upkeep.begin(connection)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self.upkeep.attend(connection))
                 group.create_task(self._watch(connection))
                 group.create_task(self._announce())
                 for attend in self._beside:
                     group.create_task(_attended(attend, connection))
                 for consumer in self.consumers:
-                    group.create_task(consumer.serve(connection, self._prepare))
+                    group.create_task(consumer.serve(connection, self.upkeep.usable))
         except BaseExceptionGroup as failures:
             raise _gravest(failures) from failures
 
@@ -220,9 +224,6 @@ class Service:
             fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
             self.world.bus.emit("topology.warning", fields)
         self._checked = True
-
-    async def _prepare(self, connection: Connection) -> None:
-        await prepare(connection, self.topology, self.options.ownership)
 
     async def _announce(self) -> None:
         for consumer in self.consumers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
@@ -19,6 +20,7 @@ from hopback.errors import BrokerError
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.attempts import attempt_of, original_routing_key
+from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.effects import effects
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.policy.decision import Decision, Effect
     from hopback.runtime.answer import AroundBatch, Run, Taken
+    from hopback.runtime.quarantine import Survivor
     from hopback.topology.plan import Plan
 
 __all__ = ["Settling", "Surroundings"]
@@ -43,7 +46,9 @@ class Surroundings:
     `witness` is shown every exception behind a failed run, as it was raised; events carry no objects.
     `around` is put around the runs of every handler, as `tracing.traced` is, and `around_batch` around
     the handling of every batch, as `tracing.traced_batch` is. `backoff` is how long what failed waits
-    before it is tried again, `reconnect` how long a lost connection does.
+    before it is tried again, `reconnect` how long a lost connection does. `lineage` draws what the
+    copies of one message are known by: it must never give the same text twice. `survivor` is who outlives
+    this process and can tell of what it died.
     """
 
     bus: Bus = field(default_factory=Bus)
@@ -55,6 +60,8 @@ class Surroundings:
     witness: Callable[[BaseException], object] | None = None
     around: Callable[[Run, Plan], Run] | None = None
     around_batch: AroundBatch | None = None
+    lineage: Callable[[], str] = lambda: secrets.token_hex(12)
+    survivor: Survivor | None = None
 
 
 class _Abandoned(Exception):
@@ -77,6 +84,11 @@ class Settling:
         self._most_holds = most_holds
         self._holding = 0
         self._kept: list[Taken] = []
+        self._ended = EndedRuns()
+        self.held = 0
+        """How many deliveries wait in hand because a publish of theirs has failed."""
+        self.trouble = ""
+        """Why the last of them failed; empty if none is held."""
         self._publish = publish
         self._world = world
         self._dead_letters_park = dead_letters_park
@@ -122,7 +134,30 @@ class Settling:
             taken.session.channel.ack(taken.delivery.tag)
         except BrokerError:
             return False
+        if may_be_copy(taken.delivery):
+            self._remember(taken)
         return True
+
+    def settle_copy(self, taken: Taken) -> bool:
+        """Ack a second copy of a run that ended here, instead of running it; False if it is none."""
+        if not self._ended or not may_be_copy(taken.delivery):
+            return False
+        token = token_of(taken.delivery, self.plan)
+        if token is None or token not in self._ended:
+            return False
+        try:
+            _settle(taken, Settlement.ACK)
+        except _Abandoned as abandoned:
+            self.abandon(taken, 0.0, str(abandoned))
+        else:
+            self._world.bus.emit("delivery.copy", self._fields(taken, 0.0))
+        return True
+
+    def _remember(self, taken: Taken) -> None:
+        """This run has ended: done, or its next home confirmed. An ack that gets lost changes nothing."""
+        token = token_of(taken.delivery, self.plan)
+        if token is not None:
+            self._ended.add(token)
 
     def _decided(self, taken: Taken, answer: Answer) -> Decision:
         if answer is DONE:
@@ -149,7 +184,11 @@ class Settling:
         if decision is _ACK:
             return _ACKED
         occasion = Occasion(
-            self._world.clock.now(), self._world.host, answer.failure, answer.status
+            self._world.clock.now(),
+            self._world.host,
+            answer.failure,
+            answer.status,
+            self._world.lineage(),
         )
         return effects(decision, taken.delivery, self.plan, occasion)
 
@@ -157,6 +196,8 @@ class Settling:
         for step in steps:
             match step:
                 case Settle(how=how):
+                    if how is Settlement.ACK:
+                        self._remember(taken)
                     _settle(taken, how)
                 case Publish(message=message):
                     await self._publish_at_last(message, taken, answer)
@@ -175,14 +216,20 @@ class Settling:
     async def _publish_at_last(self, message: Message, taken: Taken, answer: Answer) -> None:
         """Publish until the broker has confirmed, or the delivery is no longer ours."""
         failures = 0
-        while True:
-            try:
-                return await self._publish(message)
-            except BrokerError as error:
-                failures += 1
-                wait = self._world.backoff.delay(failures, self._world.chance())
-                self._record_held(taken, answer, error, wait)
-                await _pause(taken, wait)
+        try:
+            while True:
+                try:
+                    return await self._publish(message)
+                except BrokerError as error:
+                    failures += 1
+                    self.held += failures == 1
+                    self.trouble = f"{type(error).__name__}: {error}"
+                    wait = self._world.backoff.delay(failures, self._world.chance())
+                    self._record_held(taken, answer, error, wait)
+                    await _pause(taken, wait)
+        finally:
+            self.held -= failures > 0
+            self.trouble = self.trouble if self.held else ""
 
     def _record(self, taken: Taken, answer: Answer, decision: Decision, duration: float) -> None:
         name, extra = _EVENT_OF[type(decision)], self._details(decision)

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from opentelemetry import propagate, trace
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode
-
+from hopback.extras import needs
 from hopback.headers import identity
 from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.outcome import Done
 from hopback.runtime.outgoing import trace_source
+
+with needs("tracing", "hopback.runtime.tracing"):
+    from opentelemetry import propagate, trace
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -35,11 +35,35 @@ class Work(Protocol):
     def kept(self) -> int:
         """How many deliveries are held unsettled because nothing safe can be done about them."""
 
+    @property
+    def held(self) -> int:
+        """How many deliveries wait in hand because their next queue does not take them."""
+
+    @property
+    def stuck(self) -> int:
+        """How many of those that could work wait for such a delivery."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the last such delivery was not taken; empty if none is held."""
+
     def submit(self, taken: Taken) -> None:
         """Take a delivery."""
 
+    def conclude(self, taken: Taken, answer: Answer) -> None:
+        """Settle a delivery by an answer that is known without running it."""
+
     def limit(self, size: int) -> None:
         """Handle at most so many at once from now on; 0 pauses."""
+
+    def hold(self) -> None:
+        """Start nothing until `go_on`: something else in this process is to run alone."""
+
+    def go_on(self) -> None:
+        """Start again what waits."""
+
+    async def still(self) -> None:
+        """Return when nothing is being handled, though things may wait."""
 
     def wind_down(self) -> int:
         """The end is near: forget what need not be started any more and tell how much it was."""
@@ -87,6 +111,21 @@ class OneByOne:
         """How many deliveries can neither be settled nor moved."""
         return self._settling.kept
 
+    @property
+    def held(self) -> int:
+        """How many deliveries their next queue does not take."""
+        return self._settling.held
+
+    @property
+    def stuck(self) -> int:
+        """Each of them has a worker of its own."""
+        return self._settling.held
+
+    @property
+    def trouble(self) -> str:
+        """Why the last one was not taken."""
+        return self._settling.trouble
+
     def submit(self, taken: Taken) -> None:
         """Hand it to the next free worker, behind others of its key."""
         if self._key is None:
@@ -106,9 +145,25 @@ class OneByOne:
         else:
             self._pool.submit(taken, key)
 
+    def conclude(self, taken: Taken, answer: Answer) -> None:
+        """Settle it by this answer."""
+        self._pool.submit(taken._replace(answer=answer))
+
     def limit(self, size: int) -> None:
         """Run at most so many handlers at once."""
         self._pool.limit(size)
+
+    def hold(self) -> None:
+        """Call no handler for now."""
+        self._pool.hold()
+
+    def go_on(self) -> None:
+        """Call handlers again."""
+        self._pool.go_on()
+
+    async def still(self) -> None:
+        """Wait for the handlers that run."""
+        await self._pool.still()
 
     def wind_down(self) -> int:
         """Start no other handler."""
@@ -132,6 +187,9 @@ class OneByOne:
     async def _process(self, taken: Taken) -> None:
         """One delivery: handled, then concluded."""
         if taken.session.ended.is_set():
+            return
+        if self._settling.settle_copy(taken):
+            self.concluded += 1
             return
         began = self._time()
         try:

@@ -11,6 +11,8 @@ from hopback.errors import BrokerError
 from hopback.observe.events import EVENTS
 from hopback.patterns import DESIGNS
 from hopback.testing import AppTest, in_virtual_time
+from hopback.topology.expand import SHADOW
+from hopback.topology.model import Queue
 
 
 def _app() -> App:
@@ -51,6 +53,9 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
             await test.publish("", "orders", payload)
         await test.publish("", "users", {"name": "a"})
         await test.drain()
+        test.faults.inject(Fault.LOSE_CONFIRM)
+        await test.publish("", "orders", "fail")
+        await test.drain()
         test.faults.inject(Fault.NACK)
         await test.publish("", "orders", "park")
         await test.drain()
@@ -60,9 +65,12 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
         await test.advance(1)
         await _delete(test, "users")
         await test.advance(60)
+        await _migrate(test, "users")
+        await test.advance(60)
         await test.publish("", "orders", "wait")
-        await test.advance(1)
-        test.broker.cut()
+        for _ in range(2):
+            await test.advance(5)
+            test.broker.cut()
         await test.drain()
     wrong = {
         one.name: sorted(set(one.fields) ^ set(EVENTS[one.name].fields))
@@ -77,6 +85,15 @@ async def _delete(test: AppTest, queue: str) -> None:
     """Take a queue away from its consumer, as an operator might."""
     connection = await test.broker.connect("operator")
     channel = await connection.open_channel()
+    await channel.delete_queue(queue)
+    await connection.close()
+
+
+async def _migrate(test: AppTest, queue: str) -> None:
+    """Leave it as a migration does that was interrupted half-way."""
+    connection = await test.broker.connect("operator")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue(queue + SHADOW))
     await channel.delete_queue(queue)
     await connection.close()
 

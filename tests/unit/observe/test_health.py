@@ -76,18 +76,19 @@ async def test_a_consumer_that_stays_lost_ends_liveness() -> None:
         now = 0.0
         health = Health(test.service, time=lambda: now, patience=60)
         consumer = test.service.consumer("orders")
-        consumer._tag = None  # the broker does not know it any more
+        intake, consumer._intake = consumer._intake, None  # the broker does not know it any more
         assert health.alive().ok
         now = 60
         assert health.alive().ok
         now = 61
         found = health.alive()
         assert found.reasons == ("orders has had no consumer for 61 s though the broker is up",)
-        consumer._tag = "again"
+        consumer._intake = intake
         assert health.alive().ok
-        consumer._tag = None
+        consumer._intake = None
         now = 100
         assert health.alive().ok
+        consumer._intake = intake
         consumer.restore("found to be forgotten")
         await test.advance(60)
 

@@ -66,6 +66,7 @@ _OUTCOMES = (
     "delivery.parked",
     "delivery.snoozed",
     "delivery.abandoned",
+    "delivery.copy",
 )
 
 

@@ -1,0 +1,161 @@
+"""Runs what may kill the process by itself, and lets somebody who outlives the process know.
+
+The rules are in `policy.quarantine`; here are the waiting and the telling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hopback.policy.quarantine import deadly, returns_of, suspect_token
+from hopback.runtime.answer import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from hopback.runtime.answer import Taken
+    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.work import Work
+    from hopback.topology.plan import Plan
+
+__all__ = ["Quarantine", "Solitude", "Survivor"]
+
+_PATIENCE_S = 30.0
+"""How long others may take to finish: after that the suspected message runs beside them, and a death says
+nothing about it. Some never finish: what is held because its retry queue is away."""
+
+_OTHERS_COME_S = 0.5
+"""How long the first message of every other queue may take to arrive after the process has started, or
+the next one of a queue whose suspected messages are being handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """Who outlives this process: it is told what runs alone, and knows how often that was the end.
+
+    `tell` is called with a token before the run and with None after it; `deaths` has what was told by
+    processes that died, with how many times.
+    """
+
+    tell: Callable[[str | None], object]
+    deaths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Solitude:
+    """Everything that this process handles, and a way to be the only one.
+
+    Of several that want to be alone, the one goes first that came back least often. What kills the
+    process was in hand at every death, so innocents of other queues get their turn before it; were it
+    the other way round, each death would count against them until the broker's limit parks them.
+    """
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        self._works: list[Work] = []
+        self._waiting: list[tuple[int, float]] = []
+        self._chance = chance
+        self._busy = False
+        self._changed = asyncio.Event()
+        self._last_returns = -1
+        self._quiet_since = 0.0
+
+    def join(self, work: Work) -> None:
+        """This work is held while something else runs alone."""
+        self._works.append(work)
+
+    @asynccontextmanager
+    async def alone(self, mine: Work, returns: int) -> AsyncIterator[bool]:
+        """While inside, only `mine` starts anything; False if others did not finish in time.
+
+        `returns` is how often the message came back.
+        """
+        await self._turn(returns)
+        others = [work for work in self._works if work is not mine]
+        for work in others:
+            work.hold()
+        try:
+            yield await _in_time(asyncio.gather(*(work.still() for work in others)))
+        finally:
+            for work in others:
+                work.go_on()
+            self._busy = False
+            self._quiet_since = asyncio.get_running_loop().time()
+            self._changed.set()
+
+    async def _turn(self, returns: int) -> None:
+        """Wait until nobody is alone and nobody waits who goes first."""
+        loop = asyncio.get_running_loop()
+        ticket = (returns, self._chance())
+        if not self._waiting and not self._busy:
+            self._quiet_since = loop.time()
+        self._waiting.append(ticket)
+        try:
+            while True:
+                left = None
+                if not self._busy and min(self._waiting) == ticket:
+                    # One that came back oftener than the last lets others come first.
+                    left = self._quiet_since + _OTHERS_COME_S - loop.time()
+                    if returns <= self._last_returns or left <= 0:
+                        break
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
+            self._busy, self._last_returns = True, returns
+        finally:
+            self._waiting.remove(ticket)
+            self._changed.set()
+
+
+class Quarantine:
+    """Runs the suspected messages of one queue, one after another."""
+
+    def __init__(self, plan: Plan, solitude: Solitude, world: Surroundings) -> None:
+        self._plan = plan
+        self._solitude = solitude
+        self._world = world
+
+    async def drained(self, work: Work) -> bool:
+        """Wait until the queue's other deliveries are settled; False if they take too long."""
+        return await _in_time(_settled(work))
+
+    async def run(self, taken: Taken, work: Work, *, drained: bool) -> None:
+        """Let it run and be settled; parked instead if the process died of it too often."""
+        survivor = self._world.survivor
+        token = suspect_token(taken.delivery, self._plan)
+        deaths = 0 if survivor is None else survivor.deaths.get(token, 0)
+        fields = {"message_id": taken.delivery.properties.message_id, "deaths": deaths}
+        self._world.bus.emit("quarantine.begun", {"queue": self._plan.queue, **fields})
+        park = deadly(deaths)
+        if park is not None:
+            work.conclude(taken, Answer(park))
+            await _settled(work)
+            return
+        async with self._solitude.alone(work, returns_of(taken.delivery)) as alone:
+            if survivor is not None and alone and drained:
+                survivor.tell(token)
+            try:
+                work.submit(taken)
+                await _settled(work)
+            finally:
+                if survivor is not None:
+                    survivor.tell(None)
+
+
+async def _settled(work: Work) -> None:
+    """Nothing of it runs or waits, also not in a batch that is still open."""
+    await work.finish()
+    await work.flush()
+
+
+async def _in_time(waiting: Awaitable[object]) -> bool:
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await waiting
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,265 @@
+"""Queues and exchanges that are deleted, migrated or replaced while an application runs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, EmbeddedBroker, Park, Retry, ServiceOptions
+from hopback.broker.declare import Ownership, declare
+from hopback.broker.migrate import migrate, migration
+from hopback.broker.simulator import EmbeddedManagement
+from hopback.message import Message
+from hopback.patterns import DESIGNS
+from hopback.runtime.consumer import ConsumerState
+from hopback.runtime.health import Health
+from hopback.testing import AppTest, Tally, in_virtual_time
+from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW
+from hopback.topology.model import Exchange, ExchangeType, Queue, QueueType, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.broker.port import Channel
+
+RAFFLE = DESIGNS["raffle"].build(hardened=True)
+QUEUE = "raffle_queue"
+OLD = replace(
+    RAFFLE,
+    queues=tuple(
+        replace(queue, arguments={**queue.arguments, "x-delivery-limit": 7})
+        if queue.name == QUEUE
+        else queue
+        for queue in RAFFLE.queues
+    ),
+)
+"""The same but for the main queue, which a migration has to replace."""
+
+
+def _parking(outcome: Park | Retry, **options: Any) -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"], concurrency=2, prefetch=4, **options)
+    async def handle() -> Park | Retry:
+        return outcome
+
+    return app
+
+
+async def _as_operator(broker: EmbeddedBroker, act: Callable[[Channel], Awaitable[object]]) -> None:
+    connection = await broker.connect("operator")
+    await act(await connection.open_channel())
+    await connection.close()
+
+
+def _reasons(test: AppTest) -> tuple[str, ...]:
+    health = Health(test.service, time=asyncio.get_running_loop().time)
+    assert health.alive().ok, health.alive().reasons
+    return health.ready().reasons
+
+
+@pytest.mark.parametrize(
+    ("outcome", "queue", "counted"),
+    [
+        (Park("no"), "orders.dlq", Tally(parked=20, held=20)),
+        (Retry("later"), "orders.retry.30s", Tally(retried=20, held=20, parked=20)),
+    ],
+)
+@in_virtual_time
+async def test_a_queue_that_was_deleted_is_created_again_and_everything_goes_on(
+    outcome: Park | Retry, queue: str, counted: Tally
+) -> None:
+    """Nobody restarts anything: the first message that misses the queue brings it back."""
+    async with AppTest(_parking(outcome)) as test:
+        await _as_operator(test.broker, lambda channel: channel.delete_queue(queue))
+        for _ in range(20):
+            await test.publish("", "orders", {})
+        tally = await test.drain()
+        assert [one.fields["object"] for one in test.happened("topology.restored")] == [queue]
+        assert _reasons(test) == ()
+        assert len(test.dead_letters("orders")) == 20
+    assert 0 < tally.held <= counted.held
+    assert (tally.parked, tally.retried) == (counted.parked, counted.retried)
+
+
+@pytest.mark.parametrize("exchange", ["raffle_retry_exchange", "raffle_exchange"])
+@in_virtual_time
+async def test_an_exchange_that_was_deleted_comes_back_with_its_bindings(exchange: str) -> None:
+    """A publish that closes its channel (404) and one that comes back (NO_ROUTE) both tell."""
+    app = App("raffle", topology=RAFFLE)
+
+    @app.handler("raffle_queue")
+    async def handle() -> Retry:
+        return Retry("no")
+
+    async with AppTest(app) as test:
+        await _as_operator(test.broker, lambda channel: channel.delete_exchange(exchange))
+        for _ in range(5):
+            await test.publish("", "raffle_queue", {})
+        await test.drain()
+        parked = len(test.dead_letters("raffle_queue"))
+        back = test.happened("topology.restored", object=exchange)
+    assert parked == 5
+    # The hardened form returns by the default exchange and does not miss the other one.
+    assert len(back) == (1 if exchange == "raffle_retry_exchange" else 0)
+
+
+@in_virtual_time
+async def test_a_binding_that_was_removed_is_added_again() -> None:
+    """The queue and the exchange are there, but nothing leads from one to the other."""
+    app = App("raffle", topology=RAFFLE)
+
+    @app.handler("raffle_queue")
+    async def handle() -> Retry:
+        return Retry("no")
+
+    (binding,) = [one for one in RAFFLE.bindings if one.source == "raffle_retry_exchange"]
+    async with AppTest(app) as test:
+        await _as_operator(test.broker, lambda channel: channel.unbind(binding))
+        await test.publish("", "raffle_queue", {})
+        tally = await test.drain()
+    assert (tally.retried, tally.parked) == (3, 1)
+
+
+@in_virtual_time
+async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
+    """Where the topology is not ours nothing is created; when somebody does it, all goes on."""
+    app = _parking(Park("no"))
+    broker = EmbeddedBroker()
+    connection = await broker.connect()
+    await declare(connection, app.topology)
+    async with AppTest(
+        app, broker=broker, options=ServiceOptions(ownership=Ownership.CHECK)
+    ) as test:
+        await _as_operator(broker, lambda channel: channel.delete_queue("orders.dlq"))
+        await test.publish("", "orders", {})
+        await test.advance(300)
+        assert _reasons(test) == ()  # one of two workers still takes messages
+        for _ in range(9):
+            await test.publish("", "orders", {})
+        await test.advance(600)
+        (reason,) = _reasons(test)
+        assert "orders stands still: everything in hand (2) is held" in reason
+        assert "'orders.dlq': 312 NO_ROUTE" in reason
+        (said,) = test.happened("topology.unusable", object="orders.dlq")
+        assert "creates nothing (ownership `check`)" in said.fields["reason"]
+        await declare(connection, app.topology)
+        tally = await test.drain()
+        assert _reasons(test) == ()
+        await connection.close()
+    assert tally.parked == 10
+
+
+@in_virtual_time
+async def test_who_does_not_look_says_that_it_creates_nothing() -> None:
+    """With the ownership `external` the first message that finds no home is the sign."""
+    app = _parking(Park("no"))
+    broker = EmbeddedBroker()
+    connection = await broker.connect()
+    await declare(connection, app.topology)
+    options = ServiceOptions(ownership=Ownership.EXTERNAL)
+    async with AppTest(app, broker=broker, options=options) as test:
+        await _as_operator(broker, lambda channel: channel.delete_queue("orders.dlq"))
+        await test.publish("", "orders", {})
+        await test.advance(300)
+        (said,) = test.happened("topology.unusable", object="orders.dlq")
+        assert "ownership `external`" in said.fields["reason"]
+        await declare(connection, app.topology)
+        assert (await test.drain()).parked == 1
+        await connection.close()
+
+
+@in_virtual_time
+async def test_what_exists_in_another_form_is_left_alone_without_a_tight_loop() -> None:
+    """A stranger has made another exchange of our name: held, said once, and tried ever later."""
+    app = App("raffle", topology=RAFFLE)
+
+    @app.handler("raffle_queue")
+    async def handle() -> Retry:
+        return Retry("no")
+
+    exchange = "raffle_retry_exchange"
+    other = Exchange(exchange, ExchangeType.HEADERS)
+    async with AppTest(app) as test:
+        await _as_operator(test.broker, lambda channel: channel.delete_exchange(exchange))
+        await _as_operator(test.broker, lambda channel: channel.declare_exchange(other))
+        await test.publish("", "raffle_queue", {})
+        await test.advance(600)
+        (said,) = test.happened("topology.unusable", object=exchange)
+        assert 'type: "direct" desired, "headers" on the broker' in said.fields["reason"]
+        assert 10 < len(test.happened("delivery.held")) < 60
+        assert test.happened("topology.restored") == ()
+        await _as_operator(test.broker, lambda channel: channel.delete_exchange(exchange))
+        tally = await test.drain()
+    assert tally.parked == 1
+
+
+def _drawing(name: str, topology: Topology, runs: list[bytes]) -> App:
+    app = App(name, topology=topology)
+
+    @app.handler(QUEUE)
+    async def handle(body: bytes) -> None:
+        runs.append(body)
+
+    return app
+
+
+@in_virtual_time
+async def test_consumers_that_want_to_return_do_not_stand_in_the_way_of_a_migration() -> None:
+    """Neither the old nor the new form creates the queue; afterwards only the new one consumes."""
+    broker, runs = EmbeddedBroker(), dict[str, list[bytes]](old=[], new=[])
+    connection = await broker.connect("migration")
+    channel = await connection.open_channel()
+    old = AppTest(_drawing("old", OLD, runs["old"]), broker=broker)
+    new = AppTest(_drawing("new", RAFFLE, runs["new"]), broker=broker)
+    async with old:
+        # As far as an interrupted migration has come: everything is in the shadow, the queue is gone.
+        shadow = Queue(
+            QUEUE + SHADOW, QueueType.QUORUM, arguments={"x-delivery-limit": NO_DELIVERY_LIMIT}
+        )
+        await channel.declare_queue(shadow)
+        for number in range(20):
+            await channel.publish(Message("", shadow.name, str(number).encode()))
+        await channel.delete_queue(QUEUE)
+        starting = asyncio.ensure_future(new.__aenter__())
+        await old.advance(600)
+        assert QUEUE not in broker.node.queues
+        assert not starting.done()
+        (reason,) = _reasons(old)
+        assert "is being migrated" in reason
+        assert len(old.happened("consumer.lost", reason="is being migrated")) == 1
+        live = Topology("live", queues=(*OLD.queues, shadow), bindings=OLD.bindings)
+        planned = migration(RAFFLE, live)
+        await migrate(connection, planned, management=EmbeddedManagement(broker))
+        await starting
+        await new.drain()
+        await old.advance(120)
+        (reason,) = _reasons(old)
+        assert "cannot be used" in reason
+        assert "x-delivery-limit" in reason
+        assert old.service.consumer(QUEUE).state is ConsumerState.STARTING
+        assert _reasons(new) == ()
+        await new.stop()
+        await connection.close()
+    assert runs["old"] == []
+    assert sorted(map(int, runs["new"])) == list(range(20))
+
+
+@in_virtual_time
+async def test_a_queue_that_is_replaced_at_once_keeps_its_new_form() -> None:
+    """Who lost its consumer waits a moment before it creates anything, and then finds the other form."""
+    broker, runs = EmbeddedBroker(), list[bytes]()
+    connection = await broker.connect("operator")
+    channel = await connection.open_channel()
+    async with AppTest(_drawing("old", OLD, runs), broker=broker) as old:
+        (form,) = [queue for queue in RAFFLE.queues if queue.name == QUEUE]
+        await channel.delete_queue(QUEUE)
+        await asyncio.sleep(0.1)
+        await channel.declare_queue(form)
+        await old.advance(60)
+        assert "cannot be used" in _reasons(old)[0]
+        await channel.declare_queue(form)  # 406 if it had been created in its old form
+        await connection.close()
