@@ -1,13 +1,17 @@
-"""The audit in SQL: rows are appended and read; the database lets nobody change or delete one."""
+"""The audit in SQL: rows are appended and read; the database lets nobody change one.
+
+Rows are deleted only when they are older than a moment that was written down first, in a table to which
+rows can only be added as well: whoever shortens the audit leaves when, and up to which moment.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, func, insert, select
 
-from hopback.store.schema import audit
+from hopback.store.schema import audit, audit_retention
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -42,6 +46,22 @@ class AuditTable:
         del values["number"]
         async with self._engine.begin() as connection:
             await connection.execute(insert(audit).values(values))
+
+    async def delete(self, before: float, now: float, limit: int) -> int:
+        """Delete at most `limit` rows from before that moment, the oldest first; how many."""
+        old = select(audit.c.number).where(audit.c.at < before).order_by(audit.c.number)
+        async with self._engine.begin() as connection:
+            numbers = list((await connection.execute(old.limit(limit))).scalars())
+            if not numbers:
+                return 0
+            latest = select(func.max(audit_retention.c.deleted_before))
+            said = (await connection.execute(latest)).scalar()
+            if said is None or said < before:
+                await connection.execute(
+                    insert(audit_retention).values(at=now, deleted_before=before)
+                )
+            await connection.execute(delete(audit).where(audit.c.number.in_(numbers)))
+        return len(numbers)
 
     async def read(self, wanted: dict[str, str], before: int | None, limit: int) -> list[AuditRow]:
         """The newest rows whose columns have these values."""

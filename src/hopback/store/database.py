@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
 
 from hopback.errors import HopbackError
+from hopback.extras import needs
+from hopback.private_files import make_private
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -22,6 +29,8 @@ _DRIVERS = {
     "postgres": "postgresql+psycopg",
 }
 _BUSY_MS = 10_000
+_AGAIN_MS = 50
+"""How long to wait for a process that opens the same new database at this moment."""
 
 
 class DatabaseUrlError(HopbackError):
@@ -32,7 +41,11 @@ class DatabaseUrlError(HopbackError):
 
 def open_database(url: str) -> AsyncEngine:
     """An engine for the URL; nothing is connected yet. Passwords never appear in errors."""
-    engine = create_async_engine(_address(url), pool_pre_ping=True)
+    address = _address(url)
+    with needs(
+        "store" if address.drivername == _DRIVERS["sqlite"] else "postgres", "this database"
+    ):
+        engine = create_async_engine(address, pool_pre_ping=True)
     if engine.dialect.name == "sqlite":
         _make_sqlite_safe(engine)
     return engine
@@ -51,19 +64,51 @@ def _address(url: str) -> URL:
     return parsed.set(drivername=driver)
 
 
+def _file_of(engine: AsyncEngine) -> Path | None:
+    """The file of an SQLite database; None if it is in memory, or named by a URI of its own."""
+    name = engine.url.database
+    return None if not name or name.startswith((":memory:", "file:")) else Path(name)
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Switch to the write-ahead log. SQLite does not wait for whoever does the same: try again."""
+    for left in range(_BUSY_MS // _AGAIN_MS, -1, -1):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if not left:
+                raise
+            await_only(asyncio.sleep(_AGAIN_MS / 1000))
+        else:
+            return
+
+
 def _make_sqlite_safe(engine: AsyncEngine) -> None:
-    """Write-ahead log, full sync, and a real BEGIN IMMEDIATE: two writers wait, none is refused."""
+    """Private to its owner, written ahead, fully synced; a real BEGIN IMMEDIATE lets writers wait."""
+
+    file = _file_of(engine)
+
+    def on_do_connect(*_: object) -> None:
+        # SQLite gives what it makes beside a database the rights of the database; what an older
+        # process left there is tightened, too. What cannot be opened is for SQLite to say.
+        if file is not None:
+            with suppress(OSError):
+                make_private(file)
+                for beside in ("-wal", "-shm"):
+                    if (left := Path(f"{file}{beside}")).exists():
+                        make_private(left)
 
     def on_connect(raw: Any, _record: object) -> None:
         raw.isolation_level = None  # the driver must not begin transactions behind our back
         cursor = raw.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        _write_ahead(cursor)
+        cursor.execute("PRAGMA synchronous=FULL")
         cursor.close()
 
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
+    event.listen(engine.sync_engine, "do_connect", on_do_connect)
     event.listen(engine.sync_engine, "connect", on_connect)
     event.listen(engine.sync_engine, "begin", on_begin)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from hopback import fields as amqp
+from hopback.headers import without_unread
 from hopback.message import Properties
 
 if TYPE_CHECKING:
@@ -24,20 +25,28 @@ _TAGGED: dict[str, type] = {
     )
 }  # fmt: skip
 
+_BYTES: dict[str, type[bytes]] = {
+    kind.__name__: kind for kind in (bytes, amqp.LongStr, amqp.RawValue)
+}
+
 
 def write_properties(properties: Properties) -> str:
-    """The properties that are set, as JSON."""
+    """The properties that are set, as JSON; what of headers nobody could read, as bytes of ours."""
+    properties = without_unread(properties)
     found = {
         field.name: _plain(value)
         for field in fields(Properties)
-        if (value := getattr(properties, field.name)) not in (None, b"")
+        if (value := getattr(properties, field.name)) not in (None, (), b"")
     }
     return json.dumps(found, separators=(",", ":"))
 
 
 def read_properties(text: str) -> Properties:
     """The properties that `write_properties` wrote."""
-    return Properties(**{name: _typed(value) for name, value in json.loads(text).items()})
+    found = {name: _typed(value) for name, value in json.loads(text).items()}
+    if "further_headers" in found:
+        found["further_headers"] = tuple(map(tuple, found["further_headers"]))
+    return Properties(**found)
 
 
 def _plain(value: FieldValue) -> Any:
@@ -66,7 +75,6 @@ def _typed(value: Any) -> Any:
     name = tag.removeprefix("$")
     if name == "table":
         return {key: _typed(one) for key, one in inner.items()}
-    if name in ("bytes", "LongStr"):
-        raw = base64.b64decode(inner)
-        return raw if name == "bytes" else amqp.LongStr(raw)
+    if name in _BYTES:
+        return _BYTES[name](base64.b64decode(inner))
     return Decimal(inner) if name == "Decimal" else _TAGGED[name](inner)

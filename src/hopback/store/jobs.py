@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from hopback.store.schema import job_failures, jobs
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["JobRow", "JobTable", "RowTaken"]
 
 _ACTIVE = ("running", "paused")
+_FINISHED = ("completed", "cancelled")  # the others can be resumed, so somebody may need them
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class JobTable:
             "wish": row.wish,
             "leased_by": owner,
             "leased_until": now + self._lease,
+            "ended_at": None,
         }
         async with self._engine.begin() as connection:
             await connection.execute(
@@ -118,7 +120,12 @@ class JobTable:
         ended = {} if row.state in _ACTIVE else {"leased_by": None, "leased_until": 0.0}
         changed = await self._change(
             (jobs.c.id == row.id, jobs.c.leased_by == owner),
-            {"state": row.state, "document": row.document, **ended},
+            {
+                "state": row.state,
+                "document": row.document,
+                "ended_at": self._clock.now() if row.state in _FINISHED else None,
+                **ended,
+            },
         )
         return changed is not None
 
@@ -172,6 +179,28 @@ class JobTable:
         now = self._clock.now()
         async with self._engine.connect() as connection:
             return [_row(found, now) for found in await connection.execute(query)]
+
+    async def delete(self, before: float, limit: int) -> tuple[int, int]:
+        """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
+        over = jobs.c.state.in_(_FINISHED)
+        old = select(jobs.c.id).where(over, jobs.c.ended_at < before).order_by(jobs.c.number)
+        async with self._engine.begin() as connection:
+            # Jobs of an older Hopback do not say when they ended: their time begins now.
+            await connection.execute(
+                update(jobs)
+                .where(over, jobs.c.ended_at.is_(None))
+                .values(ended_at=self._clock.now())
+            )
+            ids = list((await connection.execute(old.limit(limit))).scalars())
+            failures = select(job_failures.c.number).where(job_failures.c.job.in_(ids))
+            numbers = list((await connection.execute(failures.limit(limit))).scalars())
+            if numbers:  # a job may have more of them than fit: the job itself goes last
+                await connection.execute(
+                    delete(job_failures).where(job_failures.c.number.in_(numbers))
+                )
+                return 0, len(numbers)
+            await connection.execute(delete(jobs).where(jobs.c.id.in_(ids)))
+        return len(ids), len(ids)
 
     async def add_failures(self, ident: str, documents: Iterable[str]) -> None:
         """Append what a job could not do."""

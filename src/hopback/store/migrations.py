@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import func, insert, inspect, select, text
 
 from hopback.store import schema
 
@@ -41,6 +41,17 @@ def _api_keys(connection: Connection) -> None:
     schema.metadata.create_all(connection, tables=[schema.api_keys])
 
 
+def _retention_and_sessions(connection: Connection) -> None:
+    """4: old rows of the audit may go once it is written down how old; sessions that were ended."""
+    schema.metadata.create_all(connection, tables=[schema.audit_retention, schema.ended_sessions])
+    # Version 2 makes the jobs as they are today, so a new database has the column already.
+    known = {column["name"] for column in inspect(connection).get_columns(schema.jobs.name)}
+    if "ended_at" not in known:
+        connection.exec_driver_sql("ALTER TABLE hopback_jobs ADD COLUMN ended_at DOUBLE PRECISION")
+    for statement in _DELETE_BY_RETENTION[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+
+
 _APPEND_ONLY = {
     "sqlite": [
         f"CREATE TRIGGER hopback_audit_no_{verb.lower()} BEFORE {verb} ON hopback_audit"
@@ -55,10 +66,39 @@ _APPEND_ONLY = {
     ],
 }
 
+_DELETE_BY_RETENTION = {
+    "sqlite": [
+        "DROP TRIGGER hopback_audit_no_delete",
+        "CREATE TRIGGER hopback_audit_no_delete BEFORE DELETE ON hopback_audit"
+        " WHEN OLD.at >= COALESCE((SELECT MAX(deleted_before) FROM hopback_audit_retention), OLD.at)"
+        " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END",
+        *(
+            f"CREATE TRIGGER hopback_audit_retention_no_{verb.lower()}"
+            f" BEFORE {verb} ON hopback_audit_retention"
+            " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+            for verb in ("UPDATE", "DELETE")
+        ),
+    ],
+    "postgresql": [
+        "DROP TRIGGER hopback_audit_append_only ON hopback_audit",
+        "CREATE TRIGGER hopback_audit_append_only BEFORE UPDATE OR TRUNCATE"
+        " ON hopback_audit FOR EACH STATEMENT EXECUTE FUNCTION hopback_audit_append_only()",
+        "CREATE OR REPLACE FUNCTION hopback_audit_retained() RETURNS trigger AS $$ BEGIN"
+        " IF OLD.at < (SELECT MAX(deleted_before) FROM hopback_audit_retention) THEN RETURN OLD; END IF;"
+        " RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
+        "CREATE TRIGGER hopback_audit_retained BEFORE DELETE"
+        " ON hopback_audit FOR EACH ROW EXECUTE FUNCTION hopback_audit_retained()",
+        "CREATE TRIGGER hopback_audit_retention_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
+        " ON hopback_audit_retention FOR EACH STATEMENT"
+        " EXECUTE FUNCTION hopback_audit_append_only()",
+    ],
+}
+
 _MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _inbox_and_outbox,
     _jobs_and_audit,
     _api_keys,
+    _retention_and_sessions,
 )
 
 LATEST = len(_MIGRATIONS)

@@ -19,6 +19,8 @@ __all__ = [
     "SLOTS",
     "api_keys",
     "audit",
+    "audit_retention",
+    "ended_sessions",
     "inbox",
     "job_failures",
     "jobs",
@@ -91,6 +93,8 @@ jobs = Table(
     Column("wish", Text, nullable=False),
     Column("leased_by", Text),
     Column("leased_until", Double, nullable=False, server_default="0"),
+    # When nothing more can come of it; by this its time to be kept is counted.
+    Column("ended_at", Double),
     Index("hopback_jobs_key", "place", "key", unique=True),
     # The database itself sees to it that a queue has one active job, whoever asks.
     Index(
@@ -123,6 +127,23 @@ audit = Table(
     Column("reason", Text, nullable=False),
     Column("result", Text, nullable=False),
     Column("details", Text, nullable=False),
+)
+
+ended_sessions = Table(
+    "hopback_ended_sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    # When it would have ended by itself: afterwards nobody needs to remember it.
+    Column("until", Double, nullable=False),
+)
+
+audit_retention = Table(
+    "hopback_audit_retention",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    # Rows of the audit from before this moment may be deleted, and no others.
+    Column("deleted_before", Double, nullable=False),
 )
 
 api_keys = Table(

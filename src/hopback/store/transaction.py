@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,17 +11,18 @@ from sqlalchemy import delete, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from hopback.store.document import write_properties
+from hopback.store.inbox_key import inbox_key
 from hopback.store.schema import SLOTS, inbox, outbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from sqlalchemy import Executable
     from sqlalchemy.engine import CursorResult
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
     from hopback.clock import Clock
-    from hopback.message import Message
+    from hopback.message import Delivery, Message
 
 __all__ = ["Transaction", "forget_processed", "slot_of", "transaction"]
 
@@ -32,12 +34,39 @@ class Transaction:
         self.connection = connection
         self._clock = clock
 
-    async def first_time(self, consumer: str, message_id: str) -> bool:
+    async def first_time(
+        self,
+        consumer: str,
+        message: str | Delivery | None = None,
+        *,
+        key: str | Callable[[Delivery], str] | None = None,
+        message_id: str | None = None,
+    ) -> bool:
         """Mark the message as processed by this consumer; False if it already was.
+
+        `message` is a delivery, or the text itself by which the message is known. Of a delivery it is
+        the message id, which its producer chose; `key` names a header instead, or is a function of
+        the delivery. NoInboxKey if that finds nothing.
 
         The mark commits with everything else in this transaction: a crash before the commit leaves
         no mark, so the redelivery does the work; one after it finds the mark and does nothing.
+        `message_id` is the old name of `message`.
         """
+        if message_id is not None:
+            warnings.warn(
+                "first_time(message_id=…) is now first_time(consumer, message)",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            message = message_id
+        if message is None:
+            raise TypeError("expected a message to know it by: a delivery, or a text")
+        if isinstance(message, str):
+            if key is not None:
+                raise TypeError("expected a delivery to take the key of, got a text")
+            message_id = message
+        else:
+            message_id = inbox_key(message, key)
         dialect = postgresql if self.connection.dialect.name == "postgresql" else sqlite
         mark = dialect.insert(inbox).values(
             consumer=consumer, message_id=message_id, processed_at=self._clock.now()

@@ -1,0 +1,75 @@
+"""Files that Hopback makes are for their owner alone, whatever the umask says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.clock import SystemClock
+from hopback.deadletters.sql_journal import open_journal
+from hopback.private_files import private_folder, write_private
+from hopback.store import migrate, open_database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def _open_to_all() -> Iterator[None]:
+    """A umask that hides nothing, so that what is private was made private."""
+    before = os.umask(0o000)
+    yield
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_a_database_of_ours_is_its_owners_alone(tmp_path: Path) -> None:
+    """The file and what SQLite puts beside it, while it is open."""
+    file = tmp_path / "jobs.db"
+    async with open_journal(f"sqlite:///{file}", SystemClock()):
+        modes = {path.name: _mode(path) for path in tmp_path.iterdir()}  # noqa: ASYNC240
+    assert set(modes) == {"jobs.db", "jobs.db-wal", "jobs.db-shm"}
+    assert set(modes.values()) == {0o600}
+
+
+async def test_a_database_that_others_could_read_is_tightened(tmp_path: Path) -> None:
+    """One of an older Hopback, with its log beside it, is private once it was opened."""
+    file = tmp_path / "jobs.db"
+    engine = open_database(f"sqlite:///{file}")
+    await migrate(engine, SystemClock())
+    for path in tmp_path.iterdir():  # noqa: ASYNC240
+        path.chmod(0o644)
+    again = open_database(f"sqlite:///{file}")
+    await migrate(again, SystemClock())
+    modes = {path.name: _mode(path) for path in tmp_path.iterdir()}  # noqa: ASYNC240
+    await again.dispose()
+    await engine.dispose()
+    assert set(modes) == {"jobs.db", "jobs.db-wal", "jobs.db-shm"}
+    assert set(modes.values()) == {0o600}
+
+
+def test_what_a_command_saves_is_its_owners_alone(tmp_path: Path) -> None:
+    """A file that is new, and one that was there for all to read."""
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_bytes(b"longer than what comes now")
+    old.chmod(0o644)
+    for path in (new, old):
+        write_private(path, b"payload")
+        assert (path.read_bytes(), _mode(path)) == (b"payload", 0o600)
+
+
+def test_a_folder_of_ours_is_its_owners_alone(tmp_path: Path) -> None:
+    """Each folder that had to be made; one that was there stays as its owner wants it."""
+    folder = private_folder(tmp_path / "a" / "b")
+    assert [_mode(each) for each in (folder, folder.parent)] == [0o700, 0o700]
+    tmp_path.chmod(0o755)
+    assert _mode(private_folder(tmp_path)) == 0o755
