@@ -80,6 +80,7 @@ class Redriving:
         *,
         max_redrives: int | None,
         table: RoutingTable | None = None,
+        routes: RoutingTable | None = None,
     ) -> None:
         self._broker = broker
         self._source = source
@@ -88,6 +89,7 @@ class Redriving:
         self._job = occasion.job
         self._max_redrives = max_redrives
         self._table = table
+        self._routes = routes
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._flaws: dict[Redrive, str] = {}
@@ -135,7 +137,8 @@ class Redriving:
             self._only = made if self._has_one_way else None
 
     def _aim(self, delivery: Delivery) -> Aim | str:
-        return aim_at(self._target, delivery, origin_queue(delivery, self._source), self._source)
+        origin = origin_queue(delivery, self._source)
+        return aim_at(self._target, delivery, origin, self._source, self._routes)
 
     @property
     def _has_one_way(self) -> bool:

@@ -22,6 +22,7 @@ from hopback.fields import (
     Int16,
     Int32,
     LongStr,
+    RawValue,
     Timestamp,
     UInt8,
     UInt16,
@@ -56,11 +57,14 @@ _BY_LETTER: dict[str, Callable[[Any], FieldValue]] = {
     "S64": lambda value: LongStr(b64decode(value, validate=True)),
     "x": lambda value: b64decode(value, validate=True),
     "V": lambda _value: None,
+    "raw": lambda value: RawValue(b64decode(value, validate=True)),
     "A": lambda value: [_read_value(inner) for inner in value],
     "F": lambda value: {name: _read_value(inner) for name, inner in value.items()},
 }
 _PLAIN = tuple(
-    field.name for field in fields(Properties) if field.name not in {"headers", "opaque_headers"}
+    field.name
+    for field in fields(Properties)
+    if field.name not in {"headers", "further_headers", "opaque_headers"}
 )
 _NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
 
@@ -97,6 +101,10 @@ def write_line(delivery: Delivery, letter: Letter | None = None) -> bytes:
         "headers": {name: _write_value(value) for name, value in properties.headers.items()},
         **_body(delivery.body),
     }
+    if properties.further_headers:
+        record["furtherHeaders"] = [
+            [_base64(name), _write_value(value)] for name, value in properties.further_headers
+        ]
     if properties.opaque_headers:
         record["opaqueHeaders"] = _base64(properties.opaque_headers)
     if letter is not None:
@@ -144,8 +152,16 @@ def _read_properties(record: dict[str, Any]) -> Properties:
     headers: Headers = MappingProxyType(
         {name: _read_value(value) for name, value in record["headers"].items()}
     )
+    further = tuple(_read_further(pair) for pair in record.get("furtherHeaders", ()))
     opaque = b64decode(record.get("opaqueHeaders", ""), validate=True)
-    return Properties(headers=headers, opaque_headers=opaque, **plain)
+    return Properties(headers=headers, further_headers=further, opaque_headers=opaque, **plain)
+
+
+def _read_further(pair: Any) -> tuple[bytes, FieldValue]:
+    name, value = b64decode(pair[0], validate=True), _read_value(pair[1])
+    if len(name) > 255:
+        raise ValueError(f"expected a header's name of at most 255 bytes, got {len(name)}")
+    return name, value
 
 
 def _body(body: bytes) -> dict[str, str]:
@@ -175,6 +191,8 @@ def _write_value(value: FieldValue) -> list[Any]:
             return ["D", [sign, "".join(map(str, digits)), -int(exponent)]]
         case str():
             return ["S", value]
+        case RawValue():
+            return ["raw", _base64(value)]
         case bytes():
             return ["S64" if isinstance(value, LongStr) else "x", _base64(value)]
         case Mapping():

@@ -68,13 +68,17 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The groups of a whole queue, and how many messages were looked at."""
+    """The groups of a whole queue, and how many messages were looked at.
+
+    `not_looked_into` have bodies that the filter could not look into: they may match or not.
+    """
 
     queue: str
     groups: tuple[Group, ...]
     seen: int
     matching: int
     complete: bool
+    not_looked_into: int = 0
 
 
 class Browsing:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hopback.broker.limits import spent
 from hopback.topology.effective import delivery_limit
 from hopback.topology.model import QueueType
 
@@ -52,6 +53,13 @@ def cost_of_looking(queue: Queue | None, version: BrokerVersion) -> Cost:
             f"{queue.name} is a stream: it cannot be taken from message by message",
             remedy="Read it with a stream consumer; reading a stream harms nothing.",
         )
+    if queue.auto_delete:
+        return Cost(
+            Price.REFUSED,
+            f"refused: {queue.name} is auto-delete, and the broker deletes it with all its messages"
+            " when the consumer that looks ends",
+            remedy="Let another consumer stay on the queue meanwhile, or accept the danger explicitly.",
+        )
     if queue.type is QueueType.CLASSIC:
         return Cost(
             Price.FREE,
@@ -62,7 +70,7 @@ def cost_of_looking(queue: Queue | None, version: BrokerVersion) -> Cost:
 
 def spent_too_much(delivery_count: int, cost: Cost) -> bool:
     """Whether a message of this count has used up half of its deliveries: time to stop looking."""
-    return cost.limit is not None and delivery_count * 2 >= cost.limit
+    return spent(delivery_count, cost.limit)
 
 
 def _quorum(queue: Queue, limit: int | None) -> Cost:

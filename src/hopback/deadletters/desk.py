@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.browsing import check_cost
 from hopback.deadletters.ceremonies import ceremony_of
 from hopback.deadletters.cost import Price
-from hopback.deadletters.filters import parse_filter
+from hopback.deadletters.filters import PAYLOAD_BYTES, parse_filter
 from hopback.deadletters.freezing import (
     check_request,
     chosen_letters,
@@ -18,15 +18,18 @@ from hopback.deadletters.freezing import (
     frozen_letters,
     spec_of,
 )
+from hopback.deadletters.held_size import held_size
 from hopback.deadletters.jobs import Frozen, JobKind, JobSpec
 from hopback.deadletters.planning import Rehearsal, order_kept, watch_seconds
 from hopback.deadletters.plans import JobPlan
-from hopback.deadletters.refusals import BadRequest, CountMismatch
-from hopback.deadletters.requests import FromSession
+from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
+from hopback.deadletters.requests import FromSession, RedriveRequest
 from hopback.deadletters.targets import known_ways, target_flaw
+from hopback.deadletters.turns import Turns
 from hopback.deadletters.walking import walk
 from hopback.deadletters.workshop import Bench
 from hopback.errors import UnsafeOperation
+from hopback.headers.names import UNREAD
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ class _Picked:
     frozen: Frozen
     session: BrowseSession | None = None
     letters: tuple[Letter, ...] = ()
+    not_looked_into: int = 0
 
     @property
     def count(self) -> int:
@@ -89,8 +93,8 @@ class Desk:
         export_to = export_file(request, self._settings, ident)
         scene = await self._places.scene()
         bench = await self._bench(scene, request.queue, forced=request.forced)
-        picked = self._picked(request, bench.ready)
-        _check_held_back(bench, picked.frozen)
+        picked = await self._picked(request, bench.ready)
+        _check_returns(request, picked, bench)
         await self._check_count(request, picked)
         spec = spec_of(request, picked.frozen, broker, stamped=bench.ceremony.stamped)
         spec = replace(spec, export_to=export_to)
@@ -119,20 +123,23 @@ class Desk:
             depth.ready,
             ceremony_of(self._places.design_of(queue)),
             scene.table(),
+            scene.routes(),
             forced,
             _is_classic(scene, queue),
         )
 
-    def _picked(self, request: Request, ready: int) -> _Picked:
+    async def _picked(self, request: Request, ready: int) -> _Picked:
         selection = request.selection
         if not isinstance(selection, FromSession):
             frozen = frozen_head(ready, selection)
             return _Picked(frozen)
         session = self._browsing.one(selection.session)
         if session.source.name != request.queue:
-            raise BadRequest("queue", f"that of the session, {session.source.name!r}")
-        letters = chosen_letters(session, selection)
-        return _Picked(frozen_letters(session, letters, selection.filter), session, letters)
+            # Whose session it is, is nobody's business who asks about another queue.
+            raise NoSuch("session", selection.session)
+        found = await chosen_letters(session, selection)
+        frozen = frozen_letters(session, found.letters, selection.filter)
+        return _Picked(frozen, session, found.letters, found.not_looked_into)
 
     async def _check_count(self, request: Request, picked: _Picked) -> None:
         found = picked.count
@@ -184,15 +191,22 @@ class Desk:
         check_request(request)
         scene = await self._places.scene()
         bench = await self._bench(scene, request.queue, forced=request.forced)
-        picked = self._picked(request, bench.ready)
+        picked = await self._picked(request, bench.ready)
         spec = spec_of(request, picked.frozen, broker, stamped=bench.ceremony.stamped)
         spec = replace(spec, export_to=export_file(request, self._settings, "JOB"))
         wanted = parse_filter(picked.frozen.filter)
-        rehearsal = Rehearsal(spec, bench.source, wanted, self._clock.now())
+        rehearsal = Rehearsal(spec, bench.source, wanted, self._clock.now(), bench.routes)
         warnings = [*await self._rehearse(rehearsal, picked, bench), *_warnings(spec, bench)]
+        if rehearsal.unread:
+            warnings.append(_unread_headers(rehearsal.unread))
         async with self._places.line() as connection:
             ways = await rehearsal.ways(connection, bench.table)
         flaws = [way.flaw for way in ways if way.flaw]
+        barred = []
+        try:
+            _check_returns(request, picked, bench)
+        except UnsafeOperation as refused:
+            barred = [str(refused)]
         watched = spec.pace.watch_s
         return JobPlan(
             kind=spec.kind,
@@ -208,7 +222,7 @@ class Desk:
             cost=bench.cost,
             order=order_kept(spec, len(ways)),
             warnings=tuple(warnings),
-            flaws=tuple(dict.fromkeys(flaws)) if len(flaws) == len(ways) else (),
+            flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
             as_of=self._clock.now(),
             watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
             export_to=spec.export_to,
@@ -217,18 +231,41 @@ class Desk:
     async def _rehearse(self, rehearsal: Rehearsal, picked: _Picked, bench: Bench) -> list[str]:
         """See the messages; what could not be seen is said."""
         if picked.session is not None:
+            turns = Turns()
             for letter in picked.letters:
-                rehearsal.see(picked.session.delivery(letter.id))
-            return []
+                delivery = picked.session.delivery(letter.id)
+                rehearsal.see(delivery)
+                await turns.after(held_size(delivery))
+            return _unread(picked.not_looked_into)
         if bench.cost.price is Price.REFUSED and not bench.forced:
             return [f"no message was looked at: {bench.cost.text}"]
         count = min(picked.frozen.count, self._settings.scan)
         async with aclosing(walk(self._places.broker, bench.source.name, count)) as messages:
             async for delivery in messages:
                 rehearsal.see(delivery)
+        unread = _unread(rehearsal.not_looked_into)
         if count < picked.frozen.count:
-            return [f"only the first {count} of {picked.frozen.count} messages were looked at"]
+            seen = f"only the first {count} of {picked.frozen.count} messages were looked at"
+            return [seen, *unread]
+        return unread
+
+
+def _unread(count: int) -> list[str]:
+    if not count:
         return []
+    which = f"{count} messages have bodies" if count > 1 else "1 message has a body"
+    return [
+        f"{which} too large or too deeply nested for `payload.` terms to look into (the limit is"
+        f" {PAYLOAD_BYTES // 1024} KiB): left out, whatever they hold"
+    ]
+
+
+def _unread_headers(count: int) -> str:
+    which = f"{count} messages have" if count > 1 else "1 message has"
+    return (
+        f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the handler"
+        " does not see what they say"
+    )
 
 
 def _is_classic(scene: Scene, name: str) -> bool:
@@ -236,9 +273,14 @@ def _is_classic(scene: Scene, name: str) -> bool:
     return queue is not None and queue.type is QueueType.CLASSIC
 
 
-def _check_held_back(bench: Bench, frozen: Frozen) -> None:
-    """What a filter leaves out is held and given back: that must not cost it its last delivery."""
-    if frozen.filter and frozen.digests is None:
+def _check_returns(request: Request, picked: _Picked, bench: Bench) -> None:
+    """What a job holds and gives back must not have used up its deliveries by that.
+
+    A filter gives back what it leaves out. A re-drive gives back what it holds when it is killed, and
+    nobody sees beforehand how often that came back already. What a session holds is in hand.
+    """
+    by_filter = picked.frozen.filter and picked.frozen.digests is None
+    if by_filter or (isinstance(request, RedriveRequest) and picked.session is None):
         check_cost(bench.cost, forced=bench.forced)
 
 

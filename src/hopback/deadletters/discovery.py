@@ -111,7 +111,10 @@ def _origins(scene: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
         planned[plan.parking.queue].append(plan.queue)
     roles = queue_roles(scene)
     moved = _dead_lettered(scene, roles)
-    found = {name: ("plan", tuple(queues)) for name, queues in planned.items()}
+    found = {
+        name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
+        for name, queues in planned.items()
+    }
     for name, role in roles.items():
         if role is Role.DEAD_LETTER and name not in found:
             found[name] = ("dead-lettering", tuple(sorted(moved.get(name, ()))))

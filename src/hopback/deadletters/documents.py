@@ -50,7 +50,14 @@ def read_job(text: str) -> Job:
     said["state"] = JobState(said["state"])
     said["counts"] = Counts(**said["counts"])
     mark = said["checkpoint"]
-    said["checkpoint"] = Checkpoint(mark["kept"], tuple(mark["window"]), mark["rest"])
+    said["checkpoint"] = Checkpoint(
+        mark["kept"],
+        tuple(mark["window"]),
+        mark["rest"],
+        mark.get("end_is_sure", False),  # a job of an earlier version does not tell
+        mark.get("saw_fresh", False),
+        mark.get("has_twins", False),
+    )
     return Job(**said)
 
 
@@ -59,7 +66,10 @@ def _spec(said: dict[str, Any]) -> JobSpec:
     digests = frozen["digests"]
     said["kind"] = JobKind(said["kind"])
     said["selection"] = Frozen(
-        frozen["count"], frozen["filter"], None if digests is None else tuple(digests)
+        frozen["count"],
+        frozen["filter"],
+        None if digests is None else tuple(digests),
+        frozen.get("behind"),  # a job of an earlier version does not tell
     )
     said["by"] = Who(**said["by"])
     said["target"] = Target(**said["target"] | {"kind": TargetKind(said["target"]["kind"])})

@@ -63,14 +63,19 @@ def envelope_of(delivery: Delivery) -> Envelope:
     )
 
 
-def parsed_body(body: bytes, limit: int = BODY_BYTES) -> object:
-    """The body as JSON; None if it is none, or too large to be read for this."""
+def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None) -> object:
+    """The body as JSON; None if it is none, or too large to be read for this.
+
+    `too_deep` stands for one that is nested more deeply than Python reads.
+    """
     if len(body) > limit or body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         found: object = json.loads(body)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    except RecursionError:
+        return too_deep
     return found
 
 

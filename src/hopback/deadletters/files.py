@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hopback.deadletters.archive import BadLine
-from hopback.errors import HopbackError
+from hopback.extras import needs
+from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,7 +49,7 @@ class FileSink:
 
     def _write(self, lines: bytes) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent)
             # Payloads may be private: nobody but their owner reads the file.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             self._file = os.fdopen(descriptor, "wb")
@@ -106,10 +107,6 @@ def _some(source: io.BufferedReader) -> list[bytes]:
 
 def _zstandard() -> Any:
     """The library, or a sentence that says how to get it."""
-    try:
+    with needs("zstd", "a .zst archive"):
         import zstandard
-    except ImportError as missing:
-        raise HopbackError(
-            "a .zst archive needs zstandard, which is not installed: pip install 'hopback[zstd]'"
-        ) from missing
     return zstandard

@@ -4,7 +4,8 @@
 header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
 
 A text may hold `*` for any characters and stands in double quotes if it has spaces. A filter is
-parsed once; a bad term is an error at once that names the term and what was expected.
+parsed once; a bad term is an error at once that names the term and what was expected. What a body
+holds is looked at within limits; beyond them the answer is that nobody looked, not that it differs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from enum import Enum, auto
+from typing import TYPE_CHECKING, ClassVar
 
 from hopback.deadletters.envelopes import parsed_body
 from hopback.errors import HopbackError
@@ -25,11 +27,20 @@ if TYPE_CHECKING:
     from hopback.deadletters.letters import Letter
     from hopback.message import Delivery
 
-__all__ = ["EVERYTHING", "BadFilter", "Filter", "Term", "parse_filter", "text_matches"]
+__all__ = [
+    "EVERYTHING",
+    "PAYLOAD_BYTES",
+    "BadFilter",
+    "Filter",
+    "Judgement",
+    "Term",
+    "parse_filter",
+    "text_matches",
+]
 
 _LONGEST = 4096
 _MOST_TERMS = 32
-_PAYLOAD_BYTES = 1024 * 1024
+_UNREAD = object()
 _TERM = re.compile(r'([A-Za-z][^\s:<>="]*)(:|>=|<=|>|<)("(?:[^"\\]|\\.)*"|[^\s"]+)(?=\s|$)')
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(B|KB|MB|GB|KiB|MiB|GiB)?")
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -44,7 +55,8 @@ _TEXTS = ("reason", "origin", "type", "error", "group", "id", "key", "job")
 _NUMBERS = ("age", "redrives", "attempts", "size")
 _KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
 
-_Found: TypeAlias = "str | float | None"
+PAYLOAD_BYTES = 1024 * 1024
+"""The largest body that `payload.` terms look into: reading it takes some tens of milliseconds."""
 
 
 class BadFilter(HopbackError):
@@ -57,6 +69,15 @@ class BadFilter(HopbackError):
         self.expected = expected
         shown = term if len(term) <= 80 else f"{term[:80]}…"
         super().__init__(f"filter term {shown!r}: expected {expected}")
+
+
+class Judgement(Enum):
+    """What a filter says of a message."""
+
+    MATCHES = auto()
+    DIFFERS = auto()
+    NOT_LOOKED_INTO = auto()
+    """Its body is too large, or nested too deeply, to be read for this: it may match or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +93,30 @@ class Term:
         """Whether body or headers are needed to answer it."""
         return self.field.startswith(("header.", "payload."))
 
+    @property
+    def needs_payload(self) -> bool:
+        """Whether the body must be read as JSON to answer it."""
+        return self.field.startswith("payload.")
+
     def holds(self, letter: Letter, delivery: Delivery | None, now: float) -> bool:
         """Whether it holds for this letter; what is unknown never does."""
+        if self.needs_payload:
+            return self.holds_in(None if delivery is None else _payload(delivery.body))
         if self.needs_content:
-            return any(
-                text_matches(str(self.wanted), text) for text in _contents(self.field, delivery)
-            )
+            return delivery is not None and self._holds_in_headers(delivery)
         if isinstance(self.wanted, str):
             return any(text_matches(self.wanted, text) for text in _texts(self.field, letter))
         number = _number(self.field, letter, now)
         return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
+
+    def holds_in(self, payload: object) -> bool:
+        """Whether it holds for this payload, parsed once for all terms."""
+        found = _at(payload, self.field.partition(".")[2].split("."))
+        return any(text_matches(str(self.wanted), text) for text in found)
+
+    def _holds_in_headers(self, delivery: Delivery) -> bool:
+        headers, name = delivery.properties.headers, self.field.partition(".")[2]
+        return name in headers and text_matches(str(self.wanted), _shown(headers[name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +131,27 @@ class Filter:
         """Whether body or headers are needed to answer it."""
         return any(term.needs_content for term in self.terms)
 
+    def judge(self, letter: Letter, delivery: Delivery | None, now: float) -> Judgement:
+        """Whether all terms hold; `now` is in seconds since 1970.
+
+        The body is parsed at most once, and only if all that is known without it holds.
+        """
+        if not all(
+            term.holds(letter, delivery, now) for term in self.terms if not term.needs_payload
+        ):
+            return Judgement.DIFFERS
+        within = [term for term in self.terms if term.needs_payload]
+        if not within:
+            return Judgement.MATCHES
+        payload = None if delivery is None else _payload(delivery.body)
+        if payload is _UNREAD:
+            return Judgement.NOT_LOOKED_INTO
+        held = all(term.holds_in(payload) for term in within)
+        return Judgement.MATCHES if held else Judgement.DIFFERS
+
     def matches(self, letter: Letter, delivery: Delivery | None, now: float) -> bool:
-        """Whether all terms hold; `now` is in seconds since 1970."""
-        return all(term.holds(letter, delivery, now) for term in self.terms)
+        """Whether all terms hold; what is not looked into does not match."""
+        return self.judge(letter, delivery, now) is Judgement.MATCHES
 
 
 EVERYTHING = Filter()
@@ -220,16 +273,12 @@ def _texts(field: str, letter: Letter) -> Iterator[str]:
             yield letter.redrive_job
 
 
-def _contents(field: str, delivery: Delivery | None) -> Iterator[str]:
-    if delivery is None:
-        return
-    kind, _, path = field.partition(".")
-    if kind == "header":
-        headers = delivery.properties.headers
-        if path in headers:
-            yield _shown(headers[path])
-    else:
-        yield from _at(parsed_body(delivery.body, _PAYLOAD_BYTES), path.split("."))
+def _payload(body: bytes) -> object:
+    """The body as JSON, None if it is none, `_UNREAD` if finding that out would take too long."""
+    if len(body) > PAYLOAD_BYTES:
+        # What cannot be JSON is known by its beginning, however long it is.
+        return _UNREAD if body[:64].lstrip()[:1] in (b"{", b"[", b"") else None
+    return parsed_body(body, PAYLOAD_BYTES, too_deep=_UNREAD)
 
 
 def _at(value: object, path: list[str]) -> Iterator[str]:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.files import check_writable
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.jobs import Frozen, JobKind, JobSpec
+from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT
 from hopback.deadletters.refusals import BadRequest
 from hopback.deadletters.requests import FromSession, RedriveRequest
+from hopback.deadletters.sessions import Sifted
 
 if TYPE_CHECKING:
     from hopback.deadletters.letters import Letter
@@ -47,25 +49,26 @@ def check_request(request: Request) -> None:
 
 
 def _check_pace(pace: Pace) -> None:
-    if pace.rate is not None and not 0 < pace.rate <= 1_000_000:
+    if pace.rate is not None and not 0 < pace.rate <= HIGHEST_RATE:
         raise BadRequest("rate", f"messages per second above 0, got {pace.rate:g}")
-    if not 1 <= pace.in_flight <= 10_000:
-        raise BadRequest("inFlight", f"1 to 10000, got {pace.in_flight}")
+    if not 1 <= pace.in_flight <= MOST_IN_FLIGHT:
+        raise BadRequest("inFlight", f"1 to {MOST_IN_FLIGHT}, got {pace.in_flight}")
     if len(pace.ramp) > 20 or any(stage < 1 for stage in pace.ramp):
         raise BadRequest("ramp", "at most 20 stages of 1 message or more")
     if pace.tries < 1 or pace.pause_s < 0 or (pace.watch_s or 0) < 0:
         raise BadRequest("pace", "1 try or more, and waits that are not negative")
 
 
-def chosen_letters(session: BrowseSession, selection: FromSession) -> tuple[Letter, ...]:
+async def chosen_letters(session: BrowseSession, selection: FromSession) -> Sifted:
     """The letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
-    matching = tuple(session.matching(parse_filter(selection.filter)))
+    found = await session.sift(parse_filter(selection.filter))
     if not selection.ids:
-        return matching
+        return found
     wanted = set(selection.ids)
-    for ident in wanted - {letter.id for letter in matching}:
+    for ident in wanted - {letter.id for letter in found.letters}:
         session.letter(ident)
-    return tuple(letter for letter in matching if letter.id in wanted)
+    chosen = tuple(letter for letter in found.letters if letter.id in wanted)
+    return Sifted(chosen, found.not_looked_into)
 
 
 def frozen_letters(session: BrowseSession, letters: tuple[Letter, ...], text: str) -> Frozen:
@@ -76,7 +79,7 @@ def frozen_letters(session: BrowseSession, letters: tuple[Letter, ...], text: st
 def frozen_head(ready: int, selection: FromHead) -> Frozen:
     """The first messages, as many as are there now."""
     count = ready if selection.limit is None else min(selection.limit, ready)
-    return Frozen(count, selection.filter)
+    return Frozen(count, selection.filter, behind=ready - count)
 
 
 def spec_of(request: Request, frozen: Frozen, broker: str, *, stamped: bool) -> JobSpec:

@@ -95,11 +95,13 @@ class Frozen:
 
     With `digests` it is exactly those messages, wherever they now stand among the first `count` of
     the queue; without, it is the first `count` messages, of which the filter may leave some out.
+    `behind` is how many stood behind them, None where nobody has counted.
     """
 
     count: int
     filter: str = ""
     digests: tuple[str, ...] | None = None
+    behind: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,18 @@ class Checkpoint:
 
     At the head of the queue then stand, in order: what is left of `kept` messages that were skipped
     and the messages whose marks are in `window`, unless they are done; then `rest` untouched ones.
+    That is sure only if `end_is_sure`: nothing behind the selection was handed out before. Otherwise
+    a quorum queue may hand that out first, and only the marks tell what was selected. `saw_fresh` says
+    that the job was given a message that had never been handed out: then nothing behind it was, either.
+    `has_twins` says that the marks of some messages are the same.
     """
 
     kept: int = 0
     window: tuple[str, ...] = ()
     rest: int = 0
+    end_is_sure: bool = False
+    saw_fresh: bool = False
+    has_twins: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from hopback.deadletters.jobs import JobConflict
+from hopback.deadletters.retention import Forgotten
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
@@ -78,6 +79,15 @@ class Journal(Protocol):
     async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
 
+    async def forget(
+        self, *, audit_before: float, jobs_before: float, now: float, limit: int
+    ) -> Forgotten:
+        """Delete at most `limit` rows of the audit, and of jobs of which nothing more can come.
+
+        Entries from before `audit_before` go, jobs that ended before `jobs_before`; nothing is left
+        to delete when the answer has no rows.
+        """
+
     async def write(self, entry: AuditEntry) -> None:
         """Append to the audit."""
 
@@ -94,6 +104,7 @@ class MemoryJournal:
         self._wishes: dict[str, Wish] = {}
         self._failures: dict[str, list[FailedMessage]] = {}
         self._audit: list[AuditEntry] = []
+        self._written = 0
 
     async def begin(self, job: Job, owner: str) -> Job:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
@@ -173,7 +184,22 @@ class MemoryJournal:
 
     async def write(self, entry: AuditEntry) -> None:
         """Append to the audit."""
-        self._audit.append(replace(entry, number=len(self._audit) + 1))
+        self._written += 1
+        self._audit.append(replace(entry, number=self._written))
+
+    async def forget(
+        self, *, audit_before: float, jobs_before: float, now: float, limit: int
+    ) -> Forgotten:
+        """Delete at most `limit` entries of the audit, and as many finished jobs."""
+        old = [entry.number for entry in self._audit if entry.at < audit_before][:limit]
+        self._audit = [entry for entry in self._audit if entry.number not in old]
+        over = [job.id for job in self._jobs.values() if job.is_over and job.updated < jobs_before][
+            :limit
+        ]
+        for each in over:
+            del self._jobs[each], self._owners[each], self._wishes[each]
+            self._failures.pop(each, None)
+        return Forgotten(len(old), len(over), len(old) + len(over))
 
     async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
         """Entries of the audit, the newest first."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Letter", "content_digest", "delivery_count", "letter_of", "origin_queue"]
 
 _HASHED_BYTES = 512 * 1024
+_MANY_VALUES = 1000
 _TEXT_BYTES = 255
 _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
 
@@ -90,7 +91,7 @@ def letter_of(delivery: Delivery, place: int, source: DeadLetterQueue | None = N
     origin = origin_queue(delivery, source, foreign)
     failure, recorded_by = _failure(headers, foreign)
     died = _death_in(headers, origin)
-    reason = _reason(headers, died, recorded_by)
+    reason = _reason(headers, died, origin, recorded_by)
     known = read_history(headers, origin)
     said = envelope_of(delivery)
     digest = content_digest(delivery)
@@ -156,12 +157,31 @@ def content_digest(delivery: Delivery) -> str:
 
 def _canonical_properties(properties: Properties) -> Iterator[str]:
     for field in fields(Properties):
-        if field.name not in {"headers", "opaque_headers"}:
+        if field.name not in {"headers", "further_headers", "opaque_headers"}:
             yield f"{field.name}={getattr(properties, field.name)!r}\n"
     headers = properties.headers
-    for name in sorted(headers):
-        if not is_broker_count(name):
-            yield f"{name!r}={_canonical(headers[name])!r}\n"
+    lasting = {name: headers[name] for name in sorted(headers) if not is_broker_count(name)}
+    if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
+        for name, value in lasting.items():
+            yield f"{name!r}={_canonical(value)!r}\n"
+    else:
+        # Tens of thousands fit into a frame. Written as they are they take a tenth of the time; a
+        # queue hands the same message out in the same form each time.
+        yield repr(lasting)
+    yield repr(properties.further_headers)
+
+
+def _count(value: object, most: int) -> int:
+    """How many values are in it, at whatever depth; it stops counting at `most`."""
+    if isinstance(value, str | bytes) or not isinstance(value, Mapping | list | tuple):
+        return 1
+    inner = value.values() if isinstance(value, Mapping) else value
+    found = len(value)
+    for each in inner:
+        if found >= most:
+            break
+        found += _count(each, most - found)
+    return found
 
 
 def _canonical(value: FieldValue) -> object:
@@ -205,10 +225,16 @@ def _death_in(headers: Headers, origin: str) -> Death | None:
     return next((death for death in known if death.queue == origin), next(iter(known), None))
 
 
-def _reason(headers: Headers, died: Death | None, recorded_by: str) -> str:
-    if died is not None:
-        return clipped(died.reason, _TEXT_BYTES)
-    return "parked" if recorded_by or marked_queue(headers) else "unknown"
+def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
+    """Why it is here: the broker's word if its last death was in the queue of origin.
+
+    A record of the failure and a last death elsewhere: it came back from a retry queue, ran again,
+    and a consumer put it here itself.
+    """
+    recorded = bool(recorded_by or marked_queue(headers))
+    if died is None or (recorded and last_death_queue(headers) != origin):
+        return "parked" if recorded else "unknown"
+    return clipped(died.reason, _TEXT_BYTES)
 
 
 def _fingerprint(reason: str, origin: str) -> str:
@@ -223,17 +249,26 @@ def _attempts(
     failure: Failure,
     foreign: ForeignFailure | None,
 ) -> int:
-    """The largest of what anyone counted; never a sum."""
+    """The largest of what anyone counted; never a sum. Where no consumer did, the broker tells."""
     plans = () if source is None else source.plans
     counters = [counter_in(headers, plan.count_header) for plan in plans if plan.queue == origin]
-    return max(
+    counted = max(
         read_history(headers, origin).attempts,
-        broker_failures(headers, origin),
         failure.attempts,
         1 + foreign.retries if foreign is not None else 0,
         *counters,
         0,
     )
+    rejected = broker_failures(headers, origin)
+    if counted or rejected > 1:
+        return max(counted, rejected)
+    # Its consumer published it into retry queues: a run before each wait, and one after the last.
+    waits = sum(
+        death.count
+        for death in deaths(headers)
+        if death.queue != origin and death.reason == "expired"
+    )
+    return waits + 1 if waits else rejected
 
 
 def _moment(recorded: float, died: Death | None) -> float | None:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.acts import LeftOut
 from hopback.deadletters.cost import spent_too_much
+from hopback.deadletters.held_size import rough_size
 from hopback.deadletters.jobs import FailedMessage, JobState
 from hopback.deadletters.journal import LeaseLost
 from hopback.deadletters.letters import delivery_count, letter_of
 from hopback.deadletters.pacing import Pacer
-from hopback.deadletters.trouble import Verdict, verdict_on
+from hopback.deadletters.trouble import Verdict, may_pass, verdict_on
+from hopback.deadletters.turns import Turns
 from hopback.errors import BrokerError, HopbackError
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ _BATCH = 1000
 """So many marks are written down at once: each time costs some milliseconds."""
 _FEW = 250
 _MOMENT_S = 0.005
-_BREATH = 32
 _HANDED_ON_S = 0.1
 """A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
 _ANEW_AFTER = 3
@@ -93,6 +94,8 @@ class Engine:
         self._troubled: list[_Item] = []
         self._notes: list[FailedMessage] = []
         self._lost: BrokerError | None = None
+        self.away: BrokerError | None = None
+        """How the broker went away while the job ran; the job is still active then."""
         self._landed = asyncio.Event()
         self._exhausted = False
         self._sent = 0
@@ -107,7 +110,10 @@ class Engine:
             state, reason = await self._ended()
             if self._work.let_go is not None:
                 await self._work.let_go()
-            await self._record(state, reason)
+            if self.away is not None:
+                await self._save()
+            else:
+                await self._record(state, reason)
         except LeaseLost as lost:
             self.job = replace(self.job, state=JobState.INTERRUPTED, reason=str(lost))
         except asyncio.CancelledError:
@@ -119,19 +125,25 @@ class Engine:
         try:
             await self._all()
         except _Cancelled:
-            await self._wind_up()
+            await self._wind_up(for_good=True)
             return JobState.CANCELLED, "cancelled"
         except _Stopped as stopped:
-            await self._wind_up()
+            await self._wind_up(for_good=False)
             return JobState.FAILED, str(stopped)
         except BrokerError as lost:
             await self._drain()
+            self.away = lost if may_pass(lost) else None
             return JobState.INTERRUPTED, str(lost)
         except LeaseLost:
             raise
         except Exception as fault:
             _log.exception("job %s met a fault of ours", self.job.id)
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}"
+        if self._selecting.unsought:
+            return JobState.FAILED, (
+                f"{_messages(self._selecting.unsought)} that came back when the job was interrupted"
+                f" may stand too far behind in {self.job.queue!r} to be found: start a new job"
+            )
         self._count(done=self._selecting.missing)
         return JobState.COMPLETED, self._summary()
 
@@ -140,35 +152,58 @@ class Engine:
             return ""
         return f"{self._counts.failed} could not be moved and are still in {self.job.queue!r}"
 
-    async def _wind_up(self) -> None:
+    async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a line that ends now gives back what it held, as it would anyway."""
         await self._drain()
         try:
-            await self._finish()
+            await self._finish(for_good=for_good)
         except BrokerError as lost:
             self._lost = lost
 
     async def _all(self) -> None:
+        if self.job.run > 1 and not self._selecting.can_go_on:
+            raise _Stopped(
+                f"it was interrupted, and nobody can tell where the selection ends: in {self.job.queue!r}"
+                " messages are equal, or some behind it may have been looked at before; start a new job"
+            )
+        if self._selecting.has_twins:
+            await self._save()
         while not (self._exhausted and not self._troubled):
             await self._may_go_on()
             batch = await self._batch()
             if batch:
                 await self._save()
+                if self._selecting.has_twins:
+                    await self._work.source.pause()
+                    self._selecting.is_taking = False
+                    await self._save()
                 await self._send_all(batch)
             await self._act.flush()
             if self._exhausted:
                 await self._drain()
         self._check()
-        await self._finish()
+        await self._finish(for_good=True)
 
-    async def _finish(self) -> None:
-        """See every ack read and what arrived; hold what must be held to give back in order."""
+    async def _finish(self, *, for_good: bool) -> None:
+        """See every ack read and what arrived; hold what must be held to give back in order.
+
+        A job that may be resumed holds nothing but its selection: what lies behind must stay there.
+        """
+        await self._see_acks_read()
+        await self._look()
+        if self._work.source.given > self._acked and not self._work.is_classic:
+            if not for_good:
+                await self._selecting.hold_rest()
+                return
+            self._selecting.go_beyond()
+            await self._save()
+            await self._work.source.round_out()
+
+    async def _see_acks_read(self) -> None:
         await self._work.source.finish()
         if not self._work.is_classic:
             await asyncio.sleep(_HANDED_ON_S)
-        await self._look()
-        if self._work.source.given > self._acked and not self._work.is_classic:
-            await self._work.source.round_out()
+        self._selecting.acks_were_read()
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -198,31 +233,42 @@ class Engine:
         first = None if self._exhausted else await self._next()
         if first is not None:
             self._take(first, wanted)
-            taken = 1 + self._take_at_hand(wanted, _BATCH - 1)
+            taken = 1 + await self._take_at_hand(wanted, _BATCH - 1)
             if taken < _FEW:
                 await asyncio.sleep(_MOMENT_S)
-                self._take_at_hand(wanted, _BATCH - taken)
+                await self._take_at_hand(wanted, _BATCH - taken)
         return wanted
 
-    def _take_at_hand(self, wanted: list[_Item], most: int) -> int:
-        taken = 0
+    async def _take_at_hand(self, wanted: list[_Item], most: int) -> int:
+        taken, turns = 0, Turns()
         while taken < most and (delivery := self._selecting.at_hand()) is not None:
             self._take(delivery, wanted)
             taken += 1
+            await turns.after(rough_size(delivery))
         return taken
 
     def _take(self, delivery: Delivery, wanted: list[_Item]) -> None:
         self._place += 1
-        if self._selecting.belongs(delivery) and self._matches(delivery):
+        belongs = self._selecting.belongs(delivery)
+        if belongs and self._matches(delivery):
             wanted.append(_Item(delivery, self._place, self._landing_of))
             return
         self._keep(delivery)
-        # What is not among the digests was never selected.
-        self._count(skipped=int(self.job.spec.selection.digests is None))
+        self._count(skipped=int(belongs))
 
     async def _next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
-        delivery = self._selecting.at_hand() or await self._selecting.next()
+        delivery = self._selecting.at_hand()
+        if delivery is None and not self._selecting.is_taking:
+            await self._drain()
+            await self._may_go_on()
+            await self._see_acks_read()
+            self._selecting.is_taking = True
+            await self._save()
+        while delivery is None and (delivery := await self._selecting.next()) is None:
+            if not self._selecting.seek():
+                break
+            await self._save()
         self._exhausted = delivery is None
         return delivery
 
@@ -254,13 +300,15 @@ class Engine:
     async def _send_all(self, batch: list[_Item]) -> None:
         """Send one after the other as the window has room, so that the broker never waits for us."""
         await self._room()
+        turns = Turns()
         for item in batch:
+            await turns.after(rough_size(item.delivery))
             if not self._may_send():
                 await self._ready()
             if not self._start(item):
                 await self._act.explore(item.delivery)
                 self._start(item)
-            if self._sent % _BREATH == 0:
+            if self._sent % self._work.per_turn == 0:
                 await asyncio.sleep(0)  # what was queued is written, and others may run
                 await self._room()
 
@@ -432,9 +480,20 @@ class Engine:
         holding = self._work.source.given > self._acked
         found = await self._work.watch.look(self._work.source.taken, holding=holding)
         came_back = self._counts.came_back if found.came_back is None else found.came_back
-        arrived = self._arrived_before + found.count
+        arrived = max(self._arrived_before + found.count, self._beyond(found.ready))
         self._counts = replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)
         return found.came_back is not None
+
+    def _beyond(self, ready: int) -> int:
+        """What is there beyond what the job has left; 0 unless that can be told.
+
+        A job that was interrupted did not count what arrived before: its last run does, at its end.
+        """
+        frozen = self.job.spec.selection
+        if self.job.run == 1 or not self._exhausted or frozen.behind is None:
+            return 0
+        left = frozen.count + frozen.behind - self._counted().done - self._selecting.missing
+        return ready + self._work.source.given - self._acked - left
 
     # --- telling
 

@@ -21,14 +21,14 @@ from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.importing import import_lines
 from hopback.deadletters.jobs import JobConflict, JobState
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.pacing import UNHURRIED
+from hopback.deadletters.pacing import HIGHEST_RATE, UNHURRIED
 from hopback.deadletters.places import Places
 from hopback.deadletters.refusals import BadRequest, NoSuch, NotAllowed
 from hopback.deadletters.requests import NOBODY
 from hopback.deadletters.sessions import SMALL_WINDOW, GroupBy
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.showing import Showing, summary_of
-from hopback.deadletters.targets import BY_DESIGN, Aim, aim_at, target_flaw
+from hopback.deadletters.targets import BY_DESIGN, Aim, aim_at, queues_beyond, target_flaw
 from hopback.deadletters.workshop import Workshop, new_job_id
 from hopback.errors import UnsafeOperation
 from hopback.policy.redrive import RedriveOccasion
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.places import LiveView
     from hopback.deadletters.plans import JobPlan
     from hopback.deadletters.requests import Edit, Request, Who
-    from hopback.deadletters.sessions import BrowseSession, Group, Page, Window
+    from hopback.deadletters.sessions import BrowseSession, Groups, Page, Window
     from hopback.deadletters.targets import Target
     from hopback.topology.model import Topology
 
@@ -86,8 +86,8 @@ class Operations:
         self.journal: Journal = journal or MemoryJournal()
         self._places = Places(broker, management, vhost, topologies, overrides, self.clock)
         self._browsing = Browsing(broker, self.settings, self.clock)
-        self._workshop = Workshop(broker, self.journal, self.settings, self.clock)
         self._desk = Desk(self._places, self._browsing, self.settings, self.clock)
+        self._workshop = Workshop(broker, self.journal, self.settings, self.clock, self._desk.bench)
         self._showing = Showing(self._places, self._browsing, self.clock)
         self._name = f"{broker.address} {vhost}"
 
@@ -108,10 +108,13 @@ class Operations:
         """Every dead-letter queue by name, with its depth; never looks into one."""
         scene = await self._places.scene()
         names = [found.name for found in scene.dead_letter_queues]
-        depths = await self._places.depths(names)
+        readings = await self._places.readings()
+        depths = await self._places.depths(names, readings)
         active = {job.queue: job for job in await self.jobs(active=True)}
         return tuple(
-            summary_of(found, depths.get(found.name), active.get(found.name), self.clock.now())
+            summary_of(
+                found, depths.get(found.name), active.get(found.name), self.clock.now(), readings
+            )
             for found in scene.dead_letter_queues
         )
 
@@ -120,7 +123,8 @@ class Operations:
         scene = await self._places.scene()
         found = scene.one(name)
         active = next(iter(await self.jobs(queue=name, active=True)), None)
-        summary = summary_of(found, await self._places.depth(name), active, self.clock.now())
+        depth, readings = await self._places.depth(name), await self._places.readings()
+        summary = summary_of(found, depth, active, self.clock.now(), readings)
         return await self._showing.detail(scene, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
@@ -139,7 +143,10 @@ class Operations:
         return policy
 
     async def restore_limit(self, queue: str, *, by: Who = NOBODY, reason: str = "") -> None:
-        """Take that policy away again; none there is no error."""
+        """Take that policy away again; none there is no error.
+
+        UnsafeOperation if a message came back so often that the limit would soon remove it.
+        """
         await self._places.restore(queue)
         await self.note("limit.restore", by=by, queue=queue, reason=reason)
 
@@ -186,9 +193,12 @@ class Operations:
         """Give everything back, in order; a session that has ended already is no error."""
         await self._browsing.release(ident)
 
-    def messages(self, session: str, where: str = "", *, cursor: int = 0, size: int = 20) -> Page:
+    async def messages(
+        self, session: str, where: str = "", *, cursor: int = 0, size: int = 20
+    ) -> Page:
         """Letters of a session that match, after the place `cursor`."""
-        return self._browsing.one(session).page(parse_filter(where), cursor=cursor, size=size)
+        held = self._browsing.one(session)
+        return await held.page(parse_filter(where), cursor=cursor, size=size)
 
     async def message(self, session: str, ident: str, *, by: Who = NOBODY) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
@@ -208,11 +218,11 @@ class Operations:
         details = {"session": session.id, "message": ident}
         await self.note("message.show", by=by, queue=session.source.name, details=details)
 
-    def groups(
+    async def groups(
         self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
-    ) -> tuple[Group, ...]:
+    ) -> Groups:
         """The letters of a session by what they have in common, the largest group first."""
-        return self._browsing.one(session).groups(by, parse_filter(where))
+        return await self._browsing.one(session).groups(by, parse_filter(where))
 
     async def survey(
         self,
@@ -340,7 +350,7 @@ class Operations:
 
     async def set_rate(self, ident: str, rate: float | None, *, by: Who = NOBODY) -> Job:
         """Another rate, messages per second, from now on; None for no limit."""
-        if rate is not None and not 0 < rate <= 1_000_000:
+        if rate is not None and not 0 < rate <= HIGHEST_RATE:
             raise BadRequest("rate", f"messages per second above 0, got {rate:g}")
         job = await self.job(ident)
         if not job.is_active:
@@ -453,7 +463,8 @@ class Operations:
         self, held: BrowseSession, ident: str, edit: Edit, target: Target, by: Who
     ) -> str:
         letter, delivery = held.letter(ident), held.delivery(ident)
-        aim = aim_at(target, delivery, letter.origin, held.source)
+        routes = (await self._places.scene()).routes()
+        aim = aim_at(target, delivery, letter.origin, held.source, routes)
         if not isinstance(aim, Aim):
             raise BadRequest("target", aim)
         copy = str(uuid4())
@@ -465,6 +476,14 @@ class Operations:
                 raise UnsafeOperation(f"the copy was not sent: {flaw}")
             await (await connection.open_channel()).publish(message)
         return copy
+
+    async def queues_beyond(self, queue: str, target: Target) -> frozenset[str] | None:
+        """The queues a re-drive of this dead-letter queue to that target reaches beside its origins.
+
+        None if nothing tells, because the routes were not read from the broker.
+        """
+        scene = await self._places.scene()
+        return queues_beyond(target, scene.one(queue), scene.table())
 
     # --- audit
 

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from hopback.topology.model import QueueType
     from hopback.version import BrokerVersion
 
-__all__ = ["Depth", "QueueDetail", "QueueSummary", "TargetChoice"]
+__all__ = ["HELD_BACK", "Depth", "QueueDetail", "QueueSummary", "TargetChoice"]
+
+HELD_BACK = (
+    "Held back: the next queue did not take these messages, because it is missing or full or the broker"
+    " was starting. No queue length counts them, nothing is lost, and the broker tries again, 3 minutes"
+    " later unless its node says otherwise (`hopback doctor`)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,9 @@ class QueueSummary:
     """A row of the list. `exists` is False for a queue that is declared and not on the broker.
 
     `known_by` says what gave it away: `plan`, `dead-lettering`, `name` or `operator`.
-    `state` and `idle_since` come from the management API, where there is one.
+    `state` and `idle_since` come from the management API, where there is one. So does `held_back`:
+    how many messages on their way to or from a queue of origin the broker holds back, by the queue
+    that holds them; `HELD_BACK` says what that means.
     """
 
     queue: str
@@ -61,6 +69,7 @@ class QueueSummary:
     active_job: Job | None = None
     state: str | None = None
     idle_since: str | None = None
+    held_back: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-__all__ = ["RAMP", "UNHURRIED", "Control", "Pace", "Pacer"]
+__all__ = ["HIGHEST_RATE", "MOST_IN_FLIGHT", "RAMP", "UNHURRIED", "Control", "Pace", "Pacer"]
+
+HIGHEST_RATE = 1_000_000
+"""Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
+
+MOST_IN_FLIGHT = 10_000
+"""Unconfirmed messages of one job: what a broker and this process can hold without harm."""
 
 RAMP = (1, 5, 25)
 """The careful beginning: one message, then five, then twenty-five, then the rest."""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from hopback.broker.limits import PolicyLedger, restore_limits
 from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, lifting
 from hopback.deadletters.cost import cost_of_looking
 from hopback.deadletters.discovery import dead_letter_queues
@@ -23,49 +24,35 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
-from hopback.topology.model import Policy, Queue, QueueType, Topology
+from hopback.topology.expand import retry_queues
+from hopback.topology.model import Policy, Queue, QueueType, joined
 from hopback.topology.routing import PREDECLARED, RoutingTable
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
     from hopback.deadletters.cost import Cost
     from hopback.deadletters.discovery import DeadLetterQueue, Override
-    from hopback.topology.model import Exchange
+    from hopback.topology.model import Topology
 
-__all__ = ["LiveView", "Places", "Scene"]
+__all__ = ["LiveView", "Places", "Scene", "held_back_for"]
 
 _LINE = "hopback dead letters"
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 
-class LiveView(Protocol):
+class LiveView(PolicyLedger, Protocol):
     """What a management client tells and does; the embedded broker has one, too."""
 
     async def queues(self, vhost: str) -> tuple[QueueReading, ...]:
         """Every queue with its numbers."""
 
-    async def queue(self, vhost: str, name: str) -> QueueReading:
-        """One queue."""
-
-    async def live_topology(self, vhost: str) -> Topology:
-        """What is on the broker now, with its policies."""
-
-    async def policies(self, vhost: str) -> tuple[Policy, ...]:
-        """The policies in force, without delay."""
-
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
         """The operator policies."""
-
-    async def put_policy(self, vhost: str, policy: Policy) -> None:
-        """Create the policy, or replace the one of the same name."""
-
-    async def delete_policy(self, vhost: str, name: str) -> None:
-        """Delete the policy; a missing one is no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +90,11 @@ class Scene:
         """The routes, where they were read from the broker; declared ones may not be all."""
         if self.live is None:
             return None
-        scene = effective_topology(self.live, self.version)
-        names = (queue.name for queue in scene.queues)
-        return RoutingTable((*PREDECLARED, *scene.exchanges), names, scene.bindings)
+        return _table(self.live, self.version)
+
+    def routes(self) -> RoutingTable:
+        """The routes that are known at all, read from the broker or declared."""
+        return _table(self.topology, self.version)
 
 
 class Places:
@@ -142,10 +131,10 @@ class Places:
         """What stands where, now."""
         version = await self._known_version()
         live, operators = None, tuple[Policy, ...]()
-        topology = _joined(self._declared)
+        topology = joined(self._declared)
         if self._management is not None:
             live = await self._management.live_topology(self._vhost)
-            topology = replace(_joined((live, *self._declared)), policies=live.policies)
+            topology = replace(joined((live, *self._declared)), policies=live.policies)
             operators = await self._operators(self._management)
         found = dead_letter_queues(topology, version=version, overrides=self._overrides)
         return Scene(topology, found, version, operators, live)
@@ -177,12 +166,19 @@ class Places:
 
     # --- how deep
 
-    async def depths(self, names: Iterable[str]) -> dict[str, tuple[Depth, QueueReading | None]]:
-        """The depth of each, by the management API where there is one; what is missing is left out."""
-        wanted = tuple(names)
+    async def readings(self) -> dict[str, QueueReading] | None:
+        """Every queue as the management API tells of it; None where there is none."""
         if self._management is None:
+            return None
+        return {each.queue.name: each for each in await self._management.queues(self._vhost)}
+
+    async def depths(
+        self, names: Iterable[str], readings: dict[str, QueueReading] | None
+    ) -> dict[str, tuple[Depth, QueueReading | None]]:
+        """The depth of each, by these readings where there are any; what is missing is left out."""
+        wanted = tuple(names)
+        if readings is None:
             return await self._depths_by_amqp(wanted)
-        readings = {each.queue.name: each for each in await self._management.queues(self._vhost)}
         return {
             name: (_told(readings[name]), readings[name]) for name in wanted if name in readings
         }
@@ -262,9 +258,36 @@ class Places:
         return policy.name
 
     async def restore(self, name: str) -> None:
-        """Take that policy away; none there is no error."""
+        """Take that policy away; none there is no error.
+
+        UnsafeOperation if a message came back so often that the limit would soon remove it.
+        """
         if self._management is not None:
-            await self._management.delete_policy(self._vhost, DLQ_LIMIT_PREFIX + name)
+            async with self.line() as connection:
+                await restore_limits(connection, self._management, self._vhost, [name])
+
+
+def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:
+    scene = effective_topology(topology, version)
+    names = (queue.name for queue in scene.queues)
+    return RoutingTable((*PREDECLARED, *scene.exchanges), names, scene.bindings)
+
+
+def held_back_for(
+    found: DeadLetterQueue, readings: Mapping[str, QueueReading]
+) -> tuple[tuple[str, int], ...]:
+    """What the broker holds back between the queues of origin, their retry queues and this one."""
+    around = {found.name, *found.origins}
+    waiting = {name for plan in found.plans for name, _ in retry_queues(plan)}
+    return tuple(
+        (name, reading.counts.held_back)
+        for name, reading in sorted(readings.items())
+        if reading.counts.held_back
+        and (
+            name in around | waiting
+            or reading.queue.arguments.get("x-dead-letter-routing-key") in around
+        )
+    )
 
 
 def _told(reading: QueueReading) -> Depth:
@@ -285,20 +308,3 @@ def _completed(exact: Depth, reading: QueueReading) -> Depth:
     if exact.ready is None:
         return _told(reading)
     return replace(exact, unacked=reading.counts.unacked, held_back=reading.counts.held_back)
-
-
-def _joined(topologies: tuple[Topology, ...]) -> Topology:
-    """Several topologies as one; of two queues or exchanges of one name the first counts."""
-    exchanges: dict[str, Exchange] = {}
-    queues: dict[str, Queue] = {}
-    for topology in reversed(topologies):
-        exchanges |= {exchange.name: exchange for exchange in topology.exchanges}
-        queues |= {queue.name: queue for queue in topology.queues}
-    return Topology(
-        name=" ".join(topology.name for topology in topologies) or "nothing",
-        exchanges=tuple(exchanges.values()),
-        queues=tuple(queues.values()),
-        bindings=tuple(binding for topology in topologies for binding in topology.bindings),
-        plans=tuple(plan for topology in topologies for plan in topology.plans),
-        policies=tuple(policy for topology in topologies for policy in topology.policies),
-    )

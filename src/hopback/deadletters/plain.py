@@ -8,14 +8,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hopback import fields
+from hopback.headers.names import is_protected
 
 if TYPE_CHECKING:
+    from hopback.fields import FieldValue, Headers
     from hopback.message import Properties
 
-__all__ = ["amqp_type", "plain_payload", "plain_properties", "plain_text", "plain_value"]
+__all__ = [
+    "SHOWN_HEADERS",
+    "amqp_type",
+    "plain_headers",
+    "plain_payload",
+    "plain_properties",
+    "plain_text",
+    "plain_value",
+    "pretty_json",
+]
+
+SHOWN_HEADERS = 500
+"""People send some tens; a frame has room for 25,000."""
 
 _PARSED_BYTES = 256 * 1024
 _LARGEST_EXACT = 2**53
@@ -32,7 +47,8 @@ _TYPES: tuple[tuple[type, str], ...] = (
     (fields.UInt8, "uint8"), (fields.Int16, "int16"), (fields.UInt16, "uint16"),
     (fields.Int32, "int32"), (fields.UInt32, "uint32"), (fields.UInt64, "uint64"), (int, "int64"),
     (fields.Float32, "float"), (float, "double"), (Decimal, "decimal"), (str, "text"),
-    (fields.LongStr, "bytes as text"), (bytes, "bytes"), (list, "array"), (tuple, "array"),
+    (fields.LongStr, "bytes as text"), (fields.RawValue, "not decoded"), (bytes, "bytes"),
+    (list, "array"), (tuple, "array"),
     (type(None), "void"),
 )  # fmt: skip
 
@@ -73,6 +89,19 @@ def plain_properties(properties: Properties) -> dict[str, Any]:
     return {shown: plain_value(value) for shown, value in found if value is not None}
 
 
+def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
+    """The headers to show, and how many more there are.
+
+    Of very many those that a broker or Hopback wrote are shown before any others.
+    """
+    if len(headers) <= SHOWN_HEADERS:
+        return list(headers.items()), 0
+    known = [name for name in headers if is_protected(name)][:SHOWN_HEADERS]
+    others = islice((name for name in headers if not is_protected(name)), SHOWN_HEADERS)
+    shown = [*known, *others][:SHOWN_HEADERS]
+    return [(name, headers[name]) for name in shown], len(headers) - len(shown)
+
+
 def plain_payload(body: bytes) -> tuple[Any, str]:
     """The payload and what it is: parsed JSON, or text; a large or binary one is left out."""
     if len(body) > _PARSED_BYTES:
@@ -85,6 +114,26 @@ def plain_payload(body: bytes) -> tuple[Any, str]:
         return json.loads(text, parse_constant=_no_constant), "json"
     except (ValueError, RecursionError):
         return text, "string"
+
+
+def pretty_json(data: str | bytes, most: int) -> tuple[str, bool] | None:
+    """JSON with indentation, at most so many characters, and whether it was cut; None if it is none.
+
+    It is written only as far as it is shown: indentation can make a thousand times of what is
+    nested deeply.
+    """
+    if data.lstrip()[:1] not in ("{", "[", b"{", b"["):
+        return None
+    try:
+        chunks, length = list[str](), 0
+        for chunk in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(data)):
+            chunks.append(chunk)
+            length += len(chunk)
+            if length > most:
+                break
+    except (ValueError, RecursionError):
+        return None
+    return "".join(chunks)[:most], length > most
 
 
 def _no_constant(name: str) -> None:

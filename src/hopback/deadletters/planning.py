@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.filters import Judgement
 from hopback.deadletters.jobs import JobKind
 from hopback.deadletters.letters import letter_of
 from hopback.deadletters.plans import LeftOutCount, WayCheck
 from hopback.deadletters.sessions import GroupBy, Grouping
 from hopback.deadletters.targets import Aim, TargetKind, aim_at, known_ways, target_flaw
+from hopback.headers import unread_headers
 from hopback.policy.redrive import redrive_refusal
 
 if TYPE_CHECKING:
@@ -33,23 +35,36 @@ _LONGEST_WATCH_S = 120.0
 class Rehearsal:
     """Sees one message after the other and counts what would become of it."""
 
-    def __init__(self, spec: JobSpec, source: DeadLetterQueue, wanted: Filter, now: float) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        source: DeadLetterQueue,
+        wanted: Filter,
+        now: float,
+        routes: RoutingTable | None = None,
+    ) -> None:
         self._spec = spec
         self._source = source
         self._wanted = wanted
         self._now = now
+        self._routes = routes
         self._reasons = Grouping(GroupBy.REASON)
         self._errors = Grouping(GroupBy.ERROR)
         self._ways: Counter[Redrive] = Counter()
         self._left_out: Counter[str] = Counter()
         self.seen = 0
         self.matching = 0
+        self.not_looked_into = 0
+        self.unread = 0
+        """How many would go back without headers that nobody could read."""
 
     def see(self, delivery: Delivery) -> None:
         """Count one message."""
         self.seen += 1
         letter = letter_of(delivery, self.seen, self._source)
-        if not self._wanted.matches(letter, delivery, self._now):
+        judged = self._wanted.judge(letter, delivery, self._now)
+        self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
+        if judged is not Judgement.MATCHES:
             return
         self.matching += 1
         self._reasons.add(letter)
@@ -58,7 +73,7 @@ class Rehearsal:
             self._aim(delivery, letter.origin)
 
     def _aim(self, delivery: Delivery, origin: str) -> None:
-        aim = aim_at(self._spec.target, delivery, origin, self._source)
+        aim = aim_at(self._spec.target, delivery, origin, self._source, self._routes)
         if not isinstance(aim, Aim):
             self._left_out[aim] += 1
             return
@@ -67,6 +82,7 @@ class Rehearsal:
             self._left_out[refusal] += 1
             return
         self._ways[aim.redrive] += 1
+        self.unread += bool(unread_headers(delivery.properties))
 
     @property
     def reasons(self) -> tuple[Group, ...]:

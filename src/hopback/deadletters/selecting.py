@@ -1,8 +1,16 @@
 """Which messages at the head of a queue belong to a job's frozen selection, also after a crash.
 
-Before messages are sent their marks are written down. A crash leaves at the head what was skipped,
-then those of the marks that were not done, then the untouched rest; counting from there, the job
-ends exactly where its selection ends, whatever arrived behind it.
+Before messages are sent, the marks of all that are in our hands are written down. A crash leaves in
+the queue what was skipped, those of the marks that were not done, and the untouched rest.
+
+A classic queue puts back what was held to where it was. A quorum queue hands out what came back before
+what was never handed out, in the order in which it came back: if messages behind the selection had come
+back once, ours stand behind them after a crash. So the untouched rest is taken by counting only while it
+is sure that nothing behind the selection had been handed out: the queue has handed out a message for the
+first time, so nothing else had come back. Marks are looked for among everything that came back.
+
+Twins have the same mark. What was handed over after the marks were written down could be taken for its
+twin that is done: where there are twins, nothing is handed over while others are being sent.
 """
 
 from __future__ import annotations
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Selecting", "mark_of"]
 
 _MARKED_BYTES = 64 * 1024
+_SOUGHT = 10_000
+"""So many messages behind the selection are looked at for marks: each costs them a delivery count."""
 
 
 def mark_of(delivery: Delivery) -> str:
@@ -32,29 +42,66 @@ def mark_of(delivery: Delivery) -> str:
 
 
 class Selecting:
-    """Takes the messages of a selection from a source, and knows how to go on after a crash."""
+    """Takes the messages of a selection from a source, and knows how to go on after a crash.
+
+    `returned_first` says that the queue hands out what came back before all else, and marks it.
+    """
 
     def __init__(
-        self, source: Source, selection: Frozen, checkpoint: Checkpoint, remembered: int
+        self,
+        source: Source,
+        selection: Frozen,
+        checkpoint: Checkpoint,
+        remembered: int,
+        *,
+        returned_first: bool,
     ) -> None:
         self._source = source
+        self._returned_first = returned_first
         self._wanted = None if selection.digests is None else Counter(selection.digests)
         self._unfound = Counter(checkpoint.window)
         self._gone = 0
         self._strangers = checkpoint.kept
         self._budget = checkpoint.kept + checkpoint.rest
+        self._end_is_sure = checkpoint.end_is_sure
+        self._saw_fresh = checkpoint.saw_fresh
         self._taken = 0
         self._kept = 0
+        self._noted: deque[Delivery] = deque()
         self._open: dict[int, str] = {}
         self._acked: deque[str] = deque(maxlen=remembered)
+        self._beyond: set[int] = set()
+        self._sought = 0
+        self._seen = 0
+        self._seen_before = -1
+        self.has_twins = checkpoint.has_twins
+        """Whether messages with the same mark were ever in our hands at the same time."""
+        self.is_taking = True
+        """Whether the queue may hand over more at any time; said by whoever pauses the source."""
+        self._is_through = False
+        self._went_beyond = False
+        self._is_over = False
 
     @property
     def missing(self) -> int:
         """How many marks, or digests, were not found: somebody has taken them, mostly we."""
         return self._gone + (self._unfound if self._wanted is None else self._wanted).total()
 
+    @property
+    def unsought(self) -> int:
+        """How many of the missing may still be in the queue, too far behind to look for them."""
+        return 0 if self._is_over or self._sought < _SOUGHT else self.missing - self._gone
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether what is not known by its mark can still be told from what was never selected."""
+        by_marks = not self._budget and not (self.has_twins and self._unfound)
+        return self._end_is_sure or self._wanted is not None or by_marks
+
     def at_hand(self) -> Delivery | None:
         """The next message if it is here already."""
+        if self._noted:
+            return self._noted.popleft()
         delivery = self._source.at_hand()
         if delivery is not None:
             self._note(delivery)
@@ -62,40 +109,82 @@ class Selecting:
 
     async def next(self) -> Delivery | None:
         """The next message of the first ones, or None when there are no more."""
+        if self._noted:
+            return self._noted.popleft()
         delivery = await self._source.next()
         if delivery is not None:
             self._note(delivery)
-            return delivery
-        return await self._probe()
+        else:
+            self._budget, self._strangers, self._is_through = self._taken, 0, True
+        return delivery
 
-    async def _probe(self) -> Delivery | None:
-        """One more, if a message that was being sent may still stand there."""
-        if self._wanted is not None or not self._unfound:
-            return None
-        self._source.more(1)
-        delivery = await self._source.next()
-        if delivery is None:
-            return None
-        mark = mark_of(delivery)
-        if self._unfound[mark]:
-            self._found(delivery, mark)
-            return delivery
-        self._source.keep(delivery.tag)
-        self._give_up_finding()
-        return None
+    def seek(self) -> bool:
+        """When there are no more: whether to take some from behind, as ours may stand among them.
+
+        From then on the others may come first after a crash: that has to be written down before.
+        """
+        lacking = (self._unfound if self._wanted is None else self._wanted).total()
+        if not lacking or self._is_over or (self._wanted is not None and not self._returned_first):
+            return False
+        if self._seen == self._seen_before:
+            self._is_over = True  # the queue has no more
+            return False
+        if self._sought >= _SOUGHT:
+            return False
+        self._seen_before = self._seen
+        # One is enough to see that nothing else has come back, as it mostly is.
+        step = min(max(self._sought, 1), _SOUGHT - self._sought)
+        self._sought += step
+        self._went_beyond = True
+        self._source.more(step)
+        return True
+
+    async def hold_rest(self) -> None:
+        """Hold what came back before and is selected, so that all of it comes back in order."""
+        while self._returned_first and not self._source.fresh and len(self._open) < _SOUGHT:
+            delivery = await self._source.next()
+            if delivery is None:
+                return
+            self._note(delivery)
+            self._source.keep(delivery.tag)
 
     def _note(self, delivery: Delivery) -> None:
+        self._seen += 1
+        is_new = self._returned_first and not delivery.redelivered
+        if self._sought:
+            self._note_behind(delivery, is_new=is_new)
+            return
         if self._wanted is not None:
             return
         mark = mark_of(delivery)
-        if self._unfound and self._unfound[mark]:
-            self._found(delivery, mark)
-            self._source.more(1)
-            return
+        if self._unfound and is_new:
+            # What we held has come back, and all that came back was before this one.
+            self._give_up_finding()
         if self._unfound:
+            if self._unfound[mark]:
+                self._found(delivery, mark)
+                self._source.more(1)
+                return
             self._stranger(delivery)
+        if self._taken >= self._budget:
+            self._beyond.add(delivery.tag)
+            return
         self._taken += 1
         self._open[delivery.tag] = mark
+
+    def _note_behind(self, delivery: Delivery, *, is_new: bool) -> None:
+        """One from behind the selection: ours only if we had it in our hands."""
+        if not self._is_over and not is_new:
+            if self._wanted is not None:
+                return
+            mark = mark_of(delivery)
+            if self._unfound[mark]:
+                self._found(delivery, mark)
+                return
+        # Where nothing from behind can have come before ours, the first stranger ends it.
+        near = self._end_is_sure or not self._returned_first
+        self._is_over = self._is_over or is_new or near
+        self._beyond.add(delivery.tag)
 
     def _stranger(self, delivery: Delivery) -> None:
         """Only what came back before stands among those that were being sent; then the rest begins.
@@ -118,6 +207,8 @@ class Selecting:
 
     def belongs(self, delivery: Delivery) -> bool:
         """Whether it is one of the selection; without digests every one of the first is."""
+        if delivery.tag in self._beyond:
+            return False
         if self._wanted is None:
             return True
         digest = content_digest(delivery)
@@ -129,6 +220,9 @@ class Selecting:
     def keep(self, tag: int) -> None:
         """This message stays in the queue."""
         self._source.keep(tag)
+        if tag in self._beyond:
+            self._beyond.remove(tag)
+            return
         self._kept += 1
         self._open.pop(tag, None)
 
@@ -139,14 +233,37 @@ class Selecting:
         if mark is not None:
             self._acked.append(mark)
 
+    def acks_were_read(self) -> None:
+        """All of them have reached the queue: what is acked does not come back."""
+        self._acked.clear()
+
     def checkpoint(self) -> Checkpoint:
         """How to go on if the process dies from here on.
 
-        The last acks may not have been read yet: their marks stay written down.
+        The last acks may not have been read yet: their marks stay written down. So are the marks of
+        all that has arrived: it comes back as what was being sent does, and may be its twin.
         """
         if self._wanted is not None:
             return Checkpoint()
+        while (delivery := self._source.at_hand()) is not None:
+            self._note(delivery)
+            self._noted.append(delivery)
         window = (*self._acked, *self._open.values(), *self._unfound.elements())
+        self.has_twins = self.has_twins or len(set(window)) < len(window)
         waiting = self._strangers if self._unfound else 0
         rest = max(self._budget - self._taken - waiting, 0)
-        return Checkpoint(self._kept + waiting, window, rest)
+        if self._went_beyond and self._is_through:
+            # What stays was decided on, and could not be told from what lies behind any more.
+            return Checkpoint(window=window, has_twins=self.has_twins)
+        fresh = self._saw_fresh or self._source.fresh
+        sure = self._end_is_sure or fresh
+        if self.has_twins and self._returned_first:
+            # Where all had come back before, those in our hands end up behind the twins of the rest;
+            # what is handed over from now on may be a twin of one that is done.
+            sure = fresh and not (self.is_taking and window)
+        sure = sure and not self._went_beyond
+        return Checkpoint(self._kept + waiting, window, rest, sure, fresh, self.has_twins)
+
+    def go_beyond(self) -> None:
+        """Messages behind the selection will be held; that has to be written down before."""
+        self._went_beyond = True

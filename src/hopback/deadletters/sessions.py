@@ -15,16 +15,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.cost import spent_too_much
-from hopback.deadletters.filters import EVERYTHING, BadFilter
+from hopback.deadletters.filters import EVERYTHING, BadFilter, Judgement
+from hopback.deadletters.held_size import held_size, rough_size
 from hopback.deadletters.letters import letter_of
 from hopback.deadletters.refusals import NoSuch, SessionOver
 from hopback.deadletters.requests import NOBODY
 from hopback.deadletters.taking import ROOM_BYTES, Head
+from hopback.deadletters.turns import Turns
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from hopback.broker.port import Channel, Connection
     from hopback.clock import Clock
@@ -41,8 +43,10 @@ __all__ = [
     "Group",
     "GroupBy",
     "Grouping",
+    "Groups",
     "Holding",
     "Page",
+    "Sifted",
     "Window",
     "groups_of",
 ]
@@ -86,12 +90,36 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a session, the largest first.
+
+    `not_looked_into` have bodies that the filter could not look into: they may match or not.
+    """
+
+    items: tuple[Group, ...]
+    matching: int
+    not_looked_into: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
-    """Some letters of a session; `next` is the cursor of the page after it, None at the end."""
+    """Some letters of a session; `next` is the cursor of the page after it, None at the end.
+
+    `not_looked_into` have bodies that the filter could not look into: they may match or not.
+    """
 
     letters: tuple[Letter, ...]
     next: int | None
     matching: int
+    not_looked_into: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """The letters that a filter wants, in the order of the queue, and how many it cannot judge."""
+
+    letters: tuple[Letter, ...]
+    not_looked_into: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +184,14 @@ class BrowseSession:
         count = min(self.window.limit, ready)
         room = min(ROOM_BYTES, self.window.max_bytes)
         head = Head(self._channel, self.source.name, count, _PREFETCH, room_bytes=room)
+        turns = Turns()
         while self.held_bytes < self.window.max_bytes:
             delivery = await head.next()
             if delivery is None:
                 break
             head.keep(delivery.tag)
             self._hold(delivery)
+            await turns.after(rough_size(delivery))
         self.complete = len(self._letters) >= ready
         await head.finish()
         if self.source.queue is None or self.source.queue.type is not QueueType.CLASSIC:
@@ -181,7 +211,7 @@ class BrowseSession:
         self._letters.append(letter)
         if self.window.bodies:
             self._deliveries[letter.id] = delivery
-            self.held_bytes += letter.size
+            self.held_bytes += held_size(delivery)
         if not self.forced and spent_too_much(letter.delivery_count, self.cost):
             raise UnsafeOperation(
                 f"looking at {self.source.name!r} stopped: a message was delivered"
@@ -207,28 +237,39 @@ class BrowseSession:
         self._check()
         return tuple(self._letters)
 
-    def matching(self, wanted: Filter = EVERYTHING) -> Iterator[Letter]:
-        """The letters for which all terms hold, in the order of the queue."""
+    async def sift(self, wanted: Filter = EVERYTHING) -> Sifted:
+        """The letters for which all terms hold; others run meanwhile. SessionOver if it ends."""
         self._check()
         if wanted.needs_content and not self.window.bodies:
             raise BadFilter(
                 wanted.text, "no header or payload terms: this session keeps no contents"
             )
-        now = self._clock.now()
-        for letter in self._letters:
-            if wanted.matches(letter, self._deliveries.get(letter.id), now):
-                yield letter
+        now, turns = self._clock.now(), Turns()
+        found: list[Letter] = []
+        unread = 0
+        for letter in tuple(self._letters):
+            delivery = self._deliveries.get(letter.id)
+            judged = wanted.judge(letter, delivery, now)
+            if judged is Judgement.MATCHES:
+                found.append(letter)
+            unread += judged is Judgement.NOT_LOOKED_INTO
+            if delivery is not None and wanted.needs_content:
+                await turns.after(held_size(delivery))
+                self._check()
+        return Sifted(tuple(found), unread)
 
-    def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, size: int = 20) -> Page:
+    async def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, size: int = 20) -> Page:
         """Letters after the place `cursor`, at most `size` of them."""
-        found = [*self.matching(wanted)]
-        after = [letter for letter in found if letter.place > cursor]
+        found = await self.sift(wanted)
+        after = [letter for letter in found.letters if letter.place > cursor]
         shown = tuple(after[: max(size, 1)])
-        return Page(shown, shown[-1].place if len(after) > len(shown) else None, len(found))
+        following = shown[-1].place if len(after) > len(shown) else None
+        return Page(shown, following, len(found.letters), found.not_looked_into)
 
-    def groups(self, by: GroupBy, wanted: Filter = EVERYTHING) -> tuple[Group, ...]:
+    async def groups(self, by: GroupBy, wanted: Filter = EVERYTHING) -> Groups:
         """The letters by what they have in common, the largest group first."""
-        return groups_of(self.matching(wanted), by)
+        found = await self.sift(wanted)
+        return Groups(groups_of(found.letters, by), len(found.letters), found.not_looked_into)
 
     def delivery(self, ident: str) -> Delivery:
         """The whole message of that id; NoSuch if the session has none, or kept no contents."""

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.archive import write_line
 from hopback.deadletters.browsing import MessageView, Survey, check_cost
+from hopback.deadletters.filters import Judgement
+from hopback.deadletters.held_size import held_size
 from hopback.deadletters.letters import letter_of
 from hopback.deadletters.overview import Depth, QueueDetail, QueueSummary, TargetChoice
+from hopback.deadletters.places import held_back_for
 from hopback.deadletters.plans import WayCheck
 from hopback.deadletters.sessions import Grouping
 from hopback.deadletters.stories import timeline, what_happened
@@ -21,12 +24,13 @@ from hopback.deadletters.targets import (
     known_ways,
     target_flaw,
 )
+from hopback.deadletters.turns import Turns
 from hopback.deadletters.walking import walk
 from hopback.headers import failure_in
 from hopback.headers.names import FAILURE, REDRIVE_JOB
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
@@ -52,6 +56,7 @@ def summary_of(
     counted: tuple[Depth, QueueReading | None] | None,
     active: Job | None,
     now: float,
+    readings: Mapping[str, QueueReading] | None,
 ) -> QueueSummary:
     """A row of the list; not counted means that the queue is not on the broker."""
     depth, reading = counted or (Depth(None, None, None, "nobody", now), None)
@@ -67,6 +72,7 @@ def summary_of(
         active_job=active,
         state=None if reading is None else reading.state,
         idle_since=None if reading is None else reading.idle_since,
+        held_back=() if readings is None else held_back_for(found, readings),
     )
 
 
@@ -148,16 +154,18 @@ class Showing:
     ) -> Survey:
         """Group what is in a queue now, keeping one sample of each group."""
         source, count, ready = await self._may_walk(queue, limit, forced=forced)
-        grouping, seen, matching = Grouping(by), 0, 0
+        grouping, seen, matching, unread = Grouping(by), 0, 0, 0
         now = self._clock.now()
         async with aclosing(walk(self._places.broker, queue, count)) as messages:
             async for delivery in messages:
                 seen += 1
                 letter = letter_of(delivery, seen, source)
-                if wanted.matches(letter, delivery, now):
+                judged = wanted.judge(letter, delivery, now)
+                unread += judged is Judgement.NOT_LOOKED_INTO
+                if judged is Judgement.MATCHES:
                     matching += 1
                     grouping.add(letter)
-        return Survey(queue, grouping.groups(), seen, matching, seen >= ready)
+        return Survey(queue, grouping.groups(), seen, matching, seen >= ready, unread)
 
     async def came_back(self, job: Job, *, forced: bool) -> int:
         """How many messages that this job had sent are dead again in its queue."""
@@ -183,9 +191,11 @@ class Showing:
 
     async def lines_of_session(self, ident: str, wanted: Filter) -> AsyncIterator[bytes]:
         """The messages of a session that match, as lines."""
-        session = self._browsing.one(ident)
-        for letter in tuple(session.matching(wanted)):
-            yield write_line(session.delivery(letter.id), letter)
+        session, turns = self._browsing.one(ident), Turns()
+        for letter in (await session.sift(wanted)).letters:
+            delivery = session.delivery(letter.id)
+            yield write_line(delivery, letter)
+            await turns.after(held_size(delivery))
 
     async def _may_walk(
         self, queue: str, limit: int | None, *, forced: bool

@@ -23,6 +23,7 @@ from hopback.deadletters.documents import (
 from hopback.deadletters.jobs import JobConflict, JobState
 from hopback.deadletters.journal import LeaseLost, Wish
 from hopback.deadletters.refusals import NoSuch
+from hopback.deadletters.retention import Forgotten
 from hopback.store.audit import AuditRow, AuditTable
 from hopback.store.database import open_database
 from hopback.store.jobs import JobRow, JobTable, RowTaken
@@ -111,6 +112,14 @@ class SqlJournal:
     async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
         return tuple(map(read_failure, await self._jobs.failures(ident, cursor, limit)))
+
+    async def forget(
+        self, *, audit_before: float, jobs_before: float, now: float, limit: int
+    ) -> Forgotten:
+        """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
+        finished, rows = await self._jobs.delete(jobs_before, limit)
+        entries = await self._audit.delete(audit_before, now, limit)
+        return Forgotten(entries, finished, rows + entries)
 
     async def write(self, entry: AuditEntry) -> None:
         """Append to the audit."""

@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from hopback.deadletters.held_size import rough_size
 from hopback.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class Source(Protocol):
     def given(self) -> int:
         """How many were ever in our hands."""
 
+    @property
+    def fresh(self) -> bool:
+        """Whether one came that the queue had never handed out before."""
+
     def at_hand(self) -> Delivery | None:
         """The next message if it is here already; None says nothing about the queue."""
 
@@ -62,6 +67,9 @@ class Source(Protocol):
 
     def keep(self, tag: int) -> None:
         """This message stays in our hands until the end."""
+
+    async def pause(self) -> None:
+        """Let nothing more be handed over until the next one is asked for."""
 
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
@@ -81,6 +89,7 @@ class Held:
         self._waiting = deque(deliveries)
         self.given = held
         self.taken = 0
+        self.fresh = False
 
     def at_hand(self) -> Delivery | None:
         """The next message, or None when there is none left."""
@@ -99,6 +108,9 @@ class Held:
 
     def keep(self, tag: int) -> None:
         """This message stays in our hands until the end."""
+
+    async def pause(self) -> None:
+        """Nothing more is handed over anyway."""
 
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
@@ -138,7 +150,7 @@ class Head:
         self._late_acks: list[int] = []
         self._lost: BrokerError | None = None
         self._bytes = 0
-        self._fresh = False
+        self.fresh = False
         self.taken = 0
 
     @property
@@ -152,7 +164,7 @@ class Head:
 
     def at_hand(self) -> Delivery | None:
         """The next message if it is here already."""
-        return self._arrived.popleft() if self._arrived else None
+        return self._handed_over() if self._arrived else None
 
     async def next(self) -> Delivery | None:
         """The next message, or None when the count is reached or the queue has no more."""
@@ -161,7 +173,13 @@ class Head:
                 raise self._lost
             if self.taken >= self._count or not await self._more():
                 return None
-        return self._arrived.popleft()
+        return self._handed_over()
+
+    def _handed_over(self) -> Delivery:
+        """The first that arrived; only now is it weighed, one message at a time."""
+        delivery = self._arrived.popleft()
+        self._bytes += rough_size(delivery)
+        return delivery
 
     def ack(self, tag: int) -> None:
         """This message is done with for good."""
@@ -176,6 +194,10 @@ class Head:
         """This message stays in our hands until the end."""
         self._kept += 1
 
+    async def pause(self) -> None:
+        """Let nothing more be handed over until the next one is asked for."""
+        await self._end_consumer()
+
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
         await self._end_consumer()
@@ -188,7 +210,7 @@ class Head:
         """
         block = 100
         most = self.taken + _ROUNDED_OUT
-        while self.taken and not self._fresh and self.taken != ready:
+        while self.taken and not self.fresh and self.taken != ready:
             step = min(block, most - self.taken, block if ready is None else ready - self.taken)
             if step <= 0 or self._bytes > 4 * self._room:
                 return False
@@ -274,8 +296,7 @@ class Head:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.taken += 1
-        self._bytes += len(delivery.body)
-        self._fresh = self._fresh or not delivery.redelivered
+        self.fresh = self.fresh or not delivery.redelivered
         self._arrived.append(delivery)
         self._news.set()
         if self.taken >= self._count and self._consumer is not None:

@@ -6,6 +6,7 @@ topology where one is known.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -18,15 +19,35 @@ from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Redrive
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hopback.broker.port import Connection
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
     from hopback.topology.routing import RoutingTable
 
-__all__ = ["BY_DESIGN", "Aim", "Target", "TargetKind", "aim_at", "known_ways", "target_flaw"]
+__all__ = [
+    "BY_DESIGN",
+    "Aim",
+    "Target",
+    "TargetKind",
+    "aim_at",
+    "known_ways",
+    "queues_beyond",
+    "target_flaw",
+]
 
 _NO_MESSAGE = Received("", "", "")
+_NOT_TOLD = "nothing tells which queue it failed in; name a target queue"
+# Without the name that the message gives: these are counted, and each could give another.
+_NOT_KNOWN = (
+    "the queue it says it failed in is not known to send its dead letters here; name a target queue"
+)
+_NOT_BOUND = (
+    "the exchange and key it says it came by are not known to lead to the queue it failed in;"
+    " choose another target"
+)
 
 
 class TargetKind(StrEnum):
@@ -78,17 +99,22 @@ class Aim:
     redrive: Redrive
 
 
-def aim_at(target: Target, delivery: Delivery, origin: str, source: DeadLetterQueue) -> Aim | str:
-    """Where this message, which failed in the queue `origin`, goes, or why that cannot be said."""
-    queue = origin
-    if target.kind is TargetKind.QUEUE:
-        queue = queue or target.routing_key
-    plan = _plan(queue, source)
-    if plan is None and target.kind is TargetKind.EXCHANGE:
-        plan = stand_in_plan(queue or source.name, source.name)
+def aim_at(
+    target: Target,
+    delivery: Delivery,
+    origin: str,
+    source: DeadLetterQueue,
+    routes: RoutingTable | None = None,
+) -> Aim | str:
+    """Where this message goes, which says that it failed in the queue `origin`; or why nobody can tell.
+
+    What a message says of its origin anyone can have written. It is followed only to queues that are
+    known to send their dead letters here, and to an exchange only where `routes` lead to that queue.
+    """
+    plan = _plan_for(target, origin, source)
     if plan is None:
-        return "nothing tells which queue it failed in; name a target queue"
-    way = _way(target, delivery, plan, source)
+        return _NOT_KNOWN if origin else _NOT_TOLD
+    way = _way(target, delivery, plan, source, routes)
     if isinstance(way, str):
         return way
     return Aim(plan, way if target.reset is None else replace(way, reset=target.reset))
@@ -103,7 +129,7 @@ def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
             return (Redrive(target.exchange, target.routing_key),)
         case TargetKind.ORIGIN_EXCHANGE:
             return ()
-    ways = (_way(target, _NO_MESSAGE, plan, source) for plan in source.plans)
+    ways = (_way(target, _NO_MESSAGE, plan, source, None) for plan in source.plans)
     return tuple(dict.fromkeys(way for way in ways if not isinstance(way, str)))
 
 
@@ -138,12 +164,27 @@ def _no_route(way: Redrive, table: RoutingTable | None) -> str | None:
     return f"exchange {way.exchange!r} routes the key {way.routing_key!r} to no queue"
 
 
-def _plan(queue: str, source: DeadLetterQueue) -> Plan | None:
-    known = next((plan for plan in source.plans if plan.queue == queue), None)
-    return known if known is not None or not queue else stand_in_plan(queue, source.name)
+def _plan_for(target: Target, origin: str, source: DeadLetterQueue) -> Plan | None:
+    """The plan whose counts the message carries: that of its origin if it is known, else of its target."""
+    plans = {plan.queue: plan for plan in source.plans}
+    if origin in plans:
+        return plans[origin]
+    match target.kind:
+        case TargetKind.QUEUE:
+            queue = target.routing_key
+            return plans.get(queue) or stand_in_plan(queue, source.name)
+        case TargetKind.EXCHANGE:
+            return stand_in_plan(source.name, source.name)
+    return None
 
 
-def _way(target: Target, delivery: Delivery, plan: Plan, source: DeadLetterQueue) -> Redrive | str:
+def _way(
+    target: Target,
+    delivery: Delivery,
+    plan: Plan,
+    source: DeadLetterQueue,
+    routes: RoutingTable | None,
+) -> Redrive | str:
     match target.kind:
         case TargetKind.DESIGN:
             return plan.redrive
@@ -152,11 +193,42 @@ def _way(target: Target, delivery: Delivery, plan: Plan, source: DeadLetterQueue
         case TargetKind.RETRY_EXCHANGE:
             return _retry_way(plan, source)
         case TargetKind.ORIGIN_EXCHANGE:
-            exchange, key = origin_of(delivery, plan)
-            return Redrive(exchange, key)
+            return _origin_way(delivery, plan, routes)
         case TargetKind.QUEUE:
             return Redrive("", target.routing_key)
     return Redrive(target.exchange, target.routing_key)
+
+
+def _origin_way(delivery: Delivery, plan: Plan, routes: RoutingTable | None) -> Redrive | str:
+    """By which it first came, if that is a way to the queue it failed in."""
+    exchange, key = origin_of(delivery, plan)
+    reached: tuple[str, ...] = (key,) if not exchange else ()
+    if exchange and routes is not None:
+        with suppress(KeyError):
+            reached = routes.route(exchange, key, delivery.properties.headers)
+    return Redrive(exchange, key) if plan.queue in reached else _NOT_BOUND
+
+
+def queues_beyond(
+    target: Target, source: DeadLetterQueue, table: RoutingTable | None
+) -> frozenset[str] | None:
+    """The queues a re-drive to this target can reach, beside those whose dead letters rest here.
+
+    None if nothing tells: routes are known only where they were read from the broker. Where the
+    headers of a message have a part in routing, every queue counts that some message can reach.
+    """
+    match target.kind:
+        case TargetKind.QUEUE:
+            found: Iterable[str] | None = (target.routing_key,)
+        case TargetKind.EXCHANGE if not target.exchange:
+            found = (target.routing_key,)
+        case TargetKind.EXCHANGE:
+            found = None if table is None else table.reachable(target.exchange, target.routing_key)
+        case TargetKind.ORIGIN_EXCHANGE:
+            found = None if table is None else table.beside(source.origins)
+        case _:
+            found = ()
+    return None if found is None else frozenset(found) - set(source.origins)
 
 
 def _retry_way(plan: Plan, source: DeadLetterQueue) -> Redrive | str:

@@ -11,11 +11,13 @@ from hopback.errors import (
     ConnectionFailed,
     ConnectionLost,
     HopbackError,
+    LoginRefused,
+    ManagementError,
     PreconditionFailed,
     PublishFailed,
 )
 
-__all__ = ["Verdict", "verdict_on"]
+__all__ = ["Verdict", "may_pass", "verdict_on"]
 
 
 class Verdict(StrEnum):
@@ -43,3 +45,11 @@ def verdict_on(failed: HopbackError, ended: BrokerError | None) -> Verdict:
         # The wire refused to encode it: too large a header, a name beyond 255 bytes.
         return Verdict.ITS_OWN
     return Verdict.STOP
+
+
+def may_pass(failed: HopbackError) -> bool:
+    """Whether it is only that the broker is away: then waiting for it may help."""
+    if isinstance(failed, ManagementError):
+        return failed.status == 0 or failed.status >= 500
+    away = isinstance(failed, ConnectionLost | ConnectionFailed)
+    return away and not isinstance(failed, LoginRefused)

@@ -6,10 +6,11 @@ what one browse session costs.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.held_size import rough_size
 from hopback.deadletters.taking import Head
+from hopback.deadletters.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +23,6 @@ __all__ = ["walk"]
 _PREFETCH = 1000
 _ROOM_BYTES = 16 * 1024 * 1024
 """A queue is read faster than it is understood: no more than this may wait for us."""
-_BREATH = 32
 
 
 async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Delivery, None]:
@@ -35,13 +35,11 @@ async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Deliver
         head = Head(
             await connection.open_channel(), queue, count, _PREFETCH, room_bytes=_ROOM_BYTES
         )
-        place = 0
+        turns = Turns()
         while (delivery := await head.next()) is not None:
             head.keep(delivery.tag)
             yield delivery
-            place += 1
-            if place % _BREATH == 0:
-                await asyncio.sleep(0)  # others want to run as well
+            await turns.after(rough_size(delivery))
         await head.round_out()
     finally:
         await connection.close()

@@ -18,10 +18,14 @@ _LOOKED_AT = 100
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What arrived since the job began; `came_back` None where it could not be looked at."""
+    """What arrived since this run began; `came_back` None where it could not be looked at.
+
+    `ready` is how many messages the queue has now.
+    """
 
     count: int
     came_back: int | None
+    ready: int
 
 
 class Watch:
@@ -62,7 +66,7 @@ class Watch:
             may_look = self._may_look and (self._in_order or not holding)
             if arrived and not expected and may_look:
                 seen = await self._count_ours(channel, min(arrived, _LOOKED_AT))
-            return Arrivals(arrived, 0 if not arrived else seen)
+            return Arrivals(arrived, 0 if not arrived else seen, state.messages)
         finally:
             await connection.close()
 

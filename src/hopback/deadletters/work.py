@@ -41,6 +41,8 @@ class Work:
     watch: Watch | None = None
     watch_s: float = 0.0
     is_classic: bool = False
+    per_turn: int = 32
+    """So many messages are sent before others in the process have their turn."""
     on_change: Callable[[Job], object] = lambda _job: None
     let_go: Callable[[], Awaitable[object]] | None = None
     """Closes the line that holds the messages: what is unsettled goes back, in order."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import random
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from hopback.broker.supervise import Backoff
 from hopback.deadletters.acts import Discarding, Redriving
 from hopback.deadletters.audit import AuditEntry
 from hopback.deadletters.ceremonies import completion_event
@@ -23,13 +26,15 @@ from hopback.deadletters.planning import watch_seconds
 from hopback.deadletters.refusals import SessionOver
 from hopback.deadletters.selecting import Selecting
 from hopback.deadletters.taking import Head, Held
+from hopback.deadletters.trouble import may_pass
 from hopback.deadletters.watching import Watch
 from hopback.deadletters.work import Work
-from hopback.errors import BrokerError
+from hopback.errors import BrokerError, HopbackError
 from hopback.policy.redrive import RedriveOccasion
+from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeAlias
 
     from hopback.broker.port import Broker, Channel, Connection
@@ -51,7 +56,13 @@ __all__ = ["Bench", "Workshop", "new_job_id"]
 
 _log = logging.getLogger("hopback.deadletters")
 _BEAT_S = 1.0
+_RECONNECT = Backoff(first=0.5, most=15.0)
+"""How long a job waits before it asks again for a broker that is away (seconds)."""
 _LOOK_AGAIN_S = 0.5
+
+
+class _Cancelled(Exception):
+    """Somebody wants a job that waits to end."""
 
 
 def new_job_id() -> str:
@@ -68,6 +79,7 @@ class Bench:
     ready: int
     ceremony: Ceremony
     table: RoutingTable | None = None
+    routes: RoutingTable | None = None
     forced: bool = False
     is_classic: bool = False
 
@@ -91,8 +103,16 @@ class _Run:
 class Workshop:
     """Runs jobs, and knows of those that run elsewhere by the journal."""
 
-    def __init__(self, broker: Broker, journal: Journal, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        journal: Journal,
+        settings: Settings,
+        clock: Clock,
+        look_again: Callable[[JobSpec], Awaitable[Bench]],
+    ) -> None:
         self._broker = broker
+        self._look_again = look_again
         self._journal = journal
         self._settings = settings
         self._clock = clock
@@ -114,7 +134,10 @@ class Workshop:
             rate=spec.pace.rate,
             created=now,
             updated=now,
-            checkpoint=Checkpoint(rest=spec.selection.count),
+            checkpoint=Checkpoint(
+                rest=spec.selection.count,
+                end_is_sure=bench.is_classic or spec.selection.behind == 0,
+            ),
         )
         return await self._start(job, bench, hand_over)
 
@@ -122,14 +145,7 @@ class Workshop:
         """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
             await self._check_nothing_since(job)
-        mark, counts = job.checkpoint, job.counts
-        certain = counts.selected - mark.kept - len(mark.window) - mark.rest
-        done = max(certain, 0) if job.spec.selection.digests is None else 0
-        again = replace(
-            job.to(JobState.RUNNING, self._clock.now()),
-            run=job.run + 1,
-            counts=replace(counts, done=done, skipped=0, failed=0, returned=0),
-        )
+        again = _anew(job.to(JobState.RUNNING, self._clock.now()))
         return await self._start(again, bench, None)
 
     async def _check_nothing_since(self, job: Job) -> None:
@@ -159,14 +175,25 @@ class Workshop:
     # --- running
 
     async def _run(self, run: _Run, bench: Bench, holding: Holding | None) -> None:
+        beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
         try:
-            await self._work_through(run, bench, holding)
-        except BrokerError as failed:
+            while (away := await self._work_through(run, bench, holding)) is not None:
+                bench, holding = await self._waited(run, away), None
+            await self._announce(run.job, bench)
+            await self._journal.write(_ending(run.job, self._clock.now()))
+        except asyncio.CancelledError:
+            await self._end(run, JobState.INTERRUPTED, "the process that ran it ended")
+            raise
+        except _Cancelled:
+            await self._end(run, JobState.CANCELLED, "cancelled")
+            await self._journal.write(_ending(run.job, self._clock.now()))
+        except HopbackError as failed:
             await self._end(run, JobState.INTERRUPTED, str(failed))
         except Exception as fault:
             _log.exception("job %s met a fault of ours", run.job.id)
             await self._end(run, JobState.FAILED, f"{type(fault).__name__}: {fault}")
         finally:
+            beat.cancel()
             run.changed.set()
             if self._runs.get(run.job.id) is run:
                 del self._runs[run.job.id]
@@ -179,24 +206,67 @@ class Workshop:
                 await self._journal.save(job, run.owner)
             run.tell(job)
 
-    async def _work_through(self, run: _Run, bench: Bench, holding: Holding | None) -> None:
+    async def _work_through(
+        self, run: _Run, bench: Bench, holding: Holding | None
+    ) -> BrokerError | None:
+        """One run of the engine; how the broker went away, if that is what ended it."""
         job = run.job
-        connection = (
-            await self._broker.connect(f"hopback job {job.id}")
-            if holding is None
-            else holding.connection
-        )
+        try:
+            connection = (
+                await self._broker.connect(f"hopback job {job.id}")
+                if holding is None
+                else holding.connection
+            )
+        except BrokerError as failed:
+            if may_pass(failed):
+                return failed
+            raise
         act = self._act(job, bench)
-        beat = asyncio.create_task(self._beat(run), name=f"heartbeat {job.id}")
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
             work = self._work(run, bench, act, connection, self._source(job, channel, holding))
-            await Engine(job, work).run()
+            engine = Engine(job, work)
+            await engine.run()
+            return engine.away
         finally:
-            beat.cancel()
             await self._put_away(act, connection)
-        await self._announce(run.job, bench)
-        await self._journal.write(_ending(run.job, self._clock.now()))
+
+    async def _waited(self, run: _Run, away: BrokerError) -> Bench:
+        """Wait until the broker answers, say so meanwhile, and begin the job's next run.
+
+        Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
+        back in time, or refuses us when it does.
+        """
+        patience = self._settings.patience_s
+        reason = f"waiting for the broker, up to {format_duration(round(patience * 1000))}: {away}"
+        await self._said(run, reason)
+        until = asyncio.get_running_loop().time() + patience
+        for failures in itertools.count(1):
+            await run.control.sleep(_RECONNECT.delay(failures, random.random()))
+            if run.control.is_paused and not run.control.is_cancelled:
+                await self._said(run, reason, JobState.PAUSED)
+                await run.control.wait()
+                await self._said(run, reason, JobState.RUNNING)
+            if run.control.is_cancelled:
+                raise _Cancelled
+            try:
+                bench = await self._look_again(run.job.spec)
+            except HopbackError as failed:
+                if not may_pass(failed) or asyncio.get_running_loop().time() >= until:
+                    raise
+            else:
+                break
+        run.tell(_anew(run.job))
+        await self._said(run, "")
+        return bench
+
+    async def _said(self, run: _Run, reason: str, state: JobState | None = None) -> None:
+        """Write down what an active job is waiting for; empty when it goes on."""
+        now = self._clock.now()
+        job = run.job if state is None else run.job.to(state, now)
+        job = replace(job, reason=reason, updated=now, changes=job.changes + 1)
+        await self._journal.save(job, run.owner)
+        run.tell(job)
 
     def _work(
         self, run: _Run, bench: Bench, act: Act, connection: Connection, source: Source
@@ -210,7 +280,13 @@ class Workshop:
         return Work(
             queue=bench.source,
             source=source,
-            selecting=Selecting(source, spec.selection, job.checkpoint, remembered),
+            selecting=Selecting(
+                source,
+                spec.selection,
+                job.checkpoint,
+                remembered,
+                returned_first=not bench.is_classic and not isinstance(source, Held),
+            ),
             act=act,
             wanted=parse_filter(text) if text else EVERYTHING,
             cost=bench.cost if not bench.forced else replace(bench.cost, limit=None),
@@ -229,6 +305,7 @@ class Workshop:
             ),
             watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
             is_classic=bench.is_classic,
+            per_turn=self._settings.per_turn,
             on_change=run.tell,
             let_go=connection.close,
         )
@@ -261,6 +338,7 @@ class Workshop:
             occasion,
             max_redrives=spec.max_redrives,
             table=bench.table,
+            routes=bench.routes,
         )
 
     async def _put_away(self, act: Act, connection: Connection) -> None:
@@ -340,6 +418,20 @@ class Workshop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _anew(job: Job) -> Job:
+    """The job as its next run begins: what is certainly done stays counted, the rest is seen again."""
+    mark, counts = job.checkpoint, job.counts
+    if job.spec.selection.digests is not None:
+        counts = replace(counts, done=0, skipped=0, failed=0, returned=0)
+    elif mark.kept or mark.rest:
+        certain = counts.selected - mark.kept - len(mark.window) - mark.rest
+        counts = replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
+    else:
+        certain = counts.selected - counts.skipped - counts.failed - len(mark.window)
+        counts = replace(counts, done=max(certain, 0), returned=0)
+    return replace(job, run=job.run + 1, counts=counts)
 
 
 def _ending(job: Job, now: float) -> AuditEntry:

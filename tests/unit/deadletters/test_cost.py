@@ -59,3 +59,9 @@ def test_half_of_the_deliveries_is_too_much() -> None:
     assert not spent_too_much(499, cost)
     assert spent_too_much(500, cost)
     assert not spent_too_much(10**9, cost_of_looking(Queue("d"), V40))
+
+
+def test_a_queue_that_goes_with_its_last_consumer_is_not_looked_at() -> None:
+    """The look ends its consumer, and the broker would delete the queue with all its messages."""
+    found = cost_of_looking(Queue("errors", auto_delete=True), V40)
+    assert (found.price, "deletes it with all its messages" in found.text) == (Price.REFUSED, True)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from hopback.deadletters.filters import BadFilter, parse_filter, text_matches
+from hopback.deadletters.filters import (
+    PAYLOAD_BYTES,
+    BadFilter,
+    Judgement,
+    parse_filter,
+    text_matches,
+)
 from hopback.deadletters.letters import letter_of
 from hopback.message import Properties, Received
 from tests.unit.deadletters.test_letters import NOW, death
@@ -142,3 +148,47 @@ def test_an_unknown_age_is_no_age() -> None:
 def test_stars(pattern: str, text: str, expected: bool) -> None:
     """Parts may not overlap, and the ends hold fast."""
     assert text_matches(pattern, text) is expected
+
+
+class _Counted(Received):
+    """A delivery that counts how often its body is asked for."""
+
+    asked = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "body":
+            _Counted.asked += 1
+        return super().__getattribute__(name)
+
+
+def test_a_body_is_read_once_for_all_terms() -> None:
+    """Thirty-two terms cost what one does, and none where another term fails already."""
+    terms = " ".join(f"payload.order.{n}:1" for n in range(31))
+    delivery = _Counted("dlq", "", "k", DELIVERY.body, DELIVERY.properties)
+    for text, asked in ((f"payload.order.id:123 {terms}", 1), (f"id:other {terms}", 0)):
+        _Counted.asked = 0
+        assert not parse_filter(text).matches(LETTER, delivery, NOW)
+        assert _Counted.asked == asked
+
+
+_DEEP = b'{"a":' * 100_000
+_LONG = b'{"order": {"id": 123}, "rest": "' + b"x" * PAYLOAD_BYTES + b'"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "judged"),
+    [
+        (_LONG, "payload.order.id:123", Judgement.NOT_LOOKED_INTO),
+        (_LONG, "payload.order.id:123 reason:expired", Judgement.DIFFERS),
+        (_LONG, "reason:rejected", Judgement.MATCHES),
+        (_DEEP, "payload.a:1", Judgement.NOT_LOOKED_INTO),
+        (b"x" * (PAYLOAD_BYTES + 1), "payload.a:1", Judgement.DIFFERS),
+        (b"{no json", "payload.a:1", Judgement.DIFFERS),
+    ],
+)
+def test_what_is_too_large_or_too_deep_is_not_looked_into(
+    body: bytes, text: str, judged: Judgement
+) -> None:
+    """It neither matches nor differs, unless something else decides."""
+    delivery = Received("dlq", "", "k", body, DELIVERY.properties)
+    assert parse_filter(text).judge(LETTER, delivery, NOW) is judged

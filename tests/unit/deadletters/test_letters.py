@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
+from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.letters import content_digest, letter_of
 from hopback.deadletters.stories import timeline, what_happened
 from hopback.fields import Timestamp
 from hopback.headers import failure_from_reason, failure_json
 from hopback.message import Properties, Received
 from hopback.patterns import DESIGNS
+from hopback.topology.model import Topology
 
 if TYPE_CHECKING:
+    from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.letters import Letter
     from hopback.fields import FieldValue
 
@@ -38,6 +41,12 @@ def received(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Receive
 def letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Letter:
     """The dead letter in it."""
     return letter_of(received(headers, body, **more), 1)
+
+
+def of_one_queue() -> DeadLetterQueue:
+    """`dlq`, known to be where the dead letters of `q` rest."""
+    (found,) = dead_letter_queues(Topology("t", plans=(stand_in_plan("q", "dlq"),)))
+    return found
 
 
 def test_what_we_parked_tells_everything() -> None:
@@ -72,6 +81,47 @@ def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
     same = letter(headers, b"other body")
     other = letter({"x-death": [death("q2", "delivery_limit")]})
     assert found.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_what_was_retried_and_then_parked_is_parked() -> None:
+    """The last death is the retry queue's, which brought it back; a consumer put it here itself."""
+    marks = {"hopback-queue": "q", "hopback-attempts": 3, "hopback-failure": "{}"}
+    headers: dict[str, Any] = {**marks, "x-death": [death("q.retry.30s", "expired")]}
+    found = letter_of(received(headers), 1, of_one_queue())
+    assert (found.reason, found.attempts) == ("parked", 3)
+    assert parse_filter("reason:parked").matches(found, received(headers), NOW)
+
+
+def test_what_was_retried_and_then_died_keeps_the_word_of_the_broker() -> None:
+    """The mark of an earlier failure does not hide that the broker took it from its queue."""
+    marks = {"hopback-queue": "q", "hopback-attempts": 2, "hopback-failure": "{}"}
+    last = [death("q", "delivery_limit"), death("q.retry.30s", "expired")]
+    assert letter({**marks, "x-death": last}).reason == "delivery_limit"
+
+
+@pytest.mark.parametrize(
+    ("record", "runs"),
+    [
+        ([("q", "rejected", 1)], 1),
+        ([("q", "rejected", 1), ("q.retry", "expired", 2)], 3),
+        ([("q", "rejected", 1), ("q.10s", "expired", 1), ("q.60s", "expired", 1)], 3),
+        ([("q", "rejected", 3), ("q.retry", "expired", 2)], 3),
+        ([("q", "rejected", 3), ("q.wait1", "expired", 2), ("q.wait2", "expired", 2)], 3),
+        ([("q", "expired", 1)], 0),
+    ],
+)
+def test_runs_that_only_the_broker_saw_are_counted(
+    record: list[tuple[str, str, int]], runs: int
+) -> None:
+    """Each wait in a retry queue was between two runs, whoever put the message there."""
+    assert letter({"x-death": [death(*entry) for entry in record]}).attempts == runs
+
+
+def test_a_snooze_is_no_attempt() -> None:
+    """Our own count goes before waits that the broker saw."""
+    marks = {"hopback-queue": "q", "hopback-attempts": 1, "hopback-snoozes": 4}
+    headers: dict[str, Any] = {**marks, "x-death": [death("q.retry.30s", "expired", 4)]}
+    assert letter_of(received(headers), 1, of_one_queue()).attempts == 1
 
 
 def test_the_queue_of_origin_goes_before_the_retry_queue() -> None:

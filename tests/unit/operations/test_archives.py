@@ -140,13 +140,13 @@ async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
     async with stage() as scene:
         await scene.park(1)
         session = await scene.operations.open_session(DLQ)
-        (letter,) = scene.operations.messages(session.id).letters
+        (letter,) = (await scene.operations.messages(session.id)).letters
         with pytest.raises(NotAllowed):
             await scene.operations.edit_and_redrive(session.id, letter.id, edit)
     async with stage(settings=Settings(editing=True)) as scene:
         await scene.park(1, headers={"x-bad": 1, "x-good": 2})
         session = await scene.operations.open_session(DLQ)
-        (letter,) = scene.operations.messages(session.id).letters
+        (letter,) = (await scene.operations.messages(session.id)).letters
         copy = await scene.operations.edit_and_redrive(
             session.id, letter.id, edit, by=ANN, reason="wrong tenant"
         )

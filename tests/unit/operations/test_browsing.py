@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hopback.deadletters.cost import Price
 from hopback.deadletters.filters import BadFilter
 from hopback.deadletters.refusals import BadRequest, NoSuch, SessionOver
+from hopback.deadletters.requests import FromHead, FromSession
 from hopback.deadletters.sessions import GroupBy, Window
 from hopback.deadletters.settings import Settings
 from hopback.errors import UnsafeOperation
-from hopback.message import Message
+from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
 from hopback.version import BrokerVersion
-from tests.unit.operations.stage import ANN, DLQ, properties, stage
+from tests.unit.operations.stage import ANN, DLQ, properties, redrive, stage
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
 
 V3, V4, V43 = BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)
+
+
+@in_virtual_time
+async def test_what_the_broker_holds_back_is_told_with_its_dead_letter_queue() -> None:
+    """Retries that their queue does not take are in no length; the list names where they are."""
+    async with stage() as scene:
+        retry = next(queue.name for queue in scene.topology.queues if ".retry." in queue.name)
+        connection = await scene.broker.connect("operator")
+        channel = await connection.open_channel()
+        await channel.delete_queue("orders")
+        await scene.publish(Message("", retry, b"x", properties(f"m{n}")) for n in range(3))
+        await asyncio.sleep(24 * 3600)
+        (summary,) = await scene.operations.queues()
+        assert (summary.depth.ready, summary.held_back) == (0, ((retry, 3),))
+        assert (await scene.operations.queue(DLQ)).summary.held_back == ((retry, 3),)
+        await connection.close()
 
 
 @in_virtual_time
@@ -37,15 +58,15 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
         operations = scene.operations
         session = await operations.open_session(DLQ, Window(limit=30), by=ANN)
         assert (session.held, session.complete, session.by.name) == (30, False, "Ann")
-        page = operations.messages(session.id, size=20)
+        page = await operations.messages(session.id, size=20)
         assert ([letter.place for letter in page.letters], page.matching) == (
             list(range(1, 21)),
             30,
         )
-        rest = operations.messages(session.id, cursor=page.next or 0)
+        rest = await operations.messages(session.id, cursor=page.next or 0)
         assert ([letter.place for letter in rest.letters], rest.next) == (list(range(21, 31)), None)
-        assert operations.messages(session.id, "id:m7").letters[0].message_id == "m7"
-        groups = operations.groups(session.id, GroupBy.FINGERPRINT)
+        assert (await operations.messages(session.id, "id:m7")).letters[0].message_id == "m7"
+        groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
         assert [group.count for group in groups] == [10, 10, 10]
         ident = page.letters[3].id
         assert await operations.body(session.id, ident, by=ANN) == b"3"
@@ -56,7 +77,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
         await operations.release(session.id)
         assert scene.bodies(DLQ) == [b"%d" % n for n in range(50)]
         with pytest.raises(SessionOver, match="released"):
-            operations.messages(session.id)
+            await operations.messages(session.id)
         shown = [entry.action for entry in await operations.audit()]
         assert shown == ["message.show", "message.show", "session.open"]
 
@@ -88,7 +109,7 @@ async def test_a_line_that_ends_takes_the_session_with_it() -> None:
         scene.broker.cut()
         await asyncio.sleep(1)
         with pytest.raises(SessionOver, match="the broker took everything back"):
-            scene.operations.messages(session.id)
+            await scene.operations.messages(session.id)
         assert len(scene.bodies(DLQ)) == 3
         assert scene.operations.sessions() == ()
 
@@ -112,9 +133,67 @@ async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
 async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
     """The window of bytes ends it, give or take the last message."""
     async with stage("raffle") as scene:
-        await scene.publish(Message("", "raffle_dlq", bytes(1000)) for _ in range(50))
-        session = await scene.operations.open_session("raffle_dlq", Window(max_bytes=10_000))
-        assert (session.held, session.held_bytes) == (10, 10_000)
+        await scene.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
+        session = await scene.operations.open_session("raffle_dlq", Window(max_bytes=1_000_000))
+        assert session.held == 10
+        assert 1_000_000 <= session.held_bytes <= 1_000_000 + 110_000
+
+
+@in_virtual_time
+async def test_headers_count_as_much_as_bodies_do() -> None:
+    """Twenty thousand headers of a few bytes take megabytes: six such messages fill 16 MiB."""
+    headers: dict[str, FieldValue] = {f"{n:x}": None for n in range(20_000)}
+    async with stage("raffle") as scene:
+        await scene.publish(
+            Message("", "raffle_dlq", b"", Properties(headers=headers)) for _ in range(10)
+        )
+        window = Window(max_bytes=16 * 1024 * 1024)
+        session = await scene.operations.open_session("raffle_dlq", window)
+        assert session.held == 6
+        assert session.held_bytes > 16 * 1024 * 1024
+
+
+_LARGE = b'{"order": {"id": 1}, "rest": "' + bytes(32 * 1024).hex().encode() * 24 + b'"}'
+_DEEP = b"[" * 200_000 + b"]" * 200_000  # beyond what any Python reads
+
+
+@in_virtual_time
+async def test_what_a_filter_cannot_look_into_is_said() -> None:
+    """On the page, in the groups, in the survey and in the plan; none of it is taken to match."""
+    async with stage() as scene:
+        await scene.publish(
+            Message("", DLQ, body)
+            for body in (_LARGE, b'{"order": {"id": 1}}', _DEEP, b'{"order": {"id": 2}}')
+        )
+        operations, text = scene.operations, "payload.order.id:1"
+        session = await operations.open_session(DLQ)
+        page = await operations.messages(session.id, text)
+        assert ([letter.place for letter in page.letters], page.not_looked_into) == ([2], 2)
+        groups = await operations.groups(session.id, GroupBy.REASON, text)
+        assert (groups.matching, groups.not_looked_into) == (1, 2)
+        held = redrive(selection=FromSession(session.id, filter=text))
+        assert "2 messages have bodies too large" in (await operations.plan(held)).warnings[-1]
+        await operations.release(session.id)
+        survey = await operations.survey(DLQ, where=text)
+        assert (survey.matching, survey.not_looked_into) == (1, 2)
+        plan = await operations.plan(redrive(selection=FromHead(filter=text)))
+        assert (plan.matching, "left out, whatever they hold" in plan.warnings[-1]) == (1, True)
+
+
+@in_virtual_time
+async def test_others_run_while_a_filter_looks_into_large_bodies() -> None:
+    """After each of twenty large messages somebody else has a turn."""
+    body = b'{"a": [' + b"1," * 400_000 + b"1]}"
+    async with stage() as scene:
+        await scene.publish(Message("", DLQ, body) for _ in range(20))
+        session = await scene.operations.open_session(DLQ)
+        looking = asyncio.ensure_future(scene.operations.messages(session.id, "payload.b:1"))
+        turns = 0
+        while not looking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 20
+        assert (await looking).matching == 0
 
 
 @in_virtual_time
@@ -130,7 +209,7 @@ async def test_limits_of_sessions_are_told() -> None:
         with pytest.raises(BadRequest, match="at most 1 at once"):
             await scene.operations.open_session(DLQ, Window(limit=2))
         with pytest.raises(BadFilter):
-            scene.operations.messages(session.id, "nonsense")
+            await scene.operations.messages(session.id, "nonsense")
         with pytest.raises(NoSuch, match="message"):
             await scene.operations.body(session.id, "1-0000")
 
@@ -153,8 +232,11 @@ async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
             await scene.operations.release(session.id)
         assert scene.bodies(DLQ) == [b"%d" % n for n in range(5)]
         assert (await scene.operations.queue(DLQ)).limit_lifted
-        await scene.operations.restore_limit(DLQ)
-        assert (await scene.operations.queue(DLQ)).limit == 20
+        with pytest.raises(
+            UnsafeOperation, match=r"5 messages of 'orders\.dlq' came back up to 101"
+        ):
+            await scene.operations.restore_limit(DLQ)
+        assert (await scene.operations.queue(DLQ)).limit_lifted
 
 
 @in_virtual_time

@@ -14,17 +14,30 @@ from hopback.deadletters.pacing import RAMP, Pace
 from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
 from hopback.deadletters.requests import FromHead, FromSession
 from hopback.deadletters.sessions import Window
+from hopback.deadletters.settings import Settings
 from hopback.deadletters.targets import Target, TargetKind
-from hopback.errors import UnsafeOperation
+from hopback.deadletters.trouble import may_pass
+from hopback.errors import (
+    AccessRefused,
+    ConnectionFailed,
+    ConnectionLost,
+    LoginRefused,
+    ManagementError,
+    ManagementRefused,
+    NotFound,
+    UnsafeOperation,
+)
 from hopback.message import Message
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
+from hopback.version import BrokerVersion
 from tests.unit.operations.stage import ANN, DLQ, MAIN, Stage, properties, redrive, stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from hopback.deadletters.jobs import Job
+    from hopback.errors import BrokerError
     from hopback.message import Delivery
 
 
@@ -110,7 +123,7 @@ async def test_a_session_is_taken_over_by_the_job() -> None:
     async with stage() as scene:
         await scene.park(20)
         session = await scene.operations.open_session(DLQ, Window(limit=10), by=ANN)
-        letters = scene.operations.messages(session.id, size=100).letters
+        letters = (await scene.operations.messages(session.id, size=100)).letters
         chosen = tuple(letter.id for letter in letters[2:8:2])
         request = redrive(selection=FromSession(session.id, chosen), expected_count=3)
         job = await scene.operations.start(request)
@@ -227,21 +240,114 @@ async def test_a_full_target_stops_the_job_and_loses_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_lost_line_interrupts_and_a_resume_ends_exactly() -> None:
-    """After a cut the job is interrupted; resumed, it moves the rest and nothing that came later."""
+async def test_a_job_waits_for_a_broker_that_is_away_and_goes_on() -> None:
+    """It says what it waits for, keeps its queue, and moves the rest and nothing that came later."""
     async with stage() as scene:
         await scene.park(300)
         job = await scene.operations.start(redrive(pace=Pace(rate=100)))
         await _pass(1)
+        scene.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
         scene.broker.cut()
+        await _pass(600)
+        waiting = await scene.operations.job(job.id)
+        assert waiting.state is JobState.RUNNING
+        assert waiting.reason.startswith("waiting for the broker, up to 30m: ")
+        assert 0 < waiting.counts.done < 300
+        scene.broker.faults.clear()
+        await scene.publish(Message("", DLQ, b"late") for _ in range(50))
+        with pytest.raises(JobConflict):
+            await scene.operations.start(redrive())
+        done = await scene.operations.wait(job.id)
+        assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 300, "")
+        assert scene.bodies(DLQ) == [b"late"] * 50
+        assert set(scene.bodies(MAIN)) == {b"%d" % n for n in range(300)}
+
+
+@in_virtual_time
+async def test_patience_has_an_end_and_a_resume_ends_exactly() -> None:
+    """A broker that stays away interrupts the job; resumed, it moves the rest and no more."""
+    async with stage(settings=Settings(patience_s=300)) as scene:
+        await scene.park(300)
+        job = await scene.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        scene.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        scene.broker.cut()
+        began = asyncio.get_running_loop().time()
         stopped = await scene.operations.wait(job.id)
         assert stopped.state is JobState.INTERRUPTED
+        assert "refused the connection" in stopped.reason
+        assert 300 <= asyncio.get_running_loop().time() - began < 330
+        scene.broker.faults.clear()
         await scene.publish(Message("", DLQ, b"late") for _ in range(50))
         await scene.operations.resume(job.id)
         done = await scene.operations.wait(job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 300)
         assert scene.bodies(DLQ) == [b"late"] * 50
         assert set(scene.bodies(MAIN)) == {b"%d" % n for n in range(300)}
+
+
+@in_virtual_time
+async def test_a_job_that_waits_can_be_cancelled_and_ends_with_its_process() -> None:
+    """Nobody has to wait until the broker is back."""
+    async with stage() as scene:
+        await scene.park(300)
+        job = await scene.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        scene.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        scene.broker.cut()
+        await _pass(60)
+        await scene.operations.cancel(job.id)
+        assert (await scene.operations.wait(job.id)).state is JobState.CANCELLED
+        scene.broker.faults.clear()
+        left = await scene.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(0.5)
+        scene.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        scene.broker.cut()
+        await _pass(60)
+        await scene.operations.pause(left.id)
+        await _pass(1)
+        paused = await scene.operations.job(left.id)
+        assert (paused.state, paused.reason[:22]) == (JobState.PAUSED, "waiting for the broker")
+        await scene.operations.close()
+        ended = await scene.operations.job(left.id)
+        assert (ended.state, ended.can_resume) == (JobState.INTERRUPTED, True)
+        scene.broker.faults.clear()
+
+
+@pytest.mark.parametrize(
+    ("failed", "passes"),
+    [
+        (ConnectionLost("the line ended"), True),
+        (ConnectionFailed("connection refused"), True),
+        (ManagementError("the node is starting", status=503), True),
+        (LoginRefused("403 ACCESS_REFUSED"), False),
+        (AccessRefused(403, "ACCESS_REFUSED"), False),
+        (ManagementRefused("no", status=401), False),
+        (NotFound(404, "no queue"), False),
+    ],
+)
+def test_only_a_broker_that_is_away_is_waited_for(failed: BrokerError, passes: bool) -> None:
+    """What the broker refuses it will refuse again."""
+    assert may_pass(failed) is passes
+
+
+@pytest.mark.parametrize("limit", [None, 200])
+@in_virtual_time
+async def test_what_arrived_before_an_interruption_is_counted(limit: int | None) -> None:
+    """A job that goes on after its line was lost tells of all that came while it ran."""
+    async with stage() as scene:
+        await scene.park(300)
+        selection = FromHead(limit=limit)
+        job = await scene.operations.start(redrive(selection=selection, pace=Pace(rate=100)))
+        await _pass(1)
+        await scene.publish(Message("", DLQ, b"late") for _ in range(600))
+        scene.broker.cut()
+        await _pass(0.1)
+        await scene.publish(Message("", DLQ, b"later") for _ in range(50))
+        done = await scene.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, limit or 300)
+        assert done.run == 2
+        assert done.counts.arrived_meanwhile == 650
 
 
 @in_virtual_time
@@ -252,10 +358,8 @@ async def test_a_restart_of_the_broker_is_no_loss() -> None:
         job = await scene.operations.start(redrive(pace=Pace(rate=100)))
         await _pass(1)
         scene.broker.restart()
-        assert (await scene.operations.wait(job.id)).state is JobState.INTERRUPTED
         everything = {*scene.bodies(MAIN), *scene.bodies(DLQ)}
         assert everything == {b"%d" % n for n in range(200)}
-        await scene.operations.resume(job.id)
         assert (await scene.operations.wait(job.id)).counts.done == 200
 
 
@@ -341,3 +445,20 @@ async def test_a_bad_request_begins_nothing(selection: FromHead) -> None:
         with pytest.raises(BadRequest, match="rate"):
             await scene.operations.start(redrive(pace=Pace(rate=-1)))
         assert await scene.operations.jobs() == ()
+
+
+@in_virtual_time
+async def test_a_limit_that_was_not_lifted_bars_a_redrive() -> None:
+    """Killed, the job would give back what may have come back too often; the plan says so, too."""
+    async with stage("ratatoskr", version=BrokerVersion(4, 0)) as scene:
+        await scene.park(5)
+        planned = await scene.operations.plan(redrive())
+        assert not planned.may_start
+        assert "come back 21 times" in planned.flaws[0]
+        with pytest.raises(UnsafeOperation, match=r"come back 21 times.*Lift the limit"):
+            await scene.operations.start(redrive())
+        assert (await scene.operations.plan(redrive(forced=True))).may_start
+        await scene.operations.lift_limit(DLQ)
+        assert (await scene.operations.plan(redrive())).may_start
+        job = await scene.operations.start(redrive())
+        assert (await scene.operations.wait(job.id)).counts.done == 5

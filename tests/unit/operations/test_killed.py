@@ -1,0 +1,234 @@
+"""Jobs whose process is killed at every step: what was selected goes, and nothing else does."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.simulator import Fault, Faults, run_virtual
+from hopback.deadletters.jobs import JobState
+from hopback.deadletters.journal import MemoryJournal
+from hopback.deadletters.pacing import Pace
+from hopback.deadletters.requests import FromHead, FromSession
+from hopback.deadletters.sessions import Window
+from hopback.deadletters.settings import Settings
+from hopback.deadletters.walking import walk
+from hopback.message import Message
+from hopback.testing import in_virtual_time
+from tests.unit.operations.stage import (
+    ANN,
+    DLQ,
+    MAIN,
+    Stage,
+    discard,
+    properties,
+    redrive,
+    stage,
+)
+
+if TYPE_CHECKING:
+    from hopback.broker.simulator import EmbeddedBroker
+    from hopback.deadletters.jobs import Job
+
+_COUNT, _LIMIT, _IN_FLIGHT = 60, 45, 3
+_STEPS = (Fault.CUT_BEFORE_PUBLISH, Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE)
+
+
+class _Killed(MemoryJournal):
+    """A journal whose process can be killed: what it has written so far is all there is."""
+
+    def __init__(self, steps: _Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def kill(self) -> None:
+        """The process is gone; another one sees that its lease has run out."""
+        for ident, job in self._jobs.items():
+            if job.is_active:
+                self._owners[ident] = ""
+                self._jobs[ident] = job.to(JobState.INTERRUPTED, time.time(), "killed")
+
+    async def save(self, job: Job, owner: str) -> None:
+        """Write down, and be killed before or after."""
+        self._steps.step()
+        await super().save(job, owner)
+        self._steps.step()
+
+
+class _Steps(Faults):
+    """Kills the process at a step: before a publish, around a settlement or a line of the journal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal = _Killed(self)
+        self.broker: EmbeddedBroker | None = None
+        self._left = 0
+
+    def kill_at(self, step: int) -> None:
+        """Kill at this step, counted from now."""
+        self._left, self.active = step, True
+
+    def step(self) -> bool:
+        """One step more; whether it was the last one."""
+        self._left -= 1
+        if self._left or self.broker is None:
+            return False
+        self.journal.kill()
+        self.broker.cut(buffered=False)
+        return True
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether the line ends here, as all of them do."""
+        return fault in _STEPS and self.step()
+
+
+async def _killed_and_resumed(scene: Stage, steps: _Steps, ident: str, kills: list[int]) -> Job:
+    """The job when it ends by itself, after it was killed at these steps of its runs."""
+    while True:
+        job = await scene.operations.wait(ident)
+        if job.state is not JobState.INTERRUPTED:
+            return job
+        await scene.publish([Message("", DLQ, b"late")])
+        steps.kill_at(kills.pop() if kills else 0)
+        await scene.operations.resume(ident)
+
+
+async def _browsed(scene: Stage) -> None:
+    """Everything was looked at once, and came back."""
+    assert [delivery async for delivery in walk(scene.broker, DLQ, _COUNT)]
+
+
+def _parked(*, twins: bool) -> list[Message]:
+    return [
+        Message("", DLQ, b"%d" % (n % 7 if twins else n), properties("m")) for n in range(_COUNT)
+    ]
+
+
+@pytest.mark.parametrize("per_turn", [1, 3, 32])
+@pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+@pytest.mark.parametrize("twins", [False, True], ids=["all differ", "some are twins"])
+def test_a_redrive_killed_at_each_step(
+    per_turn: int, browsed: bool, limit: int | None, twins: bool
+) -> None:
+    """Wherever it is killed, and again, it moves its selection and no more, or says that it cannot.
+
+    It cannot go on where what lies behind its selection had been handed out before.
+    """
+    ends = Counter[JobState]()
+    for step in range(1, 120, 7):
+        run_virtual(_redriven(step, per_turn, browsed, limit, twins, ends))
+    assert ends[JobState.COMPLETED] or browsed
+
+
+async def _redriven(
+    step: int,
+    per_turn: int,
+    browsed: bool,
+    limit: int | None,
+    twins: bool,
+    ends: Counter[JobState],
+) -> None:
+    steps = _Steps()
+    async with stage(journal=steps.journal, settings=Settings(per_turn=per_turn)) as scene:
+        parked = _parked(twins=twins)
+        await scene.publish(parked)
+        if browsed:
+            await _browsed(scene)
+        steps.broker, scene.broker.faults = scene.broker, steps
+        steps.kill_at(step)
+        asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        job = await scene.operations.start(asked)
+        done = await _killed_and_resumed(scene, steps, job.id, [step // 2 + 1])
+        ends[done.state] += 1
+        selected = Counter(message.body for message in parked[:limit])
+        others = Counter(message.body for message in parked[_COUNT if limit is None else limit :])
+        left, moved = Counter(scene.bodies(DLQ)), Counter(scene.bodies(MAIN))
+        others[b"late"] = done.run - 1
+        assert not (selected + others) - (left + moved)
+        assert not others - left
+        if done.state is JobState.COMPLETED:
+            assert not left - others
+            assert done.counts.done == selected.total()
+        else:
+            assert "nobody can tell where the selection ends" in done.reason
+        assert scene.held() == 0
+
+
+@pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+def test_a_discard_killed_at_each_step(browsed: bool, limit: int | None) -> None:
+    """Wherever it is killed, and again, nothing is gone that was not selected."""
+    for step in range(1, 100, 3):
+        run_virtual(_discarded(step, browsed, limit))
+
+
+async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
+    steps = _Steps()
+    async with stage(journal=steps.journal) as scene:
+        await scene.publish(_parked(twins=False))
+        if browsed:
+            await _browsed(scene)
+        steps.broker, scene.broker.faults = scene.broker, steps
+        steps.kill_at(step)
+        asked = discard(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        job = await scene.operations.start(asked)
+        done = await _killed_and_resumed(scene, steps, job.id, [step // 2 + 1])
+        others = {b"%d" % n for n in range(_COUNT if limit is None else limit, _COUNT)}
+        left = set(scene.bodies(DLQ)) - {b"late"}
+        assert not others - left
+        assert done.state is not JobState.COMPLETED or left == others
+
+
+@in_virtual_time
+async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
+    """Killed with some in its hands, a job finds them where a quorum queue has put them: at the end."""
+    steps = _Steps()
+    async with stage(journal=steps.journal) as scene:
+        await scene.publish(_parked(twins=False))
+        await _browsed(scene)
+        steps.broker, scene.broker.faults = scene.broker, steps
+        session = await scene.operations.open_session(DLQ, Window(limit=10), by=ANN)
+        letters = (await scene.operations.messages(session.id, size=100)).letters
+        chosen = tuple(letter.id for letter in letters[:6])
+        steps.kill_at(1)
+        job = await scene.operations.start(redrive(selection=FromSession(session.id, chosen)))
+        done = await _killed_and_resumed(scene, steps, job.id, [1, 1])
+        assert (done.state, done.run, done.counts.done) == (JobState.COMPLETED, 4, 6)
+        assert sorted(scene.bodies(MAIN)) == [b"%d" % n for n in range(6)]
+        left = set(scene.bodies(DLQ)) - {b"late"}
+        assert left == {b"%d" % n for n in range(6, _COUNT)}
+
+
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+def test_a_filter_killed_at_each_step(limit: int | None) -> None:
+    """Wherever it is killed, and again, what the filter leaves out stays, and is counted as skipped."""
+    for step in range(1, 130, 9):
+        run_virtual(_filtered(step, limit))
+
+
+async def _filtered(step: int, limit: int | None) -> None:
+    steps = _Steps()
+    async with stage(journal=steps.journal) as scene:
+        numbers = range(_COUNT)
+        await scene.publish(
+            Message("", DLQ, b"%d" % n, properties("no" if n % 3 else "yes")) for n in numbers
+        )
+        steps.broker, scene.broker.faults = scene.broker, steps
+        steps.kill_at(step)
+        selection = FromHead(limit=limit, filter="id:yes")
+        asked = redrive(selection=selection, pace=Pace(in_flight=_IN_FLIGHT))
+        job = await scene.operations.start(asked)
+        done = await _killed_and_resumed(scene, steps, job.id, [step // 2 + 1])
+        selected = {b"%d" % n for n in numbers[:limit] if n % 3 == 0}
+        others = {b"%d" % n for n in numbers} - selected
+        left, moved = set(scene.bodies(DLQ)) - {b"late"}, set(scene.bodies(MAIN))
+        assert not others - left
+        assert not moved - selected
+        if done.state is JobState.COMPLETED:
+            assert left == others
+            skipped = len(numbers[:limit]) - len(selected)
+            assert (done.counts.done, done.counts.skipped) == (len(selected), skipped)
