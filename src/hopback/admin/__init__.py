@@ -6,8 +6,11 @@ here: requests are read, the operations are called, their answers are written.
 
 from __future__ import annotations
 
-from hopback.admin.application import create_app
-from hopback.admin.server import refuse_public, serve
-from hopback.admin.settings import AdminSettings, read_settings
+from hopback.extras import needs
+
+with needs("admin", "hopback.admin"):
+    from hopback.admin.application import create_app
+    from hopback.admin.server import refuse_public, serve
+    from hopback.admin.settings import AdminSettings, read_settings
 
 __all__ = ["AdminSettings", "create_app", "read_settings", "refuse_public", "serve"]

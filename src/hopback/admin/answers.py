@@ -21,6 +21,7 @@ __all__ = [
     "DepthAnswer",
     "FailureAnswer",
     "FailureList",
+    "HeldBackAnswer",
     "JobAnswer",
     "JobList",
     "Moment",
@@ -140,6 +141,13 @@ class FailureList(Struct, frozen=True, rename="camel"):
     cursor: str | None
 
 
+class HeldBackAnswer(Struct, frozen=True, rename="camel"):
+    """Messages that the broker holds back in a queue, because the next one does not take them."""
+
+    queue: str
+    messages: int
+
+
 class SummaryAnswer(Struct, frozen=True, rename="camel"):
     """A dead-letter queue with its depth."""
 
@@ -152,6 +160,7 @@ class SummaryAnswer(Struct, frozen=True, rename="camel"):
     state: str | None
     depth: DepthAnswer
     active_job: JobAnswer | None
+    held_back: list[HeldBackAnswer]
 
 
 class OverviewAnswer(Struct, frozen=True, rename="camel"):
@@ -184,6 +193,7 @@ class QueueAnswer(Struct, frozen=True, rename="camel"):
     targets: list[TargetAnswer]
     active_job: JobAnswer | None
     broker_version: str
+    held_back: list[HeldBackAnswer]
 
 
 def depth_answer(depth: Depth, now: float) -> DepthAnswer:
@@ -239,7 +249,12 @@ def queue_answer(detail: QueueDetail, now: float) -> QueueAnswer:
         targets=[_target(choice) for choice in detail.targets],
         active_job=None if summary.active_job is None else job_answer(summary.active_job),
         broker_version=str(detail.version),
+        held_back=_held_back(summary),
     )
+
+
+def _held_back(summary: QueueSummary) -> list[HeldBackAnswer]:
+    return [HeldBackAnswer(queue, count) for queue, count in summary.held_back]
 
 
 def summary_answer(summary: QueueSummary, now: float) -> SummaryAnswer:
@@ -255,6 +270,7 @@ def summary_answer(summary: QueueSummary, now: float) -> SummaryAnswer:
         summary.state,
         depth_answer(summary.depth, now),
         None if job is None else job_answer(job),
+        _held_back(summary),
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from hopback.admin.answers import CostAnswer, Moment, cost_answer, moment
 from hopback.deadletters.plain import (
     amqp_type,
+    plain_headers,
     plain_payload,
     plain_properties,
     plain_text,
@@ -84,11 +85,15 @@ class LetterAnswer(Struct, frozen=True, rename="camel"):
 
 
 class LetterList(Struct, frozen=True, rename="camel"):
-    """Some letters of a session; `cursor` asks for what comes after them, null at the end."""
+    """Some letters of a session; `cursor` asks for what comes after them, null at the end.
+
+    `notLookedInto` have bodies too large or too deeply nested for `payload.` terms: they may match.
+    """
 
     items: list[LetterAnswer]
     matching: int
     cursor: str | None
+    not_looked_into: int
 
 
 class GroupAnswer(Struct, frozen=True, rename="camel"):
@@ -102,10 +107,16 @@ class GroupAnswer(Struct, frozen=True, rename="camel"):
 
 
 class GroupList(Struct, frozen=True, rename="camel"):
-    """The groups of a session, the largest first."""
+    """The groups of a session, the largest first; `more` of them are left out.
+
+    `notLookedInto` have bodies too large or too deeply nested for `payload.` terms: they may match.
+    """
 
     by: str
     items: list[GroupAnswer]
+    more: int
+    matching: int
+    not_looked_into: int
 
 
 class HeaderAnswer(Struct, frozen=True, rename="camel"):
@@ -142,7 +153,10 @@ class WayAnswer(Struct, frozen=True, rename="camel"):
 
 
 class MessageAnswer(Struct, frozen=True, rename="camel"):
-    """One message with everything about it. `payload` is parsed where it is JSON and not too large."""
+    """One message with everything about it. `payload` is parsed where it is JSON and not too large.
+
+    Of very many headers some are shown; `moreHeaders` are left out here and stand in an export.
+    """
 
     letter: LetterAnswer
     sentence: str
@@ -152,6 +166,7 @@ class MessageAnswer(Struct, frozen=True, rename="camel"):
     no_way: str
     properties: dict[str, Any]
     headers: list[HeaderAnswer]
+    more_headers: int
     payload: Any
     payload_encoding: str
     payload_bytes: int
@@ -217,6 +232,7 @@ def message_answer(view: MessageView, session: str) -> MessageAnswer:
     """A message."""
     delivery, failure = view.delivery, view.failure
     payload, encoding = plain_payload(delivery.body)
+    headers, more_headers = plain_headers(delivery.properties.headers)
     return MessageAnswer(
         letter=letter_answer(view.letter),
         sentence=plain_text(view.sentence),
@@ -231,8 +247,9 @@ def message_answer(view: MessageView, session: str) -> MessageAnswer:
         properties=plain_properties(delivery.properties),
         headers=[
             HeaderAnswer(plain_text(name), amqp_type(value), plain_value(value))
-            for name, value in delivery.properties.headers.items()
+            for name, value in headers
         ],
+        more_headers=more_headers,
         payload=payload,
         payload_encoding=encoding,
         payload_bytes=len(delivery.body),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -132,7 +133,7 @@ class AuditList(Struct, frozen=True, rename="camel"):
 
 
 class ReadyAnswer(Struct, frozen=True, rename="camel"):
-    """Whether the service can do its work."""
+    """Whether the service can do its work; strangers get no address and no error text."""
 
     ready: bool
     version: str
@@ -222,12 +223,17 @@ async def _healthz(_call: Call[Empty, None]) -> Response:
 
 
 async def _readyz(call: Call[Empty, None]) -> Answer:
-    """Ready when the broker answers."""
+    """Ready when the broker answers; where it is and what it said is for people who are known."""
     services = call.services
-    swept = await services.sweep.get_or_last()
-    error = swept.error
-    reason = "" if error is None else str(error) if isinstance(error, HopbackError) else "failed"
-    answer = ReadyAnswer(error is None, __version__, services.live.address, reason)
+    error = (await services.sweep.get_or_last()).error
+    known = None
+    with suppress(Refused):  # a probe with a wrong key is still a probe
+        known = await services.gate.identify(call.request)
+    reason = "" if error is None else "the broker does not answer"
+    if known is not None and isinstance(error, HopbackError):
+        reason = str(error)
+    broker = "" if known is None else services.live.address
+    answer = ReadyAnswer(error is None, __version__, broker, reason)
     return Answer(answer, status=200 if error is None else 503)
 
 

@@ -19,12 +19,13 @@ from hopback.admin.answers import (
 from hopback.admin.answers_messages import GroupAnswer, group_answer
 from hopback.admin.endpoints import Answer, Call, Empty, Endpoint
 from hopback.admin.gate import forbidden
-from hopback.admin.job_events import event_stream
+from hopback.admin.granted_targets import need_target
+from hopback.admin.job_events import job_events
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.jobs import JobKind
-from hopback.deadletters.pacing import Pace
+from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT, UNHURRIED, Pace
 from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest
 from hopback.deadletters.targets import Target, TargetKind
 from hopback.headers import timestamp
@@ -58,7 +59,7 @@ _Name = Annotated[str, Meta(max_length=255)]
 _Queue = Annotated[str, Meta(min_length=1, max_length=255)]
 _Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
 _Filter = Annotated[str, Meta(max_length=4096)]
-_Rate = Annotated[float, Meta(gt=0, le=100_000)]
+_Rate = Annotated[float, Meta(gt=0, le=HIGHEST_RATE)]
 _Ids = Annotated[list[_Name], Meta(max_length=2000)]
 
 
@@ -84,7 +85,7 @@ class PaceBody(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How fast, and how carefully; `watchSeconds` null waits as long as the design takes to fail."""
 
     rate: _Rate | None = None
-    in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    in_flight: Annotated[int, Meta(ge=1, le=MOST_IN_FLIGHT)] = UNHURRIED.in_flight
     ramp: Annotated[list[Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=20)] = []
     watch_seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
@@ -168,6 +169,9 @@ class PlanAnswer(Struct, frozen=True, rename="camel"):
     flaws: list[str]
     may_start: bool
     as_of: Moment
+    watch_seconds: float
+    export_to: str
+    """The file on the server to which a discard writes each message first; empty if it does not."""
 
 
 def plan_answer(plan: JobPlan) -> PlanAnswer:
@@ -192,6 +196,8 @@ def plan_answer(plan: JobPlan) -> PlanAnswer:
         flaws=list(plan.flaws),
         may_start=plan.may_start,
         as_of=timestamp(plan.as_of),
+        watch_seconds=plan.watch_s,
+        export_to=plan.export_to,
     )
 
 
@@ -200,6 +206,8 @@ async def _create(call: Call[Empty, NewJob]) -> Answer:
     call.need(Role.OPERATOR, call.body.queue)
     request = _request(call)
     operations = call.services.operations
+    if isinstance(request, RedriveRequest):
+        await need_target(operations, call.principal, request.queue, request.target)
     if call.body.dry_run:
         return Answer(plan_answer(await operations.plan(request)), status=200)
     job = await operations.start(request)
@@ -286,7 +294,8 @@ async def _failures(call: Call[FailuresQuery, None]) -> FailureList:
 
 async def _events(call: Call[Empty, None]) -> Response:
     job = await visible_job(call)
-    return event_stream(call.services.operations.events(job.id))
+    events = job_events(call.services.operations.events(job.id))
+    return call.services.streams.open(events, call.principal)
 
 
 async def _cancel(call: Call[Empty, None]) -> JobAnswer:
@@ -306,6 +315,8 @@ async def _resume(call: Call[Empty, None]) -> JobAnswer:
 
 async def _retry(call: Call[Empty, RetryBody]) -> Answer:
     job = await _steered(call)
+    if job.kind is JobKind.REDRIVE:
+        await need_target(call.services.operations, call.principal, job.queue, job.spec.target)
     again = await call.services.operations.retry_failures(
         job.id, by=who(call.principal), reason=call.body.reason
     )

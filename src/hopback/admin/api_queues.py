@@ -104,7 +104,7 @@ async def _open_session(call: Call[Empty, NewSession]) -> Answer:
         forced=asked.force,
         lift=asked.lift,
     )
-    services.insights.remember(services.operations, view)
+    await services.insights.remember(services.operations, view)
     return Answer(session_answer(view), headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
 
 
@@ -136,11 +136,12 @@ async def _release_session(call: Call[Empty, None]) -> None:
 async def _list_messages(call: Call[MessagesQuery, None]) -> LetterList:
     """Letters of a session, page by page."""
     view, asked = held_session(call), call.query
-    page = call.services.operations.messages(
+    page = await call.services.operations.messages(
         view.id, asked.filter, cursor=asked.cursor, size=asked.limit
     )
     cursor = None if page.next is None else str(page.next)
-    return LetterList([letter_answer(each) for each in page.letters], page.matching, cursor)
+    items = [letter_answer(each) for each in page.letters]
+    return LetterList(items, page.matching, cursor, page.not_looked_into)
 
 
 async def _show_message(call: Call[Empty, None]) -> MessageAnswer:
@@ -166,11 +167,14 @@ async def _download_body(call: Call[Empty, None]) -> Response:
 async def _list_groups(call: Call[GroupQuery, None]) -> GroupList:
     """The letters of a session by what they have in common."""
     view, asked = held_session(call), call.query
-    groups = call.services.operations.groups(view.id, asked.by, asked.filter)
-    return GroupList(asked.by.value, [group_answer(each) for each in groups])
+    groups = await call.services.operations.groups(view.id, asked.by, asked.filter)
+    items = [group_answer(each) for each in groups.items[:_MOST_GROUPS]]
+    more = len(groups.items) - len(items)
+    return GroupList(asked.by.value, items, more, groups.matching, groups.not_looked_into)
 
 
 _SESSION = "/admin/dlq/sessions/{session}"
+_MOST_GROUPS = 1000
 
 QUEUES = (
     Endpoint(

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from hopback.admin.answers import Moment  # noqa: TC001  msgspec reads it at run time
-from hopback.admin.endpoints import Call, Empty, Endpoint
+from hopback.admin.endpoints import Call, Empty, Endpoint, Reach
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.headers import timestamp
@@ -235,21 +235,21 @@ TOPOLOGY = (
     Endpoint(
         "GET", "/admin/topology", "showTopology",
         "What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI.",
-        _topology, Role.VIEWER, query=TopologyQuery, answer=TopologyAnswer,
+        _topology, Role.VIEWER, Reach.MAP, query=TopologyQuery, answer=TopologyAnswer,
         media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
     ),
     Endpoint(
         "GET", "/admin/topology/check", "checkTopology", "The hazards of what stands on the broker.",
-        _check, Role.VIEWER, answer=CheckAnswer,
+        _check, Role.VIEWER, Reach.MAP, answer=CheckAnswer,
     ),
     Endpoint(
         "GET", "/admin/topology/route", "askRoute", "Publish this routing key: who gets it?",
-        _route, Role.VIEWER, query=RouteQuery, answer=RouteAnswer, errors=(404,),
+        _route, Role.VIEWER, Reach.MAP, query=RouteQuery, answer=RouteAnswer, errors=(404,),
     ),
     Endpoint(
         "POST", "/admin/topology/plan", "planTopology",
         "What would have to change for the broker to be as desired; changes nothing.",
-        _plan, Role.VIEWER, body=DesiredTopology, answer=PlannedAnswer,
+        _plan, Role.VIEWER, Reach.MAP, body=DesiredTopology, answer=PlannedAnswer,
     ),
 )  # fmt: skip
 """The rows."""

@@ -7,14 +7,13 @@ unpacked only as far as it is shown.
 
 from __future__ import annotations
 
-import json
 import unicodedata
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.plain import plain_text
+from hopback.deadletters.plain import plain_text, pretty_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,13 +111,7 @@ def _unpacked(body: bytes, encoding: str | None) -> tuple[bytes, str]:
 
 def _pretty(data: bytes) -> tuple[str, bool] | None:
     """JSON with indentation and whether it was cut; None if it is none, or too large for that."""
-    if len(data) > _PARSED_BYTES or data.lstrip()[:1] not in (b"{", b"["):
-        return None
-    try:
-        text = json.dumps(json.loads(data), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return None
-    return text[:_SHOWN_BYTES], len(text) > _SHOWN_BYTES
+    return None if len(data) > _PARSED_BYTES else pretty_json(data, _SHOWN_BYTES)
 
 
 def _hex(body: bytes, note: str) -> Payload:

@@ -17,11 +17,13 @@ from urllib.parse import quote
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hopback.admin.documented_messages import message_item
+from hopback.admin.documented_messages import PARSED_BYTES, message_item
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
+from hopback.deadletters.held_size import held_size
 from hopback.deadletters.jobs import JobState
 from hopback.deadletters.requests import FromHead, RedriveRequest, Who
 from hopback.deadletters.sessions import Window
+from hopback.deadletters.turns import Turns
 from hopback.errors import UnsafeOperation
 
 if TYPE_CHECKING:
@@ -116,15 +118,20 @@ class _Documented:
         except UnsafeOperation as unsafe:
             raise _too_dear(unsafe, summary["queue"]) from unsafe
         try:
-            page = self.operations.messages(session.id, size=limit)
+            page = await self.operations.messages(session.id, size=limit)
             views = [
                 await self.operations.message(session.id, letter.id, by=who)
                 for letter in page.letters
             ]
         finally:
             await self.operations.release(session.id)
-        behind = max(ready, len(views))
-        items = [message_item(view, behind - place) for place, view in enumerate(views, 1)]
+        behind, turns, room = max(ready, len(views)), Turns(), PARSED_BYTES
+        items: list[dict[str, Any]] = []
+        for place, view in enumerate(views, 1):
+            size = len(view.delivery.body)
+            items.append(message_item(view, behind - place, room))
+            room -= size if size <= room else 0
+            await turns.after(held_size(view.delivery))
         return _json({**summary, "requested": limit, "returned": len(items), "items": items})
 
     async def redrive(self, request: Request, who: Who) -> Response:

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     from hopback.deadletters.browsing import MessageView
     from hopback.message import Properties
 
-__all__ = ["message_item"]
+__all__ = ["PARSED_BYTES", "message_item"]
 
 
-def message_item(view: MessageView, hint: int) -> dict[str, Any]:
-    """The message; `hint` is how many were behind it in the queue."""
+PARSED_BYTES = 1024 * 1024
+"""How much of a peek is shown as parsed JSON; larger payloads are shown as text."""
+
+
+def message_item(view: MessageView, hint: int, room: int = PARSED_BYTES) -> dict[str, Any]:
+    """The message; `hint` is how many were behind it, `room` the largest payload to be parsed."""
     delivery = view.delivery
-    payload, encoding = _payload(delivery.body)
+    payload, encoding = _payload(delivery.body, room)
     return {
         "messageCountHint": hint,
         "redelivered": delivery.redelivered,
@@ -30,12 +34,14 @@ def message_item(view: MessageView, hint: int) -> dict[str, Any]:
     }
 
 
-def _payload(body: bytes) -> tuple[Any, str]:
-    """Parsed where it is JSON, else as text, else as base64."""
+def _payload(body: bytes, room: int) -> tuple[Any, str]:
+    """Parsed where it is JSON and not too large, else as text, else as base64."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
         return base64.b64encode(body).decode(), "base64"
+    if len(body) > room:
+        return text, "string"
     try:
         parsed = json.loads(text, parse_constant=_refuse)
         json.dumps(parsed)  # what cannot be written again is shown as it came
@@ -51,7 +57,8 @@ def _refuse(name: str) -> Any:
 def _properties(properties: Properties) -> dict[str, Any]:
     found = ((field.name, getattr(properties, field.name)) for field in fields(properties))
     shown = {name: value for name, value in found if value is not None}
-    shown.pop("opaque_headers", None)
+    for bare in ("further_headers", "opaque_headers"):
+        shown.pop(bare, None)
     return {name: _plain(value) for name, value in shown.items()}
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hopback.admin.gate import forbidden, unauthorized
+from hopback.admin.limiting import address_of
 from hopback.admin.problems import Refused, problem_response, refusal_of
 from hopback.admin.roles import Role
 
@@ -58,6 +59,7 @@ class Reach(Enum):
 
     QUEUE = "the queue in the path"
     SOMEWHERE = "any queue; the answer holds only what may be seen"
+    MAP = "any queue; the answer is the topology of the whole broker"
     EVERYWHERE = "all queues"
 
 
@@ -169,13 +171,12 @@ async def _let_in(
     """Who asks, if they may; a refused change is written down."""
     gate: Gate = services.gate
     if endpoint.public:
-        gate.take_turn(_address(request))
+        gate.take_turn(address_of(request))
         return services.nobody
     principal = services.nobody
     try:
         found = await gate.identify(request)
         if found is None:
-            gate.take_turn(_address(request))
             raise unauthorized("Missing Authorization header.")
         principal = found
         gate.take_turn(principal.id)
@@ -188,12 +189,14 @@ async def _let_in(
 
 
 async def admitted(services: Services, request: Request) -> Principal:
-    """Who asks, if they are an admin of the queue in the path, or of all; a refused change is noted."""
-    principal, queue = services.nobody, unquote(request.path_params.get("queue", ""))
+    """Who asks, if they are an admin of the queue in the path, or of all; a refused change is noted.
+
+    The names in the path are decoded already: decoding once more would ask about another queue.
+    """
+    principal, queue = services.nobody, request.path_params.get("queue", "")
     try:
         found = await services.gate.identify(request)
         if found is None:
-            services.gate.take_turn(_address(request))
             raise unauthorized("Missing Authorization header.")
         principal = found
         services.gate.take_turn(principal.id)
@@ -219,14 +222,10 @@ def _permit(endpoint: Endpoint, principal: Principal, queue: str | None) -> None
             allowed = queue is not None and principal.allows(role, queue)
         case Reach.EVERYWHERE:
             allowed = principal.allows_everywhere(role)
-        case Reach.SOMEWHERE:
+        case Reach.SOMEWHERE | Reach.MAP:
             allowed = principal.allows_somewhere(role)
     if not allowed:
         raise forbidden()
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client is not None else "unknown"
 
 
 def decoded(value: str) -> str:

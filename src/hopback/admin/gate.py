@@ -14,11 +14,13 @@ from urllib.parse import urlsplit
 
 from hopback.admin.cookies import COOKIE
 from hopback.admin.keys import PREFIX
+from hopback.admin.limiting import address_of
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Grant, Principal, Role
 from hopback.admin.tokens import BadToken
 
 if TYPE_CHECKING:
+    from starlette.datastructures import Headers
     from starlette.requests import Request
 
     from hopback.admin.cookies import SessionCookies
@@ -27,7 +29,16 @@ if TYPE_CHECKING:
     from hopback.admin.tokens import TokenReader
     from hopback.clock import Clock
 
-__all__ = ["LOCAL", "Gate", "cookie_name", "forbidden", "new_secret", "unauthorized"]
+__all__ = [
+    "LOCAL",
+    "Gate",
+    "LoginLink",
+    "cookie_name",
+    "forbidden",
+    "is_same_origin",
+    "new_secret",
+    "unauthorized",
+]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _EVERYTHING = (Grant(Role.ADMIN),)
@@ -41,6 +52,20 @@ def cookie_name(*, secure: bool) -> str:
     return f"__Host-{COOKIE}" if secure else COOKIE
 
 
+class LoginLink:
+    """The secret of the dev mode's login link: worth one session of an admin."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret: str | None = secret
+
+    def spend(self, shown: str) -> Principal | None:
+        """Who comes with it, the first time."""
+        if self._secret is None or not hmac.compare_digest(shown.encode(), self._secret.encode()):
+            return None
+        self._secret = None
+        return Principal("link", "developer", "link", _EVERYTHING)
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Decides who comes in. Without tokens, keys and link nobody is asked."""
@@ -50,34 +75,44 @@ class Gate:
     keys: KeyRing
     turns: TurnKeeper
     sign_ins: TurnKeeper
+    failures: TurnKeeper
     tokens: TokenReader | None = None
-    link: str | None = None
+    link: LoginLink | None = None
     asks_who: bool = True
 
     async def identify(self, request: Request) -> Principal | None:
-        """Who asks, None if nobody says; Refused if what they show is not believed."""
+        """Who asks, None if nobody says; Refused if what they show is not believed.
+
+        Whoever is not known takes turns by address: before anything is checked, and from a much
+        smaller number after it was wrong.
+        """
         header = request.headers.get("authorization")
         if header is not None:
-            scheme, _, shown = header.partition(" ")
-            if scheme.lower() != "bearer" or not shown.strip():
-                raise unauthorized("Expected the Authorization header to be `Bearer TOKEN`.")
-            return await self.believe(shown.strip())
+            self.take_turn(address_of(request))
+            try:
+                scheme, _, shown = header.partition(" ")
+                if scheme.lower() != "bearer" or not shown.strip():
+                    raise unauthorized("Expected the Authorization header to be `Bearer TOKEN`.")
+                return await self.believe(shown.strip())
+            except Refused:
+                _wait(self.failures.take(address_of(request)))
+                raise
         if not self.asks_who:
             self._refuse_foreign(request, strict=False)
             return LOCAL
         value = request.cookies.get(cookie_name(secure=request.url.scheme == "https"))
         if value is not None:
             await self.keys.refresh(self.clock.now())
-        principal = None if value is None else self.cookies.read(value, self.clock.now())
-        if principal is not None:
+        principal = None if value is None else await self.cookies.read(value, self.clock.now())
+        if principal is None:
+            self.take_turn(address_of(request))
+        else:
             self._refuse_foreign(request, strict=True)
         return principal
 
     async def believe(self, shown: str) -> Principal:
         """Who shows this token or key; Refused if it is not believed."""
         now = self.clock.now()
-        if self.link is not None and hmac.compare_digest(shown.encode(), self.link.encode()):
-            return Principal("link", "developer", "link", _EVERYTHING)
         if shown.startswith(PREFIX):
             await self.keys.refresh(now)
             key = self.keys.find(shown, now)
@@ -91,23 +126,38 @@ class Gate:
         except BadToken as error:
             raise unauthorized(f"The token is not believed: {error}.") from error
 
+    async def sign_in(self, shown: str) -> Principal:
+        """Who signs in with the form: by the login link, a key or a token."""
+        found = None if self.link is None else self.link.spend(shown)
+        return found or await self.believe(shown)
+
+    def follow_link(self, request: Request, shown: str) -> Principal:
+        """Who signs in by the login link itself; never by a key, which has no place in an address.
+
+        Only a person's own navigation, or one from our own page: another site must not sign anybody
+        in, and a browser that loads ahead must not use the link up.
+        """
+        headers = request.headers
+        site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+        ahead = "prefetch" in headers.get("sec-purpose", "") + headers.get("purpose", "")
+        if site not in (None, "none", "same-origin") or mode not in (None, "navigate") or ahead:
+            raise Refused(
+                403, "foreign-origin", "Another site led here; paste the link into the address bar."
+            )
+        principal = None if self.link is None else self.link.spend(shown)
+        if principal is None:
+            raise unauthorized(
+                "This login link is unknown or has been used; keys go into the form."
+            )
+        return principal
+
     def refuse_foreign(self, request: Request) -> None:
         """Refuse a changing request that another site made the browser send."""
         self._refuse_foreign(request, strict=True)
 
     def _refuse_foreign(self, request: Request, *, strict: bool) -> None:
         """`strict`: what says nothing of its origin is refused, too."""
-        if request.method in _SAFE:
-            return
-        site = request.headers.get("sec-fetch-site")
-        origin = request.headers.get("origin")
-        if site is not None:
-            same = site == "same-origin"
-        elif origin is not None:
-            same = urlsplit(origin).netloc == request.headers.get("host")
-        else:
-            same = not strict
-        if not same:
+        if request.method not in _SAFE and not is_same_origin(request.headers, silent=not strict):
             raise Refused(
                 403,
                 "foreign-origin",
@@ -121,6 +171,19 @@ class Gate:
     def take_sign_in(self, address: str) -> None:
         """Refuse an address that tries to sign in too often."""
         _wait(self.sign_ins.take(address))
+
+
+def is_same_origin(headers: Headers, *, silent: bool) -> bool:
+    """Whether a browser sent this from the page itself; `silent`: if nothing is said of it."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site == "same-origin"
+    if origin is not None:
+        try:
+            return urlsplit(origin).netloc == headers.get("host")
+        except ValueError:  # half an IPv6 address, say
+            return False
+    return silent
 
 
 def unauthorized(detail: str) -> Refused:

@@ -41,9 +41,9 @@ class Insights:
         """By queue."""
         return self._known
 
-    def remember(self, operations: Operations, view: SessionView) -> None:
+    async def remember(self, operations: Operations, view: SessionView) -> None:
         """Keep what a session shows of its queue."""
-        groups = operations.groups(view.id, GroupBy.FINGERPRINT)
+        groups = (await operations.groups(view.id, GroupBy.FINGERPRINT)).items
         if not groups:
             self._known.pop(view.queue, None)
             return

@@ -7,7 +7,6 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.responses import StreamingResponse
 
 from hopback.admin.answers import job_answer
 
@@ -16,23 +15,17 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.jobs import Job
 
-__all__ = ["event_stream", "newest"]
+__all__ = ["job_events", "newest"]
 
 _QUIET_S = 15.0
 _BETWEEN_S = 0.1
 
 
-def event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
-    """The stream; it ends with the event `end` when the job runs no more."""
-    return StreamingResponse(
-        _events(jobs),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+async def job_events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
+    """Each change, at most ten a second, and `end` when the job runs no more.
 
-
-async def _events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
-    """Each change, at most ten a second; a comment when nothing happens, so that lines stay open."""
+    A comment comes when nothing happens, so that connections stay open.
+    """
     async with aclosing(newest(jobs)) as found:
         async for job in found:
             if job is None:

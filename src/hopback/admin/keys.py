@@ -9,23 +9,35 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
 from hopback.admin.roles import Grant, Principal
+from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.admin.settings import KeySettings
 
-__all__ = ["PREFIX", "ApiKey", "KeyRing", "KeyStore", "MemoryKeys", "hash_of", "new_key"]
+__all__ = [
+    "PREFIX",
+    "ApiKey",
+    "BadKeyName",
+    "KeyRing",
+    "KeyStore",
+    "MemoryKeys",
+    "hash_of",
+    "is_key_name",
+    "new_key",
+]
 
 PREFIX = "hbk_"
 """What every key begins with, so that scanners for leaked secrets can find it."""
 
 _RANDOM_BYTES = 32
+_LONGEST_NAME = 100
 _FRESH_S = 3.0
 
 
@@ -50,6 +62,21 @@ class ApiKey:
         return self.expires is None or now < self.expires
 
 
+class BadKeyName(HopbackError):
+    """A key's name would not be seen as it is: on the page, in the audit, on a terminal."""
+
+    remedy: ClassVar[str] = "Give it a name without control characters."
+
+
+def is_key_name(name: str) -> bool:
+    """Whether a key may be called this."""
+    return (
+        1 <= len(name.strip()) <= _LONGEST_NAME
+        and len(name) <= _LONGEST_NAME
+        and name.isprintable()
+    )
+
+
 def hash_of(secret: str) -> str:
     """The hash by which a key is known."""
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
@@ -58,7 +85,11 @@ def hash_of(secret: str) -> str:
 def new_key(
     name: str, grant: Grant, *, expires: float | None, made_by: str, now: float
 ) -> tuple[str, ApiKey]:
-    """A new key: what to show once, and what to keep."""
+    """A new key: what to show once, and what to keep; BadKeyName if nobody could read its name."""
+    if not is_key_name(name):
+        raise BadKeyName(
+            "expected a name for the key of 1 to 100 characters that can be printed, got another"
+        )
     secret = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     digest = hash_of(secret)
     return secret, ApiKey(digest[7:19], name, digest, grant, expires, made_by, now)

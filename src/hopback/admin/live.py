@@ -6,8 +6,6 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from starlette.responses import StreamingResponse
-
 from hopback.admin.job_events import newest
 
 if TYPE_CHECKING:
@@ -16,17 +14,10 @@ if TYPE_CHECKING:
     from hopback.admin.services import Services
     from hopback.deadletters.jobs import Job
 
-__all__ = ["changes_of_board", "changes_of_job", "event_response"]
+__all__ = ["changes_of_board", "changes_of_job"]
 
 _EVERY_S = 1.0
 _QUIET = 15
-
-
-def event_response(events: AsyncIterator[bytes]) -> StreamingResponse:
-    """The stream as an answer that nobody keeps or collects."""
-    return StreamingResponse(
-        events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-    )
 
 
 async def changes_of_board(services: Services) -> AsyncIterator[bytes]:

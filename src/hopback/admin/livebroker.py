@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from hopback.broker.apply import live_plan
 from hopback.topology.check import check
-from hopback.topology.model import Topology
+from hopback.topology.model import joined
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.places import LiveView
     from hopback.topology.check import Finding
+    from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
 __all__ = ["LiveBroker", "Scene"]
@@ -100,7 +101,7 @@ class LiveBroker:
     async def _read(self, now: float) -> Scene:
         version = self._version or await self.reachable()
         if self._view is None:
-            topology, readings = _merged(self._declared), {}
+            topology, readings = joined(self._declared), {}
         else:
             found = await self._view.queues(self._vhost)
             readings = {reading.queue.name: reading for reading in found}
@@ -115,18 +116,3 @@ class LiveBroker:
         plans = tuple(plan for each in self._declared for plan in each.plans if plan.queue in names)
         unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
         return replace(live, plans=plans, unconsumed=unconsumed)
-
-
-def _merged(declared: Iterable[Topology]) -> Topology:
-    """Several declarations as one."""
-    merged = Topology("declared")
-    for each in declared:
-        merged = replace(
-            merged,
-            exchanges=tuple(dict.fromkeys((*merged.exchanges, *each.exchanges))),
-            queues=tuple(dict.fromkeys((*merged.queues, *each.queues))),
-            bindings=(*merged.bindings, *each.bindings),
-            plans=(*merged.plans, *each.plans),
-            policies=(*merged.policies, *each.policies),
-        )
-    return merged

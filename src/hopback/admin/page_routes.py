@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from hopback.admin.live import changes_of_board, event_response
+from hopback.admin.live import changes_of_board
 from hopback.admin.pages import Pages
 from hopback.admin.pages_access import add_access_pages, sign_in_routes
 from hopback.admin.pages_acts import add_act_pages
 from hopback.admin.pages_deadletters import add_deadletter_pages
 from hopback.admin.pages_jobs import add_job_pages
 from hopback.admin.pages_topology import add_topology_pages
-from hopback.admin.rendering import renderer
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
@@ -36,9 +36,8 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(services: Services) -> list[BaseRoute]:
+def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
     """The routes of the page."""
-    templates = renderer()
     pages = Pages(services, templates)
     add_deadletter_pages(pages)
     add_act_pages(pages)
@@ -51,4 +50,4 @@ def page_routes(services: Services) -> list[BaseRoute]:
 
 
 async def _live(visit: Visit) -> Response:
-    return event_response(changes_of_board(visit.services))
+    return visit.services.streams.open(changes_of_board(visit.services), visit.principal)

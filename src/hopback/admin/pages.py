@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote
@@ -12,6 +13,7 @@ from starlette.routing import Route
 from hopback.admin.endpoints import decoded
 from hopback.admin.gate import forbidden
 from hopback.admin.problems import Refused, refusal_of
+from hopback.deadletters.pacing import HIGHEST_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
 
-__all__ = ["Page", "Pages", "Visit", "form_fields", "see_other"]
+__all__ = ["Page", "Pages", "Visit", "form_fields", "problem_page", "see_other"]
 
 _SECTIONS = ("/jobs", "/topology", "/checks", "/audit", "/you")
 _MOST_FIELDS = 11_000
+_LONGEST_RATE = 20  # digits of a rate; float() reads thousands of them, and nobody types so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,32 @@ class Visit:
         text = self.field(name)
         if not text:
             return default
-        if not text.isdecimal() or not least <= int(text) <= most:
+        # Digits are counted before they are read: int() of thousands is slow, and then an error.
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
             raise Refused(
-                400, "bad-field", f"{name}: expected a number from {least} to {most}, got {text!r}."
+                400,
+                "bad-field",
+                f"{name}: expected a number from {least} to {most}, got {_shortened(text)!r}.",
             )
         return int(text)
+
+    def rate(self) -> float | None:
+        """Messages per second, None if nothing is said; Refused if it is no rate."""
+        text = self.field("rate")
+        if not text:
+            return None
+        try:
+            rate = float(text[:_LONGEST_RATE])
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate <= HIGHEST_RATE or len(text) > _LONGEST_RATE:
+            raise Refused(
+                400,
+                "bad-field",
+                f"rate: expected a number above 0 and up to {HIGHEST_RATE:,},"
+                f" got {_shortened(text)!r}.",
+            )
+        return rate
 
     def need(self, role: Role, queue: str) -> None:
         """Refuse unless the visitor has the role for that queue."""
@@ -109,6 +133,8 @@ class Pages:
                 return self._to_login(request)
             principal = found
             self._services.gate.take_turn(principal.id)
+            if principal.role is None and request.url.path != "/you":
+                raise forbidden("You are known here, but have no role; an admin can give you one.")
             return await answer(await self._visit(request, principal))
         except Exception as error:
             refused = refusal_of(error)
@@ -116,7 +142,7 @@ class Pages:
                 raise
             if request.method != "GET" and refused.status in (401, 403):
                 await self._services.denied(principal, request, refused, "")
-            return self.problem(request, principal, refused)
+            return problem_page(self._services, self._templates, request, principal, refused)
 
     async def _visit(self, request: Request, principal: Principal) -> Visit:
         params = {name: decoded(value) for name, value in request.path_params.items()}
@@ -130,22 +156,34 @@ class Pages:
         onward = here if request.method == "GET" else "/"
         return see_other(f"/login?next={quote(onward, safe='')}")
 
-    def problem(self, request: Request, principal: Principal, refused: Refused) -> Response:
-        """A refusal as a page."""
-        known = principal.grants != () or principal.kind != "nobody"
-        text = self._templates.get_template("problem.html").render(
-            me=principal if known else None,
-            broker=self._services.live.address,
-            now=self._services.clock.now(),
-            section="",
-            told=[],
-            title=_TITLES.get(refused.status, "That did not work"),
-            detail=refused.detail,
-            remedy=refused.more.get("remedy", ""),
-            ways=_ways(refused),
-            correlation=request.state.correlation,
-        )
-        return HTMLResponse(text, refused.status, refused.headers)
+
+def problem_page(
+    services: Services,
+    templates: Environment,
+    request: Request,
+    principal: Principal,
+    refused: Refused,
+) -> Response:
+    """A refusal as a page."""
+    known = principal.grants != () or principal.kind != "nobody"
+    text = templates.get_template("problem.html").render(
+        me=principal if known else None,
+        broker=services.live.address if known else "",
+        now=services.clock.now(),
+        section="",
+        told=[],
+        title=_TITLES.get(refused.status, "That did not work"),
+        detail=refused.detail,
+        remedy=refused.more.get("remedy", ""),
+        ways=_ways(refused),
+        correlation=request.state.correlation,
+    )
+    return HTMLResponse(text, refused.status, refused.headers)
+
+
+def _shortened(text: str) -> str:
+    """What was sent, as much of it as helps to find it."""
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 # Said on the page after an act. Codes, not texts: a link must not put words into our mouth.

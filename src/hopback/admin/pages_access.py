@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ from starlette.routing import Route
 
 from hopback.admin.gate import cookie_name, forbidden
 from hopback.admin.keys import new_key
+from hopback.admin.limiting import address_of
 from hopback.admin.pages import form_fields, see_other
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
@@ -17,9 +19,12 @@ from hopback.admin.services import who
 from hopback.deadletters.audit import AuditQuery
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jinja2 import Environment
     from starlette.requests import Request
 
+    from hopback.admin.gate import Gate
     from hopback.admin.pages import Pages, Visit
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
@@ -58,7 +63,9 @@ class _Door:
         token = request.query_params.get("token")
         onward = _own_page(request.query_params.get("next", "/"))
         if token is not None:
-            return await self._try(request, token, onward)
+            return await self._welcome_or_refuse(
+                request, onward, lambda gate: gate.follow_link(request, token)
+            )
         if not self._services.gate.asks_who:
             return see_other("/")
         return self._form(onward)
@@ -70,30 +77,46 @@ class _Door:
             self._services.gate.refuse_foreign(request)
         except Refused as refused:
             return self._form("/", refused.detail, refused.status)
-        return await self._try(
-            request, fields.get("secret", ""), _own_page(fields.get("next", "/"))
+        secret = fields.get("secret", "").strip()
+        return await self._welcome_or_refuse(
+            request, _own_page(fields.get("next", "/")), lambda gate: gate.sign_in(secret)
         )
 
     async def sign_out(self, request: Request) -> Response:
-        """Forget the cookie."""
+        """End the session, here and wherever its cookie may have been copied to."""
+        gate, secure = self._services.gate, request.url.scheme == "https"
         try:
-            self._services.gate.refuse_foreign(request)
+            gate.refuse_foreign(request)
         except Refused as refused:
             return self._form("/", refused.detail, refused.status)
-        secure = request.url.scheme == "https"
+        value = request.cookies.get(cookie_name(secure=secure))
+        now = self._services.clock.now()
+        if value is not None and (principal := await gate.cookies.read(value, now)) is not None:
+            await gate.cookies.end(value, now)
+            await self._services.operations.note(
+                "access.sign-out", by=who(principal), details={"address": address_of(request)}
+            )
         answer = see_other("/login")
         answer.delete_cookie(cookie_name(secure=secure), secure=secure, httponly=True)
         return answer
 
-    async def _try(self, request: Request, secret: str, onward: str) -> Response:
-        gate = self._services.gate
+    async def _welcome_or_refuse(
+        self,
+        request: Request,
+        onward: str,
+        identify: Callable[[Gate], Principal | Awaitable[Principal]],
+    ) -> Response:
+        gate, address = self._services.gate, address_of(request)
         try:
-            gate.take_sign_in(request.client.host if request.client else "unknown")
-            principal = await gate.believe(secret.strip())
+            gate.take_sign_in(address)
+            found = identify(gate)
+            principal = await found if isinstance(found, Awaitable) else found
         except Refused as refused:
             await self._services.denied(self._services.nobody, request, refused, "")
             return self._form(onward, refused.detail, refused.status)
-        await self._services.operations.note("access.sign-in", by=who(principal))
+        await self._services.operations.note(
+            "access.sign-in", by=who(principal), details={"address": address}
+        )
         return self._welcome(request, principal, onward)
 
     def _welcome(self, request: Request, principal: Principal, onward: str) -> Response:

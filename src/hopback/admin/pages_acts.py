@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from hopback.admin.granted_targets import need_target
 from hopback.admin.pages import see_other
-from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.problems import refusal_of
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.pacing import RAMP, Pace
+from hopback.deadletters.refusals import NoSuch
 from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest
 from hopback.deadletters.targets import Target, TargetKind
 from hopback.errors import HopbackError
@@ -71,7 +73,7 @@ class ActForm:
             target=visit.field("target"),
             target_queue=visit.field("target_queue"),
             ramp=visit.field("ramp") == "1" or not (sent and _was_on(visit, 2)),
-            rate=_rate(visit.field("rate")),
+            rate=visit.rate(),
             export=visit.field("export") == "1" or not (sent and _was_on(visit, 2)),
             reason=visit.field("reason").strip(),
             confirm=visit.field("confirm"),
@@ -117,22 +119,11 @@ def _was_on(visit: Visit, step: int) -> bool:
     return visit.field("on") == str(step) or bool(visit.all("ramp") or visit.all("export"))
 
 
-def _rate(text: str) -> float | None:
-    if not text:
-        return None
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate <= 100_000:
-        raise Refused(400, "bad-field", f"rate: expected a number above 0, got {text!r}.")
-    return rate
-
-
 def _page(kind: str) -> Any:
     async def answer(visit: Visit) -> Response:
         visit.need(Role.OPERATOR, visit.path["queue"])
         form, step = ActForm.of(visit), visit.field("step", "1")
+        _check_session(visit, form)
         if visit.request.method == "GET" or step == "1":
             return await _first(visit, kind, form)
         if step == "2":
@@ -142,6 +133,13 @@ def _page(kind: str) -> Any:
     return answer
 
 
+def _check_session(visit: Visit, form: ActForm) -> None:
+    """A session belongs to its queue: of another one it tells nothing, not even that it is there."""
+    opened = {view.id: view.queue for view in visit.services.operations.sessions()}
+    if opened.get(form.session, visit.path["queue"]) != visit.path["queue"]:
+        raise NoSuch("session", form.session)
+
+
 async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
     operations, queue = visit.services.operations, visit.path["queue"]
     detail = await operations.queue(queue)
@@ -149,7 +147,8 @@ async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> R
     if form.session:
         held = operations.session(form.session).held
         try:
-            matching = operations.messages(form.session, form.filter, size=1).matching
+            page = await operations.messages(form.session, form.filter, size=1)
+            matching = page.matching
         except HopbackError as error:
             trouble = trouble or str(error)
     return _shown(
@@ -169,7 +168,7 @@ async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> 
     try:
         # Nobody has typed the name yet: a plan discards nothing.
         meant = replace(form, confirm=visit.path["queue"])
-        plan = await visit.services.operations.plan(_request(visit, kind, meant))
+        plan = await visit.services.operations.plan(await _granted(visit, kind, meant))
     except HopbackError as error:
         return await _back(visit, kind, form, error)
     whole = plan.seen >= plan.selected
@@ -188,7 +187,7 @@ async def _begin(visit: Visit, kind: str, form: ActForm) -> Response:
         trouble = f"To discard, type the queue's name {visit.path['queue']!r}; got {typed}."
         return await _review(visit, kind, form, trouble)
     try:
-        job = await visit.services.operations.start(_request(visit, kind, form))
+        job = await visit.services.operations.start(await _granted(visit, kind, form))
     except HopbackError as error:
         return await _back(visit, kind, form, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")
@@ -200,6 +199,14 @@ async def _back(visit: Visit, kind: str, form: ActForm, error: HopbackError) -> 
     if refused is None or refused.status not in _STAYS or "job" in refused.more:
         raise error
     return await _second(visit, kind, form, f"{error}. {error.remedy}")
+
+
+async def _granted(visit: Visit, kind: str, form: ActForm) -> Request:
+    """What is asked for; Refused if it aims where the visitor may not send."""
+    request = _request(visit, kind, form)
+    if isinstance(request, RedriveRequest):
+        await need_target(visit.services.operations, visit.principal, request.queue, request.target)
+    return request
 
 
 def _request(visit: Visit, kind: str, form: ActForm) -> Request:

@@ -12,7 +12,7 @@ from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.filters import BadFilter
-from hopback.deadletters.plain import amqp_type, plain_properties, plain_value
+from hopback.deadletters.plain import amqp_type, plain_headers, plain_properties, plain_value
 from hopback.deadletters.sessions import GroupBy, Page, Window
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["add_deadletter_pages", "group_filter"]
 
 _PAGE = 50
+_GROUPS = 100
 _VALUE_SHOWN = 2000
 
 
@@ -45,7 +46,9 @@ async def _board(visit: Visit) -> Response:
     services = visit.services
     swept = await services.sweep.get_or_last()
     seen = [one for one in swept.queues if visit.principal.allows(Role.VIEWER, one.queue)]
-    full = [one for one in seen if one.exists and (one.depth.total or one.active_job)]
+    full = [
+        one for one in seen if one.exists and (one.depth.total or one.active_job or one.held_back)
+    ]
     full.sort(key=lambda one: (-(one.depth.total or 0), one.queue))
     return visit.page(
         "dead_letters.html",
@@ -96,7 +99,7 @@ async def _look(visit: Visit) -> Response:
         forced=visit.field("how") == "force",
         lift=visit.field("how") == "lift",
     )
-    visit.services.insights.remember(operations, view)
+    await visit.services.insights.remember(operations, view)
     return see_other(f"/sessions/{quote(view.id, safe='')}")
 
 
@@ -112,16 +115,18 @@ async def _session(visit: Visit) -> Response:
     text, cursor = visit.field("filter"), visit.number("cursor", 0)
     bad_filter, page = "", Page((), None, 0)
     try:
-        page = operations.messages(view.id, text, cursor=cursor, size=_PAGE)
+        page = await operations.messages(view.id, text, cursor=cursor, size=_PAGE)
     except BadFilter as error:
         bad_filter = str(error)
-    groups = operations.groups(view.id, by)
+    groups = (await operations.groups(view.id, by)).items
+    shown = groups[:_GROUPS]
     return visit.page(
         "session.html",
         view=view,
         by=by.value,
-        groups=groups,
-        group_filters={group.key: group_filter(by, group) for group in groups},
+        groups=shown,
+        more_groups=len(groups) - len(shown),
+        group_filters={group.key: group_filter(by, group) for group in shown},
         filter=text,
         bad_filter=bad_filter,
         page=page,
@@ -157,6 +162,7 @@ async def _message(visit: Visit) -> Response:
     if form not in set(Form):
         raise Refused(400, "bad-form", f"form: expected one of {', '.join(Form)}, got {form!r}.")
     delivery = message.delivery
+    headers, more_headers = plain_headers(delivery.properties.headers)
     payload = payload_of(delivery.body, Form(form), delivery.properties.content_encoding)
     return visit.page(
         "message.html",
@@ -167,10 +173,8 @@ async def _message(visit: Visit) -> Response:
         form=form,
         content_type=delivery.properties.content_type or "",
         properties=list(_properties(delivery).items()),
-        headers=[
-            (name, amqp_type(value), _shown(value))
-            for name, value in sorted(delivery.properties.headers.items())
-        ],
+        headers=[(name, amqp_type(value), _shown(value)) for name, value in sorted(headers)],
+        more_headers=more_headers,
     )
 
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hopback.admin.gate import forbidden
-from hopback.admin.live import changes_of_job, event_response
+from hopback.admin.live import changes_of_job
 from hopback.admin.pages import see_other
-from hopback.admin.problems import Refused
 from hopback.admin.rendering import span_words
 from hopback.admin.roles import Role
 from hopback.admin.services import who
@@ -75,7 +74,8 @@ def _speed(job: Job) -> str:
 
 async def _live(visit: Visit) -> Response:
     job = await _seen(visit)
-    return event_response(changes_of_job(visit.services.operations.events(job.id)))
+    changes = changes_of_job(visit.services.operations.events(job.id))
+    return visit.services.streams.open(changes, visit.principal)
 
 
 def _steering(
@@ -105,13 +105,7 @@ async def _cancel(visit: Visit, job: Job) -> Job:
 
 
 async def _rate(visit: Visit, job: Job) -> Job:
-    text = visit.field("rate")
-    try:
-        rate = float(text) if text else None
-    except ValueError:
-        rate = -1.0
-    if rate is not None and not 0 < rate <= 100_000:
-        raise Refused(400, "bad-field", f"rate: expected a number above 0, got {text!r}.")
+    rate = visit.rate()
     return await visit.services.operations.set_rate(job.id, rate, by=who(visit.principal))
 
 

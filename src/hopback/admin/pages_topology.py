@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,10 @@ def add_topology_pages(pages: Pages) -> None:
 async def _scene(visit: Visit) -> Scene:
     if not visit.principal.allows_somewhere(Role.VIEWER):
         raise forbidden()
-    return await visit.services.live.scene()
+    found = await visit.services.live.scene()
+    # The map is of the whole broker, or its paths would end nowhere; how full a queue is, is not.
+    visible = visit.principal.visible(found.readings)
+    return replace(found, readings={name: found.readings[name] for name in visible})
 
 
 async def _topology(visit: Visit) -> Response:

@@ -22,7 +22,7 @@ from hopback.deadletters.refusals import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MEDIA_TYPE", "Refused", "problem_body", "problem_response", "refusal_of"]
+__all__ = ["MEDIA_TYPE", "Refused", "problem_body", "problem_response", "refusal_of", "unexpected"]
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -88,6 +88,15 @@ def refusal_of(error: Exception) -> Refused | None:
             more = {"remedy": remedy} if remedy else {}
             return Refused(status, code, str(error), more=more, headers=headers)
     return None
+
+
+def unexpected() -> Refused:
+    """The answer to what nobody expected: nothing of the cause, which is in the log."""
+    return Refused(
+        500,
+        "internal",
+        "Something went wrong that nobody expected; the log has it under the correlation id.",
+    )
 
 
 def problem_body(refused: Refused, path: str, correlation: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from hopback.admin.content import visible
 from hopback.admin.roles import Role
+from hopback.deadletters.overview import HELD_BACK
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def renderer() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["held_back_means"] = HELD_BACK
     environment.filters |= {
         "clock": _clock,
         "count": _count,

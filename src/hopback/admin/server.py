@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import signal
+import socket
+import struct
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hopback.errors import HopbackError
 
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-__all__ = ["PublicWithoutAuth", "refuse_public", "serve"]
+__all__ = ["PublicWithoutAuth", "Timeouts", "refuse_public", "serve"]
 
 _GRACE_S = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -47,6 +52,75 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How many seconds a connection may keep the service waiting."""
+
+    head_s: float = 10.0
+    """For a whole head, from its first byte or from the connection on; the slowest line needs one."""
+    idle_s: float = 5.0
+    """Between an answer and the next request."""
+    stalled_s: float = 60.0
+    """While nothing of an answer is taken."""
+
+
+class _Connection(H11Protocol):
+    """Hangs up on who sends half a head, or takes nothing of an answer; uvicorn itself would wait."""
+
+    timeouts: Timeouts
+    _head: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head."""
+        super().connection_made(transport)
+        self._head = self.loop.call_later(self.timeouts.head_s, self._hang_up)
+
+    def data_received(self, data: bytes) -> None:
+        """Wait no more once a head is whole; not anew for each byte, or a trickle would never be late."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            _cancel(self._head)
+            self._head = None
+        elif self._head is None:
+            self._head = self.loop.call_later(self.timeouts.head_s, self._hang_up)
+
+    def _hang_up(self) -> None:
+        begun = bool(self.conn.trailing_data[0])
+        if begun and not self.transport.is_closing():
+            self.transport.write(
+                b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+            )
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The caller takes nothing: begin to wait for that to change."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.timeouts.stalled_s, self._reset)
+
+    def _reset(self) -> None:
+        """Drop what is not sent, in the kernel too: it would wait there for the caller to read."""
+        taken = self.transport.get_extra_info("socket")
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def resume_writing(self) -> None:
+        """The caller takes something again."""
+        super().resume_writing()
+        _cancel(self._stalled)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        super().connection_lost(exc)
+        _cancel(self._head)
+        _cancel(self._stalled)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -79,6 +153,9 @@ class _Server(uvicorn.Server):
             self._on_ready(str(host), int(port))
 
 
+_PATIENT = Timeouts()
+
+
 async def serve(
     app: ASGIApp,
     *,
@@ -88,10 +165,15 @@ async def serve(
     certificate: str | None = None,
     key: str | None = None,
     proxied: bool = False,
+    timeouts: Timeouts = _PATIENT,
 ) -> None:
     """Serve until a signal comes. `on_ready` is told where; port 0 takes a free one."""
+    connection = type("_Connection", (_Connection,), {"timeouts": timeouts})
     config = uvicorn.Config(
         app,
+        http=connection,
+        ws="none",
+        timeout_keep_alive=timeouts.idle_s,  # type: ignore[arg-type]  # it is only added to a time
         host=host,
         port=port,
         log_config=None,

@@ -6,7 +6,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hopback.admin.denials import Denial
 from hopback.admin.insights import Insights
+from hopback.admin.limiting import address_of
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Principal
 from hopback.deadletters.requests import Who
@@ -14,15 +16,17 @@ from hopback.deadletters.requests import Who
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from hopback.admin.denials import Denials
     from hopback.admin.gate import Gate
     from hopback.admin.livebroker import LiveBroker
     from hopback.admin.settings import AdminSettings
+    from hopback.admin.streams import EventStreams
     from hopback.admin.sweep import Sweep
     from hopback.clock import Clock
     from hopback.deadletters.browsing import SessionView
     from hopback.deadletters.operations import Operations
 
-__all__ = ["NOBODY", "Services", "who"]
+__all__ = ["NOBODY", "Services", "who", "write_denial"]
 
 _LOG = logging.getLogger("hopback.admin")
 
@@ -40,6 +44,8 @@ class Services:
     sweep: Sweep
     settings: AdminSettings
     clock: Clock
+    denials: Denials
+    streams: EventStreams
     insights: Insights = field(default_factory=Insights)
     nobody: Principal = NOBODY
 
@@ -84,22 +90,31 @@ class Services:
     async def denied(
         self, principal: Principal, request: Request, refused: Refused, queue: str
     ) -> None:
-        """Write a refused change down; what cannot be written is not worth failing for."""
-        try:
-            await self.operations.note(
-                "access.denied",
-                by=who(principal),
-                queue=queue[:255],
-                result="refused",
-                details={
-                    "method": request.method,
-                    "path": request.url.path[:500],
-                    "code": refused.code,
-                    "correlationId": request.state.correlation,
-                },
-            )
-        except Exception as error:  # whatever keeps the audit from being written
-            _LOG.warning("a refusal could not be written to the audit", exc_info=error)
+        """Write a refused change down, or count it; what is refused for its number is neither."""
+        if refused.status == 429:
+            return
+        details = {
+            "method": request.method,
+            "path": request.url.path[:500],
+            "code": refused.code,
+            "correlationId": request.state.correlation,
+        }
+        address = address_of(request)
+        await self.denials.add(Denial(principal.id, principal.name, address, queue[:255], details))
+
+
+async def write_denial(operations: Operations, denial: Denial) -> None:
+    """A refused change as a row of the audit; what cannot be written is not worth failing for."""
+    try:
+        await operations.note(
+            "access.denied",
+            by=Who(denial.caller, denial.name),
+            queue=denial.queue,
+            result="refused",
+            details={"address": denial.address, **denial.details},
+        )
+    except Exception as error:  # whatever keeps the audit from being written
+        _LOG.warning("a refusal could not be written to the audit", exc_info=error)
 
 
 def who(principal: Principal) -> Who:

@@ -6,13 +6,17 @@ it.
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from typing import TYPE_CHECKING, Annotated, ClassVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from hopback.admin.keys import is_key_name
 from hopback.admin.roles import EVERYTHING, Grant, Role
+from hopback.deadletters.retention import AUDIT_DAYS, JOB_DAYS
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ __all__ = [
     "JwtSettings",
     "KeySettings",
     "Limits",
+    "RetentionSettings",
     "parse_settings",
     "read_settings",
 ]
@@ -35,8 +40,9 @@ _ASYMMETRIC = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
 _SHARED = ("HS256", "HS384", "HS512")
-_SECRET_BYTES = 32
+_SECRET_BYTES = 32  # as many as the output of HMAC-SHA-256 has; fewer can be guessed
 
+_Days = Annotated[int, Meta(ge=0, le=36_500)]
 _Positive = Annotated[int, Meta(ge=1)]
 _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
@@ -70,7 +76,7 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
             return "auth.jwt: expected either jwks_url or secret_env, got " + (
                 "both" if self.jwks_url else "neither"
             )
-        if self.jwks_url and not self.jwks_url.startswith(("https://", "http://127.0.0.1")):
+        if self.jwks_url and not _is_safe_address(self.jwks_url):
             return f"auth.jwt.jwks_url: expected an https:// address, got {self.jwks_url!r}"
         usable = _SHARED if self.secret_env else _ASYMMETRIC
         wrong = [name for name in self.allowed if name not in usable]
@@ -116,12 +122,25 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """How much may be asked for; each caller has a rate of their own."""
 
     request_bytes: _Positive = 1024 * 1024
+    request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    """For a whole request body; beyond it 408."""
     requests_per_second: _Positive = 1000
     burst: _Positive = 2000
     sign_ins_per_minute: _Positive = 20
+    failures_per_minute: _Positive = 60
+    """Wrong credentials of one address; beyond them it gets 429 and nothing is checked."""
+    event_streams: _Positive = 200
+    event_streams_per_caller: _Positive = 20
     sessions: _Positive = 20
     sessions_per_caller: _Positive = 5
     held_bytes: _Positive = 256 * 1024 * 1024
+
+
+class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many days the audit and finished jobs are kept; 0 keeps them for ever."""
+
+    audit_days: _Days = AUDIT_DAYS
+    job_days: _Days = JOB_DAYS
 
 
 class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,6 +148,7 @@ class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     auth: AccessSettings = field(default_factory=AccessSettings)
     limits: Limits = field(default_factory=Limits)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     @property
     def asks_who(self) -> bool:
@@ -157,9 +177,33 @@ def parse_settings(
         raise BadSettings(f"{where}: {error}") from error
     jwt = settings.auth.jwt
     problem = None if jwt is None else jwt.problem() or _secret_problem(jwt, environment)
+    unseen = next((key for key in settings.auth.keys if not is_key_name(key.name)), None)
+    if unseen is not None:
+        problem = f"auth.keys: expected names of 1 to 100 characters that can be printed, got {unseen.name!r}"
+    problem = problem or _session_secret_problem(settings.auth.session_secret_env, environment)
     if problem is not None:
         raise BadSettings(f"{where}: {problem}")
     return settings
+
+
+def _is_safe_address(url: str) -> bool:
+    """HTTPS anywhere; plain HTTP on a loopback address, which nobody else can answer for."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            return bool(host)
+        return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
+    except ValueError:  # no address at all, or a name where an address is expected
+        return False
+
+
+def _session_secret_problem(name: str, environment: Mapping[str, str]) -> str | None:
+    """A variable that is not set is no problem: a random secret is used, and the log says so."""
+    secret = environment.get(name)
+    if secret is None or len(secret.encode()) >= _SECRET_BYTES:
+        return None
+    return f"auth.session_secret_env: expected at least {_SECRET_BYTES} bytes in {name}"
 
 
 def _secret_problem(jwt: JwtSettings, environment: Mapping[str, str]) -> str | None:

@@ -5,6 +5,7 @@ Plain ASGI, so that streams are not held back.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from hopback.admin.problems import Refused, problem_response, refusal_of
+from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["CONTENT_SECURITY_POLICY", "Shell", "too_large"]
+    from hopback.admin.settings import Limits
+
+__all__ = ["CONTENT_SECURITY_POLICY", "Shell", "host_of", "too_large"]
 
 _LOG = logging.getLogger("hopback.admin")
 _CORRELATION = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -44,9 +47,10 @@ _HEADERS = {
 class Shell:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, *, request_bytes: int, hosts: frozenset[str] | None) -> None:
+    def __init__(self, app: ASGIApp, *, limits: Limits, hosts: frozenset[str] | None) -> None:
         self._app = app
-        self._most = request_bytes
+        self._most = limits.request_bytes
+        self._seconds = limits.request_seconds
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,22 +65,26 @@ class Shell:
         sending = _Sending(send, correlation)
         try:
             self._check(headers)
-            await self._app(scope, _bounded(receive, self._most), sending)
+            await self._app(scope, _bounded(receive, self._most, self._seconds), sending)
         except Exception as error:  # the last resort: what nobody caught is answered and logged
-            if sending.started:
-                raise
-            answer = problem_response(_told(error, correlation), scope["path"], correlation)
-            await answer(scope, receive, sending)
+            refused = refusal_of(error)
+            if refused is None:
+                _LOG.error("request %s failed", correlation, exc_info=error)
+            if not sending.started:
+                answer = problem_response(refused or unexpected(), scope["path"], correlation)
+                await answer(scope, receive, sending)
+            elif not sending.ended:
+                raise  # a cut answer must not look like a whole one: the server closes the line
 
     def _check(self, headers: Headers) -> None:
-        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
+        if self._hosts is not None and host_of(headers) not in self._hosts:
             raise Refused(
                 421,
                 "foreign-host",
                 "This service serves this machine only, under localhost or 127.0.0.1.",
             )
         length = headers.get("content-length", "0")
-        if not length.isdecimal():
+        if not re.fullmatch(r"[0-9]{1,18}", length):
             raise Refused(400, "bad-request", "Content-Length: expected a number.")
         if int(length) > self._most:
             raise too_large(self._most)
@@ -89,6 +97,7 @@ class _Sending:
         self._send = send
         self._correlation = correlation
         self.started = False
+        self.ended = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -98,16 +107,30 @@ class _Sending:
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
             headers.setdefault("Cache-Control", "no-store")
+        elif message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
         await self._send(message)
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """The request, refused when more comes than was announced or is allowed."""
-    read = 0
+def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
+    """The request, refused when more comes than was announced or is allowed, or too slowly."""
+    read, whole = 0, False
+    deadline: float | None = None
 
     async def bounded() -> Message:
-        nonlocal read
-        message = await receive()
+        nonlocal read, whole, deadline
+        if whole:  # now it is only waited for the caller to hang up, which may take long
+            return await receive()
+        deadline = deadline or asyncio.get_running_loop().time() + seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise Refused(
+                408, "too-slow", f"The body did not come within {seconds:g} s.",
+                headers={"Connection": "close"},
+            ) from None  # fmt: skip
+        whole = not message.get("more_body", False)
         read += len(message.get("body", b""))
         if read > most:
             raise too_large(most)
@@ -135,18 +158,7 @@ def _with_correlation(
     return [*others, (b"x-correlation-id", correlation.encode())]
 
 
-def _host(host: str) -> str:
-    """The host without its port."""
+def host_of(headers: Headers) -> str:
+    """The host that was asked for, without its port."""
+    host = headers.get("host", "")
     return host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-
-
-def _told(error: Exception, correlation: str) -> Refused:
-    known = refusal_of(error)
-    if known is not None:
-        return known
-    _LOG.error("request %s failed", correlation, exc_info=error)
-    return Refused(
-        500,
-        "internal",
-        "Something went wrong that nobody expected; the log has it under the correlation id.",
-    )

@@ -27,6 +27,8 @@ _FRESH_S = 300.0
 _AGAIN_S = 10.0
 _FETCH_S = 5.0
 _MOST_BYTES = 256 * 1024
+_LAST_MOMENT = 253_402_300_799  # the end of the year 9999: no calendar goes further
+_ODD_TIME = "one of its times (exp, nbf, iat) is no moment that can be"
 
 
 class BadToken(Exception):
@@ -92,11 +94,15 @@ class Jwks:
 
 
 async def fetch_json(url: str) -> Any:
-    """A JSON document from the net, bounded in time and size; redirects are not followed."""
+    """A JSON document from the net, bounded in time and size.
+
+    Redirects are not followed and proxies of the environment not used: who answers here says whom we
+    believe.
+    """
     import httpx
 
     async with (
-        httpx.AsyncClient(timeout=_FETCH_S, follow_redirects=False) as client,
+        httpx.AsyncClient(timeout=_FETCH_S, follow_redirects=False, trust_env=False) as client,
         client.stream("GET", url) as answer,
     ):
         answer.raise_for_status()
@@ -129,6 +135,12 @@ class TokenReader:
             claims = self._decoded(token, key)
         except jwt.PyJWTError as error:
             raise BadToken(_in_words(error)) from error
+        except (ArithmeticError, TypeError, ValueError) as error:  # by a time that is no time
+            raise BadToken(_ODD_TIME) from error
+        for name in ("exp", "nbf", "iat"):
+            value = claims.get(name, 0)
+            if not isinstance(value, int | float) or not 0 <= value <= _LAST_MOMENT:
+                raise BadToken(_ODD_TIME)
         return self._principal(claims)
 
     def _decoded(self, token: str, key: Any) -> dict[str, Any]:

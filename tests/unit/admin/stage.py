@@ -133,8 +133,7 @@ async def admin(
             view=view,
             topologies=(declared,),
             clock=clock,
-            environment={"JWT_SECRET": SECRET},
-            **options,
+            **{"environment": {"JWT_SECRET": SECRET}, **options},
         )
         transport = httpx.ASGITransport(app, raise_app_exceptions=raising)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

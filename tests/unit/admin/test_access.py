@@ -225,6 +225,7 @@ async def test_a_cookie_alone_changes_nothing_for_another_site() -> None:
             ({"Sec-Fetch-Site": "same-site"}, 403),
             ({"Origin": "https://evil.test"}, 403),
             ({"Origin": "null"}, 403),
+            ({"Origin": "http://["}, 403),
             ({}, 403),
             ({"Origin": "http://127.0.0.1"}, 201),
             (_SAME, 201),

@@ -54,6 +54,17 @@ async def test_a_peek_is_as_documented() -> None:
     assert second["payloadEncoding"] == "base64"
 
 
+async def test_a_peek_parses_a_bounded_part_of_what_it_shows() -> None:
+    """A mebibyte of JSON is parsed; what comes beyond that is shown as text."""
+    large = b'{"a": "' + b"x" * 600_000 + b'"}'
+    async with admin(
+        dead_letter(1, body=large), dead_letter(2, body=large), dead_letter(3)
+    ) as stage:
+        items = (await stage.client.get(f"{_QUEUES}/{DLQ}/messages")).json()["items"]
+    kinds = [type(item["payload"]) for item in items]
+    assert kinds == [dict, str, dict]
+
+
 async def test_a_redrive_is_as_documented() -> None:
     """201 with these fields; the message carries who sent it back, and reaches its own queue."""
     async with admin(dead_letter(1), dead_letter(2)) as stage:

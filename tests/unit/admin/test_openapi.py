@@ -55,6 +55,14 @@ def test_vendored_files_are_the_ones_that_the_manifest_names(folder: Path) -> No
         assert {"name", "version", "licence"} <= set(asset)
         content = (folder / asset["file"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == asset["sha256"], asset["file"]
+        assert asset.get("says", asset["version"]) in _versions(asset["name"], content.decode())
         assert (folder / asset["licence_file"]).stat().st_size > 0
     named = {asset[key] for asset in assets for key in ("file", "licence_file")}
     assert {path.name for path in folder.iterdir()} == {"manifest.toml", *named}
+
+
+def _versions(name: str, content: str) -> set[str]:
+    """The versions that a script names in its banner or gives itself."""
+    banner = rf"{re.escape(name)} v?(\d+\.\d+\.\d+)"
+    given = r"version[\"']?\s*[:=]\s*[\"'](\d+\.\d+\.\d+)"
+    return {*re.findall(banner, content), *re.findall(given, content)}

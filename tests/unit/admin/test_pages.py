@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gzip
 import re
+import tracemalloc
 import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import httpx
 import pytest
 
+from hopback.admin import create_app
 from hopback.admin.content import Form, payload_of, visible
+from hopback.broker.simulator import EmbeddedBroker
+from hopback.deadletters.operations import Operations
 from hopback.message import Message, Properties
+from hopback.patterns import DESIGNS
 from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -207,3 +213,72 @@ def test_a_payload_is_pretty_where_it_can_be_and_hex_where_it_must() -> None:
     packed = payload_of(gzip.compress(b'{"a":1}'), Form.PRETTY, "gzip")
     assert (packed.text, packed.note) == ('{\n  "a": 1\n}', "unpacked from gzip")
     assert Properties().content_encoding is None
+
+
+async def test_thousands_of_headers_make_no_large_page() -> None:
+    """The first of them are shown, ours among them, and the rest is counted; so in the API."""
+    many = replace(
+        dead_letter(1).properties,
+        headers={**{f"{n:x}": None for n in range(20_000)}, **dead_letter(1).properties.headers},
+    )
+    async with admin(replace(dead_letter(1), properties=many)) as stage:
+        session = await stage.session()
+        (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await stage.client.get(f"/sessions/{session['id']}/messages/{letter['id']}")
+        assert "and 19,505 more" in page.text
+        assert "hopback-failure" in page.text
+        assert len(page.text) < 300_000
+        found = (await stage.client.get(f"{session['url']}/messages/{letter['id']}")).json()
+        assert (len(found["headers"]), found["moreHeaders"]) == (500, 19_505)
+
+
+async def test_thousands_of_groups_make_no_large_page() -> None:
+    """The largest are shown and the rest is counted; so in the API."""
+    letters = (dead_letter(n, error=f"Error{n}") for n in range(1100))
+    async with admin(*letters) as stage:
+        session = await stage.session(limit=1100)
+        page = await stage.client.get(f"/sessions/{session['id']}?by=error")
+        assert "and 1,000 smaller groups" in page.text
+        found = (await stage.client.get(f"{session['url']}/groups?by=error")).json()
+        assert (len(found["items"]), found["more"], found["matching"]) == (1000, 100, 1100)
+
+
+async def test_the_page_says_what_a_filter_could_not_look_into() -> None:
+    """A body of more than a mebibyte is not silently one that does not match."""
+    body = b'{"a": "' + b"x" * (1024 * 1024) + b'"}'
+    async with admin(dead_letter(1, body=body)) as stage:
+        session = await stage.session()
+        page = await stage.client.get(f"/sessions/{session['id']}?filter=payload.a:x*")
+        assert "1 not looked into" in page.text
+        found = (await stage.client.get(f"{session['url']}/messages?filter=payload.a:x*")).json()
+        assert (found["matching"], found["notLookedInto"]) == (0, 1)
+
+
+def test_deep_json_is_indented_only_as_far_as_it_is_shown() -> None:
+    """Four hundred levels around many numbers would be hundreds of megabytes with indentation."""
+    body = b"[" * 400 + b",".join([b"1"] * 200_000) + b"]" * 400
+    tracemalloc.start()
+    payload = payload_of(body, Form.PRETTY, None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "cut" in payload.note
+    assert peak < 20_000_000
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/topology", "/topology/graph.json", "/checks", "/admin/topology", "/admin/topology/check"],
+)
+async def test_every_design_is_shown_without_a_management_api(path: str) -> None:
+    """Only declarations are known then: all five designs at once, and one of them twice."""
+    declared = [design.build() for design in DESIGNS.values()]
+    broker = EmbeddedBroker()
+    async with Operations(broker, topologies=declared) as operations:
+        app = create_app(operations, broker, view=None, topologies=[*declared, declared[0]])
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    names = {queue.name for topology in declared for queue in topology.queues}
+    if path in ("/topology", "/admin/topology"):
+        assert [name for name in names if name not in answer.text] == []
