@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.errors import HopbackError
+from hopback.extras import needs
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -35,8 +37,10 @@ def _imported(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    ours = name.startswith("hopback.")  # a documented system; what it lacks comes with its extra
     try:
-        return import_module(name)
+        with needs("systems", name) if ours else nullcontext():
+            return import_module(name)
     except HopbackError:
         raise
     except ModuleNotFoundError as error:

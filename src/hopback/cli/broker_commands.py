@@ -113,7 +113,8 @@ def revert(
     """Delete the policies by which `apply` lifted delivery limits.
 
     What was in force before is in force again. On RabbitMQ 4.0 and later looking at a dead-letter
-    queue then counts against its limit.
+    queue then counts against its limit. Refused while the queue has messages that came back so often
+    that the limit would remove them.
     """
     if not yes:
         ask("Put the former delivery limits back in force?")
@@ -185,7 +186,9 @@ async def _revert(access: Access, queues: tuple[str, ...]) -> tuple[LiftedLimit,
                 do="Name it with --management URL.",
                 code=Exit.UNREACHABLE,
             )
-        return await restore_limits(broker.management, broker.vhost, queues or None)
+        return await restore_limits(
+            broker.connection, broker.management, broker.vhost, queues or None
+        )
 
 
 async def _apply(access: Access, desired: Topology, choices: _Choices) -> int:

@@ -27,26 +27,15 @@ database_option = click.option(
 
 
 def store_package() -> ModuleType:
-    """`hopback.store`; CommandFailed names the extra where it is not installed."""
-    try:
-        from hopback import store as found
-    except ImportError as error:
-        raise CommandFailed(
-            f"the store needs SQLAlchemy, which cannot be imported: {error}",
-            do="Install the extra: pip install 'hopback[store]' (for PostgreSQL 'hopback[postgres]').",
-        ) from error
-    return found
+    """`hopback.store`, loaded when it is first asked for."""
+    from hopback import store
+
+    return store
 
 
 def opened(url: str) -> AsyncEngine:
     """An engine; nothing is connected yet. A file that cannot be opened is told at once."""
-    try:
-        engine: AsyncEngine = store_package().open_database(url)
-    except ImportError as error:
-        raise CommandFailed(
-            f"the driver of this database is not installed: {error}",
-            do="Install the extra: pip install 'hopback[postgres]', or 'hopback[store]' for SQLite.",
-        ) from error
+    engine: AsyncEngine = store_package().open_database(url)
     if engine.dialect.name == "sqlite" and not _is_usable(Path(engine.url.database or ":memory:")):
         raise unreachable(OSError("unable to open database file"))
     return engine

@@ -13,6 +13,7 @@ import click
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.printing import safe
 from hopback.cli.run_settings import EMBEDDED, HttpAddress
+from hopback.extras import needs
 from hopback.systems import HOMES
 
 if TYPE_CHECKING:
@@ -68,10 +69,8 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
     if broker in ("", EMBEDDED):
         broker = None
     names = tuple(HOMES) if name is None else (_known(name),)
-    try:
+    with needs("systems", "the demo"):
         from hopback.cli.demo_stage import DemoSettings
-    except ImportError as error:
-        raise _lacking(error) from error
     settings = DemoSettings(
         names, broker, traffic=not no_traffic, environment=dict(os.environ), **options
     )
@@ -87,13 +86,6 @@ def _known(name: str) -> str:
         f"expected a system, got {name!r}",
         do=f"{hint}Systems are {', '.join(HOMES)}.",
         code=Exit.NOT_FOUND,
-    )
-
-
-def _lacking(error: ImportError) -> CommandFailed:
-    return CommandFailed(
-        f"the demo needs {error.name or 'more'}, which is not installed",
-        do="Install the extra: pip install 'hopback[systems]'.",
     )
 
 
@@ -123,20 +115,15 @@ async def _play(settings: DemoSettings, stopping: asyncio.Event) -> None:
             await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
                 return
-            _print(_started(starting))
+            with needs("systems", "the demo"):
+                guide = starting.result()
+            _print(guide)
             await asked
             click.echo("Stopping.")
         finally:
             starting.cancel()
             asked.cancel()
             await asyncio.gather(starting, asked, return_exceptions=True)
-
-
-def _started(starting: asyncio.Task[Guide]) -> Guide:
-    try:
-        return starting.result()
-    except ImportError as error:
-        raise _lacking(error) from error
 
 
 def _print(guide: Guide) -> None:

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router
+
+from hopback.admin.application import LOOPBACK
+from hopback.admin.gate import is_same_origin
+from hopback.admin.shell import host_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Front", "bound", "living", "served"]
 
 _GRACE_S = 1
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _STYLE = "body{font:16px/1.5 system-ui;margin:3rem auto;max-width:60rem;padding:0 1rem}pre{overflow:auto}"
 
 
@@ -50,8 +56,15 @@ class Front:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        await self._router(scope, receive, send)
+        """Answer a request, if it is made to this machine by its own name and by no other site."""
+        answer: ASGIApp = self._router
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if host_of(headers) not in LOOPBACK:
+                answer = PlainTextResponse("This demo serves localhost and 127.0.0.1 only.\n", 421)
+            elif scope["method"] not in _SAFE and not is_same_origin(headers, silent=True):
+                answer = PlainTextResponse("Changes from other sites are refused.\n", 403)
+        await answer(scope, receive, send)
 
     def add(self, name: str, web: ASGIApp) -> None:
         """Serve a system's web application under its name."""

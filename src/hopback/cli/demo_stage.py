@@ -26,6 +26,7 @@ from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
 from hopback.observe.metrics import Metrics
 from hopback.patterns import DESIGNS
+from hopback.private_files import private_folder
 from hopback.runtime.depths import Depths, watched_queues
 from hopback.runtime.health import Health
 from hopback.runtime.settling import Surroundings
@@ -98,9 +99,7 @@ class Demo:
 
     def _folder(self) -> Path:
         if self._settings.folder is not None:
-            folder = Path(self._settings.folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
+            return private_folder(Path(self._settings.folder))
         temporary = tempfile.TemporaryDirectory(prefix="hopback-demo-", ignore_cleanup_errors=True)
         return Path(self._stack.enter_context(temporary))
 
@@ -147,8 +146,7 @@ class Demo:
         return f"http://{name}:{listening.getsockname()[1]}"
 
     def _stage(self, system: System, folder: Path, url: str) -> Stage:
-        own = folder / system.name
-        own.mkdir(exist_ok=True)
+        own = private_folder(folder / system.name)
         return Stage(
             RabbitMQ(self._amqp),
             self._settings.database or f"sqlite:///{own}/{system.name}.db",

@@ -192,6 +192,7 @@ class LibraryDesk:
             "seen": found.seen,
             "matching": found.matching,
             "complete": found.complete,
+            "notLookedInto": found.not_looked_into,
         }
 
     async def export(self, look: Look) -> AsyncIterator[bytes]:
@@ -294,9 +295,10 @@ class _Session:
 
     async def letters(self, where: str, size: int) -> Document:
         """The letters that match."""
-        page = self.operations.messages(self.ident, where, size=size)
+        page = await self.operations.messages(self.ident, where, size=size)
         items = [letter_document(letter) for letter in page.letters]
-        return {"items": items, "matching": page.matching}
+        unread = page.not_looked_into
+        return {"items": items, "matching": page.matching, "notLookedInto": unread}
 
     async def message(self, ident: str) -> Document:
         """One message with everything about it."""

@@ -16,6 +16,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_following import see_through
 from hopback.cli.printing import json_line, on_terminal
 from hopback.cli.redrive_target import Ramp, target_of
+from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT, UNHURRIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ def _act_options(command: _Command) -> _Command:
         ),
         click.option(
             "--rate",
-            type=click.FloatRange(min=0, min_open=True),
+            type=click.FloatRange(min=0, min_open=True, max=HIGHEST_RATE),
             metavar="R",
             help="At most R messages per second.",
         ),
@@ -95,8 +96,8 @@ _DETAILED = "With --dry-run: leave with 10 if there is something to do."
 )
 @click.option(
     "--in-flight",
-    type=click.IntRange(1, 10_000),
-    default=200,
+    type=click.IntRange(1, MOST_IN_FLIGHT),
+    default=UNHURRIED.in_flight,
     show_default=True,
     metavar="N",
     help="At most N messages sent and not yet confirmed.",
@@ -283,7 +284,8 @@ def _may_start(plan: Document) -> None:
     if plan["flaws"]:
         raise CommandFailed(
             f"nothing was touched: {'; '.join(plan['flaws'])}",
-            do="Remove what is in the way, choose another --to, or accept the danger with --force.",
+            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
+            " --to, or accept the danger with --force.",
             code=Exit.NOT_ALLOWED,
         )
 

@@ -14,6 +14,7 @@ from hopback.cli.dlq_reading import look_options, queue_argument, refusing
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.message_printing import print_message
 from hopback.cli.printing import on_terminal, safe_lines
+from hopback.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ def chosen_letter(letters: Sequence[Document], ident: str, look: Look) -> Docume
 
 def _save(path: Path, body: bytes) -> None:
     try:
-        path.write_bytes(body)
+        write_private(path, body)  # a payload may be private
     except OSError as error:
         raise CommandFailed(
             f"{path} cannot be written: {error.strerror}", do="Name another file with --save."

@@ -17,6 +17,7 @@ from hopback.cli.printing import (
     safe,
     table,
 )
+from hopback.deadletters.overview import HELD_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "print_job",
     "print_jobs",
     "print_letters",
+    "print_not_looked_into",
     "print_plan",
     "print_queue",
     "print_queues",
@@ -121,6 +123,9 @@ def print_queues(queues: Sequence[Document]) -> None:
         for one in queues
     ]
     _filled(columns, rows, right=("messages", "held"))
+    if any(one.get("heldBack") for one in queues):
+        gap()
+        click.echo(HELD_BACK)
 
 
 def _filled(
@@ -140,14 +145,14 @@ def _job_cell(job: Document | None) -> str:
 
 
 def _note(one: Document) -> str:
-    depth = one.get("depth") or {}
     notes = []
     if not one.get("exists", True):
         notes.append("not on the broker")
     if one.get("consumers"):
         notes.append(f"{count_of(one['consumers'], 'consumer')} take from it")
-    if depth.get("messagesHeldBack"):
-        notes.append(f"{depth['messagesHeldBack']:,} held back by dead-lettering")
+    notes += [
+        f"{held['messages']:,} held back in {held['queue']}" for held in one.get("heldBack") or ()
+    ]
     if one.get("state") not in (None, "running", "idle"):
         notes.append(str(one["state"]))
     if one.get("knownBy") == "name":
@@ -173,7 +178,12 @@ def print_queue(queue: Document) -> None:
     ]
     if queue["activeJob"]:
         pairs.append(("job", _job_cell(queue["activeJob"])))
+    held_back = [f"{held['messages']:,} in {held['queue']}" for held in queue.get("heldBack") or ()]
+    if held_back:
+        pairs.append(("held back", ", ".join(held_back)))
     details(pairs)
+    if held_back:
+        click.echo(HELD_BACK)
     gap()
     rows = [
         (
@@ -231,6 +241,7 @@ def print_groups(found: Document, now: float) -> None:
     items = found["items"]
     if not items:
         click.echo("No messages.")
+        print_not_looked_into(found)
         return
     by = found["by"]
     columns = ("count", by, "reason", "from", "error", "first", "last")
@@ -258,6 +269,16 @@ def print_groups(found: Document, now: float) -> None:
     if found["matching"] != found["seen"] or not found["complete"]:
         more = "" if found["complete"] else "; the queue holds more"
         click.echo(f"{found['matching']:,} of {count_of(found['seen'])} match{more}.")
+    print_not_looked_into(found)
+
+
+def print_not_looked_into(found: Document) -> None:
+    """How many messages the filter could not judge, if there are any."""
+    if found["notLookedInto"]:
+        click.echo(
+            f"{count_of(found['notLookedInto'])} not looked into: the body is too large or too"
+            " deeply nested for payload terms."
+        )
 
 
 _TWIN = {"origin": "from"}
@@ -289,7 +310,7 @@ def _plan_lines(plan: Document) -> Iterator[tuple[str, str]]:
     yield plan["kind"], f"from {plan['queue']}"
     yield "messages", _selected(plan)
     if plan["kind"] == "discard":
-        yield "export", plan.get("exportTo") or "none: what is discarded is gone for good"
+        yield "export", plan["exportTo"] or "none: what is discarded is gone for good"
     else:
         yield "to", "\n".join(_ways(plan)) or plan["target"]
         yield "order", plan["order"]

@@ -17,6 +17,7 @@ from hopback.cli.dlq_printing import (
     form_option,
     print_groups,
     print_letters,
+    print_not_looked_into,
     print_queue,
     print_queues,
     tell,
@@ -200,6 +201,7 @@ async def list_letters(desk: Desk, look: Look, form: str) -> None:
         print_letters(letters, time.time())
         if look.where:
             click.echo(f"{found['matching']:,} of the first {count_of(size)} match.")
+            print_not_looked_into(found)
 
     tell(form, letters, in_words)
 

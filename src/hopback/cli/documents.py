@@ -48,6 +48,7 @@ def summary_document(summary: QueueSummary, now: float) -> Document:
         "state": summary.state,
         "idleSince": summary.idle_since,
         "depth": _depth(depth, now),
+        "heldBack": _held_back(summary),
         "activeJob": None if summary.active_job is None else job_document(summary.active_job),
     }
 
@@ -66,6 +67,7 @@ def queue_document(detail: QueueDetail, now: float) -> Document:
         "state": summary.state,
         "idleSince": summary.idle_since,
         "depth": _depth(summary.depth, now),
+        "heldBack": _held_back(summary),
         "type": None if detail.type is None else detail.type.value,
         "deliveryLimit": detail.limit,
         "limitLifted": detail.limit_lifted,
@@ -75,6 +77,10 @@ def queue_document(detail: QueueDetail, now: float) -> Document:
         "activeJob": None if summary.active_job is None else job_document(summary.active_job),
         "brokerVersion": str(detail.version),
     }
+
+
+def _held_back(summary: QueueSummary) -> list[Document]:
+    return [{"queue": queue, "messages": count} for queue, count in summary.held_back]
 
 
 def _depth(depth: Depth, now: float) -> Document:

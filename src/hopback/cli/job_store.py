@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.cli.database_access import database_failures, opened, store_package, unreachable
+from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -61,7 +62,7 @@ def _own_file() -> str | None:
         return None
     folder = state_folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError:
         return None
     return f"sqlite:///{folder / 'jobs.db'}" if os.access(folder, os.W_OK) else None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.deadletters.plain import (
     amqp_type,
+    plain_headers,
     plain_payload,
     plain_properties,
     plain_text,
@@ -71,6 +72,7 @@ def message_document(view: MessageView) -> dict[str, Any]:
     """One message with everything about it; a large or binary payload is left out."""
     delivery, failure = view.delivery, view.failure
     payload, encoding = plain_payload(delivery.body)
+    headers, more_headers = plain_headers(delivery.properties.headers)
     return {
         "letter": letter_document(view.letter),
         "sentence": plain_text(view.sentence),
@@ -91,8 +93,9 @@ def message_document(view: MessageView) -> dict[str, Any]:
         "properties": plain_properties(delivery.properties),
         "headers": [
             {"name": plain_text(name), "type": amqp_type(value), "value": plain_value(value)}
-            for name, value in delivery.properties.headers.items()
+            for name, value in headers
         ],
+        "moreHeaders": more_headers,
         "payload": payload,
         "payloadEncoding": encoding,
         "payloadBytes": len(delivery.body),

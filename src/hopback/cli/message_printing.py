@@ -9,6 +9,7 @@ import click
 
 from hopback.cli.dlq_printing import size_text
 from hopback.cli.printing import details, gap, safe_lines, table
+from hopback.deadletters.plain import pretty_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,8 @@ def print_message(message: Document, body: bytes, view: str = "pretty") -> None:
         gap()
         rows = [(one["name"], one["type"], _value(one["value"])) for one in message["headers"]]
         table(("header", "type", "value"), rows)
+        if message.get("moreHeaders"):
+            click.echo(f"and {message['moreHeaders']:,} more headers, which an export has")
     text, note = payload_text(body, view)
     click.echo(f"\nPayload ({size_text(len(body))}{note and f', {note}'})\n{_indented(text)}")
 
@@ -89,20 +92,10 @@ def payload_text(body: bytes, view: str) -> tuple[str, str]:
         shown, note = _hex(body)
         return shown, note or "not UTF-8"
     if view == "pretty" and len(body) <= _SHOWN_BYTES * 4:
-        text = _pretty(text)
+        text, _ = pretty_json(text, _SHOWN_BYTES + 1) or (text, False)
     if len(text) > _SHOWN_BYTES:
         return text[:_SHOWN_BYTES], f"the first {size_text(_SHOWN_BYTES)}; --save FILE has it all"
     return text, ""
-
-
-def _pretty(text: str) -> str:
-    """JSON with indentation; anything else as it is."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return text
-    try:
-        return json.dumps(json.loads(text), ensure_ascii=False, indent=2)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _hex(body: bytes) -> tuple[str, str]:

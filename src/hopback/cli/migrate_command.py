@@ -82,7 +82,11 @@ async def _carry_out(broker: Reached, planned: Migration) -> int:
     from hopback.broker.migrate import migrate as carry_out
 
     return await carry_out(
-        broker.connection, planned, lambda text: click.echo(safe(text), err=True)
+        broker.connection,
+        planned,
+        lambda text: click.echo(safe(text), err=True),
+        management=broker.management,
+        vhost=broker.vhost,
     )
 
 

@@ -72,6 +72,7 @@ def bar_line(job: Document, rate: float | None, columns: int) -> str:
         f"failed {counts['failed']:,}",
         f"came back {counts['cameBack']:,}",
         "" if job["state"] == "running" else str(job["state"]),
+        str(job.get("stateReason") or "") if job["state"] == "running" else "",
     ]
     return safe("  ".join(part for part in parts if part))[: max(columns - 1, 10)]
 
@@ -125,12 +126,14 @@ class Records:
         self._now = now
         self._meter = Meter()
         self._next = now() + _BETWEEN_RECORDS_S
+        self._reason = ""
 
     def show(self, job: Document) -> None:
-        """Write a record if it is time for one."""
-        now = self._now()
+        """Write a record if it is time for one, and at once if the job has begun to wait."""
+        now, known = self._now(), self._reason
         self._meter.add(now, _settled(job))
-        if now < self._next:
+        self._reason = str(job.get("stateReason") or "")
+        if now < self._next and self._reason == known:
             return
         self._next = now + _BETWEEN_RECORDS_S
         rate = self._meter.rate
@@ -139,6 +142,7 @@ class Records:
             "event": "progress",
             "job": job["id"],
             "state": job["state"],
+            "reason": self._reason,
             "counts": job["counts"],
             "rate": None if rate is None else round(rate, 1),
             "secondsLeft": None if left is None else round(left, 1),

@@ -26,7 +26,8 @@ from hopback.observe.logs import SEVERITY, JsonLog, TextLog
 from hopback.runtime.control import Control
 from hopback.runtime.depths import Depths, HeldBack, watched_queues
 from hopback.runtime.health import Health
-from hopback.runtime.processes import ParentLine
+from hopback.runtime.processes import ParentLine, deaths_in
+from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Surroundings
 
@@ -111,24 +112,31 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     metrics = _metrics(settings)
     if metrics is not None:
         bus.subscribe(metrics)
+    line = None if settings.parent is None else ParentLine(settings.parent)
     async with AsyncExitStack() as stack:
         service = Service(
             app,
             broker_of(settings),
             options=_options(settings),
-            world=Surroundings(bus=bus, **_tracing(settings)),
+            world=Surroundings(bus=bus, survivor=_survivor(line), **_tracing(settings)),
             beside=await _watchers(app, settings, metrics, stack),
         )
         stopper = Stopper(service.stop)
         listen_to_signals(stopper)
         await _attend(service, settings, metrics, stack)
-        line = None if settings.parent is None else ParentLine(settings.parent)
         if line is not None:
             await stack.enter_async_context(_beside(_follow(line, service, stopper)))
         report = await service.run()
         if line is not None:
             line.say(report=asdict(report))
         return report, stopper.forced
+
+
+def _survivor(line: ParentLine | None) -> Survivor | None:
+    """The parent outlives us: it is told what we handle alone, and told us of what others died."""
+    if line is None:
+        return None
+    return Survivor(lambda token: line.say(alone=token), deaths_in(os.environ))
 
 
 def _options(settings: RunSettings) -> ServiceOptions:
@@ -156,13 +164,8 @@ def _tracing(settings: RunSettings) -> dict[str, Any]:
     """What makes spans, if that was asked for."""
     if not settings.otel:
         return {}
-    try:
-        from hopback.runtime.tracing import traced, traced_batch
-    except ImportError as error:
-        raise CommandFailed(
-            "--otel needs OpenTelemetry, which is not installed",
-            do="Install the extra: pip install 'hopback[tracing]'.",
-        ) from error
+    from hopback.runtime.tracing import traced, traced_batch
+
     return {"around": traced, "around_batch": traced_batch}
 
 

@@ -17,9 +17,6 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.run_settings import HttpAddress
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from hopback.admin.keys import KeyStore
     from hopback.admin.settings import AdminSettings
     from hopback.deadletters.journal import Journal
 
@@ -73,7 +70,8 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
 
     Without --config nobody is asked who they are, and only this machine is served.
     """
-    admin = _admin()
+    from hopback import admin
+
     if new_key is not None:
         return _print_key(new_key, role)
     place = Place.taken_from(options)
@@ -89,17 +87,6 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     asyncio.run(_serve(place, choices, settings))
     return Exit.OK
-
-
-def _admin() -> ModuleType:
-    try:
-        from hopback import admin as found
-    except ImportError as error:
-        raise CommandFailed(
-            f"the admin service cannot be imported: {error}",
-            do="Install the extra: pip install 'hopback[admin]'.",
-        ) from error
-    return found
 
 
 async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> None:
@@ -119,7 +106,7 @@ async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> No
             settings=settings,
             clock=found.clock,
             link=link,
-            keys=_key_store(found.operations.journal),
+            **_stores(found.operations.journal),
         )
 
         def tell(host: str, port: int) -> None:
@@ -143,14 +130,15 @@ async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> No
             ) from ended
 
 
-def _key_store(journal: Journal) -> KeyStore | None:
-    """Keys are kept where jobs and audit are, if that is a database."""
+def _stores(journal: Journal) -> dict[str, Any]:
+    """Keys and ended sessions are kept where jobs and audit are, if that is a database."""
     engine = getattr(journal, "engine", None)
     if engine is None:
-        return None
+        return {}
     from hopback.store.keys import KeyTable
+    from hopback.store.sessions import EndedSessionTable
 
-    return KeyTable(engine)
+    return {"keys": KeyTable(engine), "ended": EndedSessionTable(engine)}
 
 
 def _tell(choices: _Choices, host: str, port: int, link: str | None) -> None:
@@ -159,6 +147,7 @@ def _tell(choices: _Choices, host: str, port: int, link: str | None) -> None:
     click.echo(f"Serving {where}", err=True)
     if link is not None:
         click.echo(f"Sign in: {where}login?token={link}", err=True)
+        click.echo("The link opens once.", err=True)
     elif choices.config is None:
         click.echo("No sign-in is configured: only this machine is served.", err=True)
 

@@ -88,16 +88,18 @@ class ServerDesk:
         session = await self._open(look, look.limit or _MOST_HELD)
         try:
             url = f"{session['url']}/groups"
-            items = (await self._line.get(url, by=by, filter=look.where))["items"]
+            found = await self._line.get(url, by=by, filter=look.where)
         finally:
             await self._line.delete(session["url"])
         return {
             "queue": look.queue,
             "by": by,
-            "items": items,
+            "items": found["items"],
             "seen": session["held"],
-            "matching": sum(item["count"] for item in items),
+            # A server of an earlier version shows every group, and says no more of them.
+            "matching": found.get("matching", sum(item["count"] for item in found["items"])),
             "complete": session["complete"],
+            "notLookedInto": found.get("notLookedInto", 0),
         }
 
     def export(self, look: Look) -> AsyncIterator[bytes]:
@@ -197,7 +199,8 @@ class _Session:
             items += page["items"]
             cursor = page["cursor"]
             if cursor is None or len(items) >= size:
-                return {"items": items, "matching": page["matching"]}
+                unread = page.get("notLookedInto", 0)
+                return {"items": items, "matching": page["matching"], "notLookedInto": unread}
 
     async def message(self, ident: str) -> Document:
         """One message with everything about it."""
@@ -248,6 +251,13 @@ def _order(request: Request) -> Document:
         "force": request.forced,
     }
     if isinstance(request, DiscardRequest):
+        if request.export_to:
+            raise CommandFailed(
+                "--export-to names a file of this machine, and a server writes to its own",
+                do="Leave it out: the plan says where the server writes. Or say --broker URL"
+                " instead of --server.",
+                code=Exit.USAGE,
+            )
         return {**order, "kind": "discard", "confirm": request.confirm, "export": request.export}
     target = request.target
     return {

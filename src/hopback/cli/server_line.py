@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.errors import UnsafeOperation
+from hopback.extras import needs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -112,13 +113,8 @@ class ServerLine:
 def _client(
     url: str, token: str | None, transport: httpx.AsyncBaseTransport | None
 ) -> httpx.AsyncClient:
-    try:
+    with needs("management", "--server"):
         import httpx
-    except ImportError as error:
-        raise CommandFailed(
-            "--server needs httpx, which is not installed",
-            do="Install the extra: pip install 'hopback[management]'.",
-        ) from error
     if not url.startswith(("http://", "https://")) or "@" in url.partition("://")[2]:
         raise CommandFailed(
             "--server: expected http(s)://host[:port] without user or password",

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
 import pytest
 
+import hopback.admin
 from hopback.admin.answers import failure_answer, job_answer, queue_answer
 from hopback.admin.answers_messages import group_answer, letter_answer, message_answer
-from hopback.admin.api_jobs import plan_answer
+from hopback.admin.api_jobs import PaceBody, plan_answer
 from hopback.admin.application import create_app
 from hopback.broker.simulator import EmbeddedManagement
 from hopback.cli.desk import Look
+from hopback.cli.dlq_acting import redrive
+from hopback.cli.dlq_printing import _plan_lines
 from hopback.cli.documents import (
     failure_document,
     job_document,
@@ -27,7 +32,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.letter_documents import group_document, letter_document, message_document
 from hopback.cli.server_desk import ServerDesk
 from hopback.deadletters.jobs import FailedMessage
-from hopback.deadletters.pacing import Pace
+from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT, RAMP, UNHURRIED, Pace
 from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
 from hopback.deadletters.targets import Target, TargetKind
 from hopback.errors import UnsafeOperation
@@ -59,14 +64,14 @@ async def test_documents_have_the_names_and_values_of_the_api() -> None:
         detail = await operations.queue(DLQ)
         assert _plain(queue_answer(detail, 9.0)) == queue_document(detail, 9.0)
         plan = await operations.plan(_request())
-        _agree(_plain(plan_answer(plan)), plan_document(plan))
+        assert _plain(plan_answer(plan)) == plan_document(plan)
         session = await operations.open_session(DLQ)
-        page = operations.messages(session.id)
+        page = await operations.messages(session.id)
         for letter in page.letters:
             assert _plain(letter_answer(letter)) == letter_document(letter)
             view = await operations.message(session.id, letter.id)
             _agree(_plain(message_answer(view, "s")), message_document(view), {"bodyUrl"})
-        for group in operations.groups(session.id):
+        for group in (await operations.groups(session.id)).items:
             assert _plain(group_answer(group)) == group_document(group)
         await operations.release(session.id)
         job = await operations.wait((await operations.start(_request())).id)
@@ -200,3 +205,46 @@ def test_an_address_that_is_no_servers_is_refused(url: str) -> None:
         ServerDesk(url)
     assert refused.value.code is Exit.USAGE
     assert "pw" not in str(refused.value)
+
+
+@in_virtual_time
+async def test_a_discard_at_a_server_says_where_the_server_writes(tmp_path: Path) -> None:
+    """The plan has the server's file, and a file of this machine is refused, not forgotten."""
+    async with office(exports=tmp_path) as found:
+        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        async with ServerDesk("http://localhost", transport=httpx.ASGITransport(app)) as desk:
+            await found.park(1)
+            asked = DiscardRequest(queue=DLQ, selection=FromHead(), reason="old", confirm=DLQ)
+            plan = await desk.plan(asked)
+            assert plan["exportTo"].startswith(str(tmp_path))
+            assert "gone for good" not in "\n".join(text for _, text in _plan_lines(plan))
+            nowhere = await desk.plan(replace(asked, export=False))
+            assert nowhere["exportTo"] == ""
+            assert "gone for good" in "\n".join(text for _, text in _plan_lines(nowhere))
+            for verb in (desk.plan, desk.start):
+                with pytest.raises(CommandFailed, match="--export-to") as refused:
+                    await verb(replace(asked, export_to="mine.ndjson"))
+                assert refused.value.code == Exit.USAGE
+            assert len(found.held(DLQ)) == 1
+
+
+def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
+    """Library, API and command: in flight, highest rate, no ramp; the page offers the ramp of the library."""
+    body = PaceBody()
+    assert (body.in_flight, body.rate, tuple(body.ramp)) == (
+        UNHURRIED.in_flight,
+        UNHURRIED.rate,
+        UNHURRIED.ramp,
+    )
+    options = {option.name: option for option in redrive.params}
+    assert options["in_flight"].default == UNHURRIED.in_flight
+    assert options["in_flight"].type.max == MOST_IN_FLIGHT  # type: ignore[attr-defined]
+    assert options["rate"].type.max == HIGHEST_RATE  # type: ignore[attr-defined]
+    assert options["ramp"].default is None
+    msgspec.convert({"rate": HIGHEST_RATE, "inFlight": MOST_IN_FLIGHT}, PaceBody)
+    for wrong in ({"rate": HIGHEST_RATE + 1}, {"inFlight": MOST_IN_FLIGHT + 1}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, PaceBody)
+    page = (Path(hopback.admin.__file__).parent / "templates" / "act.html").read_text()
+    assert "1, then 5, then 25" in page
+    assert RAMP == (1, 5, 25)

@@ -89,10 +89,22 @@ def test_off_a_terminal_there_is_a_record_every_few_seconds(
         "event": "progress",
         "job": "j-1",
         "state": "running",
+        "reason": "",
         "counts": _job(5)["counts"],
         "rate": 1.0,
         "secondsLeft": 95.0,
     }
+
+
+def test_a_job_that_waits_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who follows it learns for what, on a terminal and in a log."""
+    waiting = {**_job(5), "stateReason": "waiting for the broker"}
+    records = Records(lambda: 0.0)
+    for job in (_job(5), waiting, waiting):
+        records.show(job)
+    (told,) = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert told["reason"] == "waiting for the broker"
+    assert "waiting for the broker" in bar_line(waiting, None, 200)
 
 
 def test_the_bar_is_drawn_in_place_and_left_standing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,22 +62,6 @@ def test_a_database_that_cannot_be_used_is_words_without_a_password(
     assert said.out == ""
     assert "Error:" in said.err
     assert "hunter2" not in said.err
-
-
-def test_without_the_extra_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A clear sentence instead of an ImportError."""
-    import hopback
-
-    for name in [one for one in sys.modules if one.startswith("hopback.store")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(hopback, "store", raising=False)
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    assert run(["store", "status", "--database", "sqlite:///x.db"]) == 1
-    said = capsys.readouterr().err
-    assert "the store needs SQLAlchemy" in said
-    assert "hopback[store]" in said
 
 
 def test_a_relay_needs_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

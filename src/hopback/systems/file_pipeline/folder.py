@@ -39,8 +39,9 @@ class Folder:
 
     def prepare(self, now: float) -> None:
         """Make what is missing, and remove what an upload left that never ended."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people upload is theirs
         for name in ("incoming", "files", "thumbnails"):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+            (self.root / name).mkdir(mode=0o700, exist_ok=True)
         for path in (self.root / "incoming").glob("*.part"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - _FORGOTTEN_S:

@@ -56,18 +56,21 @@ class FileForm:
         self._headers: dict[bytes, bytes] = {}
         self._field = self._value = b""
         self._file: list[bytes] = []
-        self._parser = MultipartParser(
-            options[b"boundary"],
-            {
-                "on_part_begin": self._headers.clear,
-                "on_header_field": self._on_field,
-                "on_header_value": self._on_value,
-                "on_header_end": self._on_header_end,
-                "on_headers_finished": self._on_headers,
-                "on_part_data": self._on_data,
-                "on_end": self._on_end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_part_begin": self._headers.clear,
+                    "on_header_field": self._on_field,
+                    "on_header_value": self._on_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers,
+                    "on_part_data": self._on_data,
+                    "on_end": self._on_end,
+                },
+            )
+        except FormParserError:  # a boundary that is too long: RFC 2046 allows 70 characters
+            raise Refused("the boundary of the form is too long: expected 70 characters") from None
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the file that this piece of the form holds."""
@@ -152,7 +155,8 @@ async def receive(request: Request, folder: Folder, settings: Settings) -> Recei
 
 def _check_length(request: Request, max_bytes: int) -> None:
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes + _FORM_BYTES:
+    # More digits than any size has: int() of thousands is slow, and then an error.
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > max_bytes + _FORM_BYTES):
         raise _too_large(max_bytes)
 
 
