@@ -1,135 +1,156 @@
-"""The long run: `python -m tests.faults [PART …]`, which is `make test-faults`.
+"""The long run: `python -m tests.faults [PART …] --brokers 3.10,4.0,4.3`, which is `make test-faults`.
 
-Each part keeps what it counted in `.work/faults/`; the page is written from all that is there.
+Each block of a part is kept in `.work/faults/` as it ends, and the page is written from all that is
+there. A run that was interrupted goes on where it was; `--anew` forgets what was kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import shutil
+import logging
+import signal
 import sys
-import time
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.faults import parts
+from tests.faults.blocks import ON_BROKERS, Block, blocks_of, run_blocks
 from tests.faults.fuzz import fuzz_everything
 from tests.faults.http import fuzz_http
 from tests.faults.overload import overload
-from tests.faults.soak import soak, verdict_on
-from tests.faults.tally import Part, Tally, page
-from tests.harness.installation import HOST
-from tests.harness.rabbitmq import RabbitNode
-from tests.harness.versions import installations
+from tests.faults.results import Result, Results
+from tests.faults.site import BROKERS, installation_of
+from tests.faults.tally import page
+from tests.harness.signals import set_signals
 
 if TYPE_CHECKING:
-    from tests.harness.installation import Installation
+    from collections.abc import Callable, Sequence
 
 _ROOT = Path(__file__).resolve().parents[2]
 _KEPT = _ROOT / ".work" / "faults"
 _PAGE = _ROOT / "docs" / "explanation" / "proof.md"
-_PARTS = ("simulation", "matrix", "soak", "overload", "storms", "cluster", "fuzz", "http")
-_STORMS = ("ratatoskr-faithful", "ratatoskr-hardened", "recommended")
+_ALONE = ("simulation", "overload", "fuzz", "http")
+"""The parts that are run once, one after another."""
+_PARTS = (*ON_BROKERS, *_ALONE)
+
+
+def _brokers(text: str) -> list[str]:
+    found = text.split(",")
+    unknown = sorted(set(found) - set(BROKERS))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(BROKERS)}, found {unknown}")
+    return found
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], help="all of them by default")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no part begins later")
-    parser.add_argument("--seeds", type=int, default=5000)
-    parser.add_argument("--messages", type=int, default=300_000, help="of the fault matrix")
-    parser.add_argument("--each", type=int, default=10_000, help="messages of a round")
-    parser.add_argument("--soak", type=int, default=1_000_000)
-    parser.add_argument("--kills", type=int, default=8, help="of the broker, for each storm")
-    parser.add_argument("--cluster", type=int, default=30_000)
-    parser.add_argument("--cluster-faults", type=int, default=20)
+    parser.add_argument("--brokers", type=_brokers, default=["3.10"], help="3.10,4.0,4.3")
+    parser.add_argument("--at-once", type=int, default=2, help="blocks that work at a time")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the messages of a block")
+    parser.add_argument("--most", type=int, default=100, help="blocks of a part on each broker")
+    parser.add_argument("--minutes", type=float, default=600.0, help="interrupted after so many")
+    parser.add_argument("--anew", action="store_true", help="forget what earlier runs have kept")
+    parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--fuzz", type=int, default=20_000, help="inputs for each reader")
     parser.add_argument("--http", type=int, default=500, help="requests to each operation")
-    parser.add_argument("--broker", choices=["host", *installations()], default="host")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kept", type=Path, default=_KEPT, help="where parts keep their counts")
+    parser.add_argument("--kept", type=Path, default=_KEPT, help="where blocks keep their counts")
     parser.add_argument("--page", type=Path, default=_PAGE, help="the page that is written")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run the parts and write the page; 1 if a promise was broken."""
+    """Run the blocks that are missing and write the page; 1 if a promise was broken, 2 if unfinished."""
+    set_signals()
+    logging.disable(logging.WARNING)  # connections are lost all the time
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end in order, as by Ctrl-C
     options = _options()
-    options.until = time.monotonic() + options.minutes * 60
-    if not options.parts:
-        shutil.rmtree(options.kept, ignore_errors=True)  # a whole run owes nothing to older ones
-    for name in options.parts or _PARTS:
-        if time.monotonic() < options.until:
-            tally = asyncio.run(_part(name, options))
-            tally.save(options.kept / f"{name}-{options.broker}.json")
-    together = _kept(options.kept)
-    words = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
-    options.page.write_text(page(words, together, "python -m tests.faults"), encoding="utf-8")
-    return int(together.failed)
+    path = options.kept / "results.ndjson"
+    if options.anew:
+        path.unlink(missing_ok=True)
+    results = Results(path)
+
+    def keep(result: Result) -> None:
+        results.append(result)
+        _tell(result)
+        _write(results, options)
+
+    asked = options.parts or _PARTS
+    unfinished = False
+    try:
+        asyncio.run(_run(asked, results.done(), keep, options))
+    except (KeyboardInterrupt, TimeoutError):
+        unfinished = True
+        sys.stdout.write("interrupted; what has ended is kept, start again to go on\n")
+    _write(results, options)
+    return 2 if unfinished else int(results.tally(_PARTS).failed)
 
 
-async def _part(name: str, options: argparse.Namespace) -> Tally:
-    installation = {"host": HOST, **installations()}[options.broker]
-    until = options.until
+async def _run(
+    asked: Sequence[str],
+    done: set[str],
+    keep: Callable[[Result], None],
+    options: argparse.Namespace,
+) -> None:
+    on_brokers = blocks_of(
+        [name for name in _PARTS if name in ON_BROKERS and name in asked], options.brokers
+    )
+    async with asyncio.timeout(options.minutes * 60):
+        await run_blocks(
+            [one for one in on_brokers if one.number < options.most and one.name not in done],
+            keep,
+            at_once=options.at_once,
+            scale=options.scale,
+            seed=options.seed,
+        )
+        for name in _ALONE:
+            block = Block(name, "embedded")
+            if name in asked and block.name not in done:
+                result = await _alone(name, options)
+                result.block = block.name
+                keep(result)
+
+
+async def _alone(name: str, options: argparse.Namespace) -> Result:
     match name:
         case "simulation":
             # In a thread: it brings event loops of its own.
-            return Tally([await asyncio.to_thread(parts.simulation, 1_000, options.seeds, until)])
-        case "matrix":
-            size = (options.messages, options.each, until, options.seed)
-            return Tally([await parts.matrix(installation, _version(installation), *size)])
-        case "soak":
-            return await _soaked(installation, _version(installation), options)
-        case "storms":
-            where = (until, installation, _version(installation))
-            storms = [await parts.storm_of(name, options.kills, *where) for name in _STORMS]
-            return Tally(storms)
-        case "cluster":
-            wanted = options.cluster, options.cluster_faults
-            return Tally([await parts.cluster(*wanted, until, _version(HOST))])
+            return Result("", [await asyncio.to_thread(parts.simulation, 1_000, options.seeds)])
         case "overload":
-            return Tally(checks=await overload(installation))
+            return Result("", checks=await overload(installation_of("3.10")))
         case "fuzz":
-            return Tally(checks=fuzz_everything(options.fuzz, options.seed))
+            return Result("", checks=fuzz_everything(options.fuzz, options.seed))
         case _:
-            return Tally(checks=[_asked(options)])
+            return Result("", checks=[_asked(options)])
 
 
 def _asked(options: argparse.Namespace) -> tuple[str, str, str]:
-    asked = fuzz_http(options.http, options.seed, options.until)
+    asked = fuzz_http(options.http, options.seed, float("inf"))
     for finding in asked.findings:  # the page has room for one
         sys.stdout.write(f"http: {finding}\n")
     return asked.row()
 
 
-async def _soaked(installation: Installation, version: str, options: argparse.Namespace) -> Tally:
-    part, used = await soak(options.soak, 50_000, options.until, installation, version)
-    first, last = used[len(used) // 4], used[-1]
-    measured = (
-        f"{first.rss / 2**20:.0f} → {last.rss / 2**20:.0f} MB, {last.fds} descriptors,"
-        f" {last.tasks} tasks, {last.channels} channels, {len(used)} samples"
-    )
-    row = (f"soak of {part.confirmed:,} messages", measured, verdict_on(used))
-    return Tally([part], [row])
+def _tell(result: Result) -> None:
+    """How it went, for whoever watches."""
+    told = [f"{result.block}: {result.error or 'ended'}"]
+    for part in result.parts:
+        told.append(
+            f"  {part.name}, {part.broker}: {part.confirmed:,} confirmed, {part.lost} lost,"
+            f" {sum(part.faults.values())} faults, {part.duplicates} duplicates,"
+            f" broken {part.broken}, {part.seconds:.0f} s"
+        )
+        told += [f"    {note}" for note in part.notes]
+    sys.stdout.write("\n".join(told) + "\n")
+    sys.stdout.flush()
 
 
-@cache
-def _version(installation: Installation) -> str:
-    with RabbitNode(installation=installation) as node:
-        return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
-
-
-def _kept(folder: Path) -> Tally:
-    """Everything that parts have kept, in the order in which they are listed."""
-    found = Tally()
-    for path in sorted(folder.glob("*.json"), key=lambda one: _PARTS.index(one.stem.split("-")[0])):
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found.parts += [Part(**part) for part in kept["parts"]]
-        found.checks += [(what, much, verdict) for what, much, verdict in kept["checks"]]
-    return found
+def _write(results: Results, options: argparse.Namespace) -> None:
+    words = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
+    told = page(words, results.tally(_PARTS), "python -m tests.faults")
+    options.page.write_text(told, encoding="utf-8")
 
 
 if __name__ == "__main__":

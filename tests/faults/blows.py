@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import http.client
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from hopback import RabbitMQ
 from tests.faults.ledger.books import BROKER, LINE, PROCESS
+from tests.faults.ledger.entry import Kind
 from tests.harness.management import ManagementFailed
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
     from tests.faults.campaign import Campaign, Worker
     from tests.harness.cluster import Cluster
     from tests.harness.rabbitmq import RabbitNode
     from tests.integration.proxy import Proxy
 
 __all__ = [
+    "Breakable",
+    "Together",
     "close_connections",
     "cut",
     "cut_off_node",
@@ -29,8 +35,31 @@ __all__ = [
     "kill_node",
     "memory_alarm",
     "restart_broker",
+    "rotate_password",
     "stall",
 ]
+
+
+class Breakable(Protocol):
+    """Whatever writes down what is broken: one campaign, or all that share a broker."""
+
+    def fault(self, name: str, scope: str, who: str = "*") -> AbstractAsyncContextManager[None]:
+        """Something is broken for the length of the block."""
+
+
+class Together:
+    """Campaigns on one broker: what befalls it befalls all of them."""
+
+    def __init__(self, campaigns: list[Campaign]) -> None:
+        self._campaigns = campaigns
+
+    @asynccontextmanager
+    async def fault(self, name: str, scope: str, who: str = "*") -> AsyncIterator[None]:
+        """Every campaign writes it down."""
+        async with AsyncExitStack() as stack:
+            for campaign in self._campaigns:
+                await stack.enter_async_context(campaign.fault(name, scope, who))
+            yield
 
 
 async def kill_consumer(campaign: Campaign, victim: Worker, *, replace: bool = True) -> None:
@@ -41,20 +70,20 @@ async def kill_consumer(campaign: Campaign, victim: Worker, *, replace: bool = T
         campaign.keep_consumers()
 
 
-async def restart_broker(campaign: Campaign, node: RabbitNode) -> None:
+async def restart_broker(campaign: Breakable, node: RabbitNode) -> None:
     """The broker is stopped in order and started again."""
     async with campaign.fault("broker: restart", BROKER):
         await asyncio.to_thread(node.restart)
 
 
-async def kill_broker(campaign: Campaign, node: RabbitNode) -> None:
+async def kill_broker(campaign: Breakable, node: RabbitNode) -> None:
     """`kill -9` of the broker, and a new start."""
     async with campaign.fault("broker: kill -9", BROKER):
         await asyncio.to_thread(node.kill)
         await asyncio.to_thread(node.start)
 
 
-async def kill_node(campaign: Campaign, cluster: Cluster, number: int, *, name: str = "") -> None:
+async def kill_node(campaign: Breakable, cluster: Cluster, number: int, *, name: str = "") -> None:
     """`kill -9` of one node of three; it comes back while the others go on."""
     async with campaign.fault(name or "cluster: node kill -9", BROKER):
         await asyncio.to_thread(cluster.nodes[number].kill)
@@ -64,7 +93,7 @@ async def kill_node(campaign: Campaign, cluster: Cluster, number: int, *, name: 
 
 
 async def cut_off_node(
-    campaign: Campaign, cluster: Cluster, number: int, seconds: float = 14.0
+    campaign: Breakable, cluster: Cluster, number: int, seconds: float = 14.0
 ) -> None:
     """One node of three is cut off from the others and from its clients, longer than they wait."""
     async with campaign.fault(f"cluster: node cut off ({cluster.means})", BROKER):
@@ -125,7 +154,7 @@ def _close(campaign: Campaign, names: list[str]) -> None:
             campaign.management.call("DELETE", f"/connections/{quote(name, safe='')}")
 
 
-async def memory_alarm(campaign: Campaign, node: RabbitNode, seconds: float) -> None:
+async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) -> None:
     """The broker says that it is out of memory, and reads no publisher until it is over."""
     async with campaign.fault("broker: memory alarm", LINE):
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.0001")
@@ -133,11 +162,22 @@ async def memory_alarm(campaign: Campaign, node: RabbitNode, seconds: float) -> 
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.4")
 
 
-async def delete_queue(campaign: Campaign, queue: str) -> int:
+async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> int:
     """A queue is deleted under its consumer; how many messages went with it."""
-    async with campaign.fault("operator: queue deleted", LINE):
+    async with campaign.fault(f"operator: {kind} queue deleted", LINE):
         connection = await RabbitMQ(campaign.url).connect("operator")
         channel = await connection.open_channel()
         gone = await channel.delete_queue(queue)
+        campaign.pen.write(Kind.GONE, queue=queue)
         await connection.close()
     return gone
+
+
+async def rotate_password(campaign: Campaign) -> None:
+    """The password of its programs is changed, and every line that was opened with the old one closed."""
+    async with campaign.fault("operator: password changed", LINE):
+        await asyncio.to_thread(campaign.change_password)
+        names = await asyncio.to_thread(_connections, campaign)
+        await asyncio.to_thread(_close, campaign, names)
+        await asyncio.sleep(1.5)  # they try the old one, and are refused
+        campaign.tell_password()

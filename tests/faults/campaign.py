@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Self
 
 from hopback import RabbitMQ
 from hopback.broker.declare import declare
+from tests.faults.auditor import audit
+from tests.faults.credentials import keep_password
 from tests.faults.inventory import take_stock, unfinished
 from tests.faults.ledger.books import keep_books
 from tests.faults.ledger.checks import check_books
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Campaign", "Worker"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CALM_S = 180.0
-"""As long as a broker may hold a dead letter back before it tries again."""
+_CALM_S = 400.0
+"""A broker may hold a dead letter back for 180 s before it tries again, and for as long once more."""
 
 
 class Worker:
@@ -85,18 +88,30 @@ class Campaign:
     consumer_urls: tuple[str, ...] = ()
     """Where consumers connect, if not at `url`: a proxy, or the nodes of a cluster."""
     slack: float = 2.0
+    quiet: float = 1.2
+    """Seconds for which nothing may be seen until it is calm: more than two ticks of the broker."""
+    rotates: bool = False
+    """Whether its programs have a user of their own, whose password can be changed."""
     workers: list[Worker] = field(default_factory=list)
     producers: list[Worker] = field(default_factory=list)
     lives: int = 0
     samples: list[Entry] = field(default_factory=list)
     """What the consumers used, second by second, as far as verdicts have read."""
     _read: dict[str, int] = field(default_factory=dict)
+    _counted: dict[str, tuple[int, Counter[str]]] = field(default_factory=dict)
     _sent: int = 0
 
     async def __aenter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="hopback-faults-"))
         self.topology = TOPOLOGIES[self.design]()
         self.pen = FilePen(self.folder / "campaign.ledger", "*", time.time)
+        self._own_url = self.url
+        if self.rotates:
+            self._own_url = self.url.replace("guest:guest@", f"{self.vhost}@", 1)
+            self.change_password()
+            self.tell_password()
+            everything = {"configure": ".*", "write": ".*", "read": ".*"}
+            self.management.call("PUT", f"/permissions/{self.vhost}/{self.vhost}", everything)
         connection = await RabbitMQ(self.url).connect("campaign")
         await declare(connection, self.topology)
         await connection.close()
@@ -112,6 +127,16 @@ class Campaign:
         """The virtual host, as the HTTP API calls it."""
         return self.url.rpartition("/")[2] or "/"
 
+    def change_password(self) -> None:
+        """Give the user of its programs another password; the broker knows it from now on."""
+        self.password = secrets.token_hex(8)
+        user = {"password": self.password, "tags": ""}
+        self.management.call("PUT", f"/users/{self.vhost}", user)
+
+    def tell_password(self) -> None:
+        """Now its programs know it too."""
+        keep_password(self.folder, self.password)
+
     # --- processes ---------------------------------------------------------------------------------
 
     def keep_consumers(self, *, dies: str = "") -> None:
@@ -122,14 +147,14 @@ class Campaign:
             self.workers.append(self._consumer(f"c{self.lives}", dies))
 
     def _consumer(self, name: str, dies: str) -> Worker:
-        urls = [part for url in self.consumer_urls or (self.url,) for part in ("--url", url)]
+        urls = [part for url in self.consumer_urls or (self._own_url,) for part in ("--url", url)]
         batch = [part for queue in self.batch for part in ("--batch", queue)]
         options = ["--design", self.design, "--concurrency", self.concurrency, *urls, *batch]
         return Worker(name, "consumer", self.folder, *options, *(("--dies", dies) if dies else ()))
 
     def produce(self, messages: int, *, urls: tuple[str, ...] = (), **options: object) -> Worker:
         """Start a producer; options are those of its command line."""
-        given = [p for url in urls or (self.url,) for p in ("--url", url)]
+        given = [p for url in urls or (self._own_url,) for p in ("--url", url)]
         for name, value in options.items():
             given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         first = self._sent
@@ -144,10 +169,16 @@ class Campaign:
         self.producers.append(worker)
         return worker
 
+    @property
+    def producing(self) -> bool:
+        """Whether a producer or an operator is still at work."""
+        return any(producer.is_alive for producer in self.producers)
+
     def operate(self, *, dies: str = "", discard: bool = False) -> Worker:
         """Start an operator who re-drives or discards every dead letter."""
         self.lives += 1
-        given = ["--url", self.url, "--design", self.design, *(("--dies", dies) if dies else ())]
+        given = ["--url", self._own_url, "--design", self.design]
+        given += ["--dies", dies] if dies else []
         operator = Worker(
             f"o{self.lives}", "operator", self.folder, *given, *(["--discard"] if discard else [])
         )
@@ -174,10 +205,14 @@ class Campaign:
 
     def count(self, kind: Kind) -> int:
         """How many entries of a kind were written so far."""
-        mark = f" {kind} "
-        return sum(
-            line.count(mark) for path in self.folder.glob("*.ledger") for line in [path.read_text()]
-        )
+        for path in self.folder.glob("*.ledger"):
+            begin, found = self._counted.get(path.name, (0, Counter()))
+            with path.open("rb") as lines:
+                lines.seek(begin)
+                added, newline, _ = lines.read().rpartition(b"\n")
+            found.update(line.split(b" ", 2)[1].decode() for line in added.splitlines())
+            self._counted[path.name] = (begin + len(added) + len(newline), found)
+        return sum(found[kind] for _, found in self._counted.values())
 
     async def until(
         self, condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.05
@@ -192,21 +227,21 @@ class Campaign:
     async def until_calm(self, seconds: float = _CALM_S) -> None:
         """Return when producers have ended and nothing is left but dead letters."""
         deadline = time.monotonic() + seconds
-        quiet = 0
-        while quiet < 3:
+        since = time.monotonic()
+        while time.monotonic() < since + self.quiet:
             self.keep_consumers()
             left = await unfinished(self.url, self.management, self.topology)
-            done = not any(producer.is_alive for producer in self.producers)
-            quiet = quiet + 1 if done and left == {} else 0
+            if left != {} or self.producing:
+                since = time.monotonic()
             if time.monotonic() > deadline:
                 return  # what is left will be found, and the checkers will say so
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(self.quiet / 3)
 
     async def verdict(self) -> Verdict:
         """Stop everything in order, take stock, and let the checkers speak."""
         for worker in self.workers:
             await asyncio.to_thread(worker.stop)
-        await take_stock(self.url, self.topology, self.pen)
+        await asyncio.to_thread(audit, self.url, self.topology, self.pen)
         return await asyncio.to_thread(self._checked)
 
     async def interim_verdict(self) -> Verdict:

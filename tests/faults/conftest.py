@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings
 from tests.harness.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
-    """A private node for the tests of one module."""
-    with RabbitNode() as started:
+    """A private node for the tests of one module.
+
+    It tries held-back dead letters again soon. The long run has RabbitMQ's own 180 s, in which these
+    tests would stand still.
+    """
+    with RabbitNode(timings=Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)) as started:
         yield started

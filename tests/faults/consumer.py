@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from hopback import RabbitMQ, Service, ServiceOptions, Surroundings, check
 from hopback.broker.supervise import Backoff
 from hopback.observe.events import Bus
+from tests.faults.credentials import password_in
 from tests.faults.ledger.application import Told, ledger_app
 from tests.faults.ledger.entry import FilePen, Kind
+from tests.faults.orphans import end_with_parent
 from tests.faults.topologies import TOPOLOGIES
 from tests.faults.tripwire import Point, Tripwire
 
@@ -29,8 +31,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class _Counted(RabbitMQ):
     """A RabbitMQ that knows its connections, to count what they hold."""
 
-    def __init__(self, urls: list[str]) -> None:
-        super().__init__(urls, confirm_timeout=15)
+    def __init__(self, urls: list[str], folder: Path) -> None:
+        super().__init__(urls, confirm_timeout=15, password=password_in(folder))
         self._made: list[RabbitConnection] = []
 
     async def connect(self, name: str = "hopback") -> RabbitConnection:
@@ -58,7 +60,7 @@ def _sample(pen: FilePen, broker: _Counted) -> None:
 async def _run(options: argparse.Namespace) -> None:
     pen = FilePen(Path(options.folder) / f"{options.name}.ledger", options.name, time.time)
     point, _, count = options.dies.partition(":")
-    broker = _Counted(options.url)
+    broker = _Counted(options.url, Path(options.folder))
     wire = Tripwire(broker, pen, Point(point) if point else None, int(count or 1))
     topology = TOPOLOGIES[options.design]()
     app = ledger_app(
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--prefetch", type=int)
     parser.add_argument("--batch", action="append", default=[])
     parser.add_argument("--dies", default="", help="POINT:COUNT, the step at which it kills itself")
+    end_with_parent()
     asyncio.run(_run(parser.parse_args()))
 
 

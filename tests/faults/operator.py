@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 from hopback import RabbitMQ
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
+from tests.faults.credentials import password_in
 from tests.faults.ledger.books import OPERATOR
 from tests.faults.ledger.entry import FilePen, Kind
+from tests.faults.ledger.order import Order
+from tests.faults.orphans import end_with_parent
 from tests.faults.topologies import TOPOLOGIES
 from tests.faults.tripwire import Point, Tripwire
 
 if TYPE_CHECKING:
-    from hopback import Topology
     from hopback.deadletters.requests import Request
 
 __all__ = ["main"]
@@ -30,7 +32,7 @@ async def _run(options: argparse.Namespace) -> None:
     pen = FilePen(folder / f"{options.name}.ledger", options.name, time.time)
     point, _, count = options.dies.partition(":")
     wire = Tripwire(
-        RabbitMQ(options.url, confirm_timeout=15),
+        RabbitMQ(options.url, confirm_timeout=15, password=password_in(folder)),
         pen,
         Point(point) if point else None,
         int(count or 1),
@@ -44,7 +46,7 @@ async def _run(options: argparse.Namespace) -> None:
             ended = await operations.wait(job.id)
             sys.stdout.write(f"{queue}: {ended.state} {ended.counts} {ended.reason}\n")
             if options.discard:
-                _book(folder, queue, topology, pen)
+                _book(folder, queue, pen)
 
 
 def _request(queue: str, export: Path, *, discard: bool) -> Request:
@@ -60,14 +62,15 @@ def _request(queue: str, export: Path, *, discard: bool) -> Request:
     return RedriveRequest(queue=queue, selection=FromHead(), reason="proof", forced=True)
 
 
-def _book(folder: Path, queue: str, topology: Topology, pen: FilePen) -> None:
+def _book(folder: Path, queue: str, pen: FilePen) -> None:
     """What discards removed is what they wrote down before, also those that were killed."""
-    plan = next(plan for plan in topology.plans if plan.parking.queue == queue)
     exports = [path.read_text(encoding="utf-8") for path in folder.glob(f"o*-{queue}*")]
     for line in "".join(exports).splitlines():
         message = json.loads(line)
         if "properties" in message:
-            pen.write(Kind.DISCARDED, message["properties"]["message_id"], plan.queue)
+            # Only the first queue of an order fails it.
+            order = Order.read(message["body"].encode())
+            pen.write(Kind.DISCARDED, order.id, order.to[0])
 
 
 def main() -> None:
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--design", choices=TOPOLOGIES, default="recommended")
     parser.add_argument("--dies", default="", help="POINT:COUNT, the step at which it kills itself")
     parser.add_argument("--discard", action="store_true")
+    end_with_parent()
     asyncio.run(_run(parser.parse_args()))
 
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from hopback import RabbitMQ
 from hopback.errors import BrokerError
+from tests.faults.credentials import password_in
 from tests.faults.ledger.entry import FilePen, Kind
 from tests.faults.ledger.order import Fate, Order, fates
+from tests.faults.orphans import end_with_parent
 from tests.faults.topologies import TOPOLOGIES, address_of
 
 if TYPE_CHECKING:
@@ -90,7 +92,9 @@ class _Producer:
 async def _run(options: argparse.Namespace) -> None:
     pen = FilePen(Path(options.folder) / f"{options.name}.ledger", options.name, time.time)
     producer = _Producer(pen, TOPOLOGIES[options.design](), options)
-    await producer.run(RabbitMQ(options.url, confirm_timeout=15, window=options.window))
+    secret = password_in(Path(options.folder))
+    broker = RabbitMQ(options.url, confirm_timeout=15, window=options.window, password=secret)
+    await producer.run(broker)
 
 
 def main() -> None:
@@ -109,6 +113,7 @@ def main() -> None:
     parser.add_argument("--pause", type=int, default=0, help="ms that each handler takes")
     parser.add_argument("--window", type=int, default=300)
     parser.add_argument("--lanes", action="store_true", help="give some messages an order to keep")
+    end_with_parent()
     asyncio.run(_run(parser.parse_args()))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
-from hopback.headers.names import ATTEMPTS
+from hopback.headers.names import ATTEMPTS, REDRIVES
 from tests.faults.ledger.checks import Promise
 
 if TYPE_CHECKING:
@@ -169,6 +170,30 @@ class _TurnsOver(_Passing):
         return await self._real.consume(queue, turned, **options)
 
 
+class _DropsWhatItSaw(_Passing):
+    _seen: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, set[object]]] = WeakKeyDictionary()
+
+    async def consume(self, queue: str, on_delivery: Any, **options: Any) -> Any:
+        """Acks a retry that somebody was seen to take, though nobody saw it end."""
+        seen = self._seen.setdefault(asyncio.get_running_loop(), set())
+
+        def looked(delivery: Delivery) -> None:
+            headers = delivery.properties.headers
+            token = (
+                queue,
+                delivery.properties.message_id,
+                headers.get(ATTEMPTS),
+                headers.get(REDRIVES),
+            )
+            if headers.get(ATTEMPTS) and token in seen:
+                self._real.ack(delivery.tag)
+            else:
+                seen.add(token)
+                on_delivery(delivery)
+
+        return await self._real.consume(queue, looked, **options)
+
+
 SABOTEURS: dict[type[Any], Promise] = {
     _SwallowsRetries: Promise.LOST,
     _ConfirmsTooSoon: Promise.LOST,
@@ -182,5 +207,6 @@ SABOTEURS: dict[type[Any], Promise] = {
     _ParksInnocents: Promise.STRAYED,
     _NeverAcks: Promise.DUPLICATED,
     _TurnsOver: Promise.ORDER,
+    _DropsWhatItSaw: Promise.LOST,
 }
 """What each breaks."""

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["Played", "Setting", "play", "setting_of"]
 
 _VERSIONS = (BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3))
-_FATES = (*[Fate.DONE] * 6, *[fate for fate in Fate if fate is not Fate.DONE])
+_FATES = (
+    *[Fate.DONE] * 6,
+    # A poison kills a process, which is more than a task of ours can suffer.
+    *[fate for fate in Fate if fate not in (Fate.DONE, Fate.POISON)],
+)
 _DOCUMENTED = ("file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr")
 _LIMIT_S = 3 * 86_400.0
 _INJECTED = (

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from tests.faults import blows
 from tests.faults.campaign import Campaign
+from tests.faults.site import version_of
 from tests.faults.tally import Part
-from tests.harness.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
     from tests.faults.ledger.entry import Entry
-    from tests.harness.installation import Installation
+    from tests.faults.site import Site
 
 __all__ = ["Use", "growth", "soak", "uses", "verdict_on"]
 
@@ -68,23 +68,26 @@ def growth(found: list[Use], *, workers: int = 0) -> list[str]:
     return grown
 
 
-async def soak(
-    messages: int, each: int, until: float, installation: Installation, version: str
-) -> tuple[Part, list[Use]]:
+async def soak(site: Site, messages: int, each: int = 20_000) -> tuple[Part, list[Use]]:
     """Rounds of messages through the same consumer, its connections closed now and then."""
-    part = Part("soak", "", version)
     began = time.monotonic()
-    with RabbitNode(installation=installation) as node:
+    async with site.turns, site.node() as node:
+        part = Part("soak", "", version_of(node))
         url = node.vhost_url(f"soak-{uuid.uuid4().hex[:8]}")
         campaign = Campaign(
-            url, node.management, design="raffle-hardened", consumers=1, concurrency=_WORKERS
+            url,
+            node.management,
+            design="raffle-hardened",
+            consumers=1,
+            concurrency=_WORKERS,
+            quiet=site.quiet,
         )
         async with campaign:
             campaign.keep_consumers()
-            while part.messages < messages and time.monotonic() < until:
+            while part.messages < messages:
                 producer = campaign.produce(min(each, messages - part.messages), size=100)
                 while producer.is_alive:
-                    await asyncio.sleep(12)
+                    await asyncio.sleep(5)
                     await blows.close_connections(campaign)
                 await campaign.until_calm()
                 part.add(await campaign.interim_verdict())

@@ -107,6 +107,57 @@ def test_a_history_in_which_all_went_well_has_no_findings() -> None:
     verdict.require()
 
 
+def test_only_what_was_in_a_deleted_queue_goes_with_it() -> None:
+    """A deleted retry queue takes what had failed before, and explains no other loss."""
+    story = _Story()
+    for number in (1, 2, 3):
+        story.sent(number, Fate.FAIL_ONCE)
+    story.run(1, Kind.FAILED)
+    story.now += 5.0
+    story.note(Kind.GONE, queue="left.retry.1s")
+    story.now += 5.0
+    story.run(2, Kind.FAILED)
+    verdict = check_books(keep_books(story.entries, TOPOLOGY))
+    assert verdict.gone == 1
+    assert [(one.promise, one.message) for one in verdict.findings] == [
+        (Promise.LOST, "2"),
+        (Promise.LOST, "3"),
+    ]
+    story.note(Kind.GONE, queue="right")
+    assert check_books(keep_books(story.entries, TOPOLOGY)).gone == 1
+    story.note(Kind.GONE, queue="left")
+    assert check_books(keep_books(story.entries, TOPOLOGY)).findings == ()
+
+
+def test_more_runs_than_its_copies_have_are_beyond_the_promise() -> None:
+    """One crash leaves one copy more: a plan of three takes six runs, and a seventh is too many."""
+    story = _Story()
+    story.sent(1, Fate.DOOMED)
+    story.run(1, None)
+    story.note(Kind.FAULT, queue=PROCESS, who="c1", note="kill -9")
+    for who in ("c2", "c3"):
+        for attempt in (1, 2, 3)[who == "c3" :]:
+            story.run(1, Kind.FAILED, attempt=attempt, who=who)
+            story.now += 3.0
+    story.note(Kind.FOUND, "1", "left.dlq")
+    assert _broken(story.entries) == set()
+    story.run(1, Kind.FAILED, attempt=3, who="c3")
+    assert _broken(story.entries) == {Promise.BEYOND}
+
+
+def test_poison_is_parked_and_its_neighbours_are_not() -> None:
+    """What kills its process may be parked though no handler failed it; what stood beside it may not."""
+    story = _Story()
+    for number, fate in ((1, Fate.POISON), (2, Fate.DONE)):
+        story.sent(number, fate)
+        for who in ("c1", "c2", "c3"):
+            story.run(number, None, who=who)
+            story.note(Kind.FAULT, queue=PROCESS, who=who, note="kill -9: poison")
+        story.note(Kind.FOUND, str(number), "left.dlq")
+    verdict = check_books(keep_books(story.entries, TOPOLOGY))
+    assert [(one.promise, one.message) for one in verdict.findings] == [(Promise.STRAYED, "2")]
+
+
 def test_a_message_that_is_nowhere_is_lost() -> None:
     """Confirmed and never seen again; one that was not confirmed may be missing."""
     story = _Story()
@@ -343,7 +394,7 @@ def test_orders_are_read_as_they_were_written() -> None:
 
 
 def test_the_share_of_failures_is_what_was_asked_for() -> None:
-    """Five in a hundred, of every kind."""
+    """Five in a hundred, of every kind but the one that kills."""
     found = fates(0.05)
     assert sum(fate is not Fate.DONE for fate in found) == 50
-    assert set(found) == set(Fate)
+    assert set(found) == set(Fate) - {Fate.POISON}

@@ -8,13 +8,15 @@ from tests.faults import blows
 from tests.faults.campaign import Campaign
 from tests.faults.ledger.entry import Kind
 from tests.harness.cluster import Cluster
+from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-cluster")]
 
 
 async def test_a_leader_killed_and_a_node_cut_off() -> None:
     """Producers and consumers know all three nodes; two go on while one is away."""
-    with Cluster() as cluster:
+    quick = Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
+    with Cluster(timings=quick) as cluster:
         urls = cluster.urls("faults")
         campaign = Campaign(
             urls[0], cluster.nodes[0].management, consumer_urls=urls, concurrency=10, slack=5.0

@@ -12,8 +12,9 @@ import signal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tests.faults.ledger.books import PROCESS
+from tests.faults.ledger.books import OPERATOR, PROCESS
 from tests.faults.ledger.entry import Kind
+from tests.faults.ledger.order import Fate
 
 if TYPE_CHECKING:
     from hopback import Broker, Message
@@ -52,7 +53,7 @@ class Tripwire:
     ) -> None:
         self._broker = broker
         self._pen = pen
-        self._scope = scope
+        self.scope = scope
         self._point = point
         self._left = count
 
@@ -66,18 +67,23 @@ class Tripwire:
         connection = await self._broker.connect(name)
         return connection if self._point is None else _Connection(connection, self)
 
-    def at_run(self, kind: Kind, _order: Order, _queue: str) -> None:
+    def at_run(self, kind: Kind, order: Order, queue: str) -> None:
         """A handler has begun or ended."""
         if kind is not Kind.BEGUN:
             self.step(Point.HANDLER)
+        elif order.fate is Fate.POISON and queue == order.to[0]:
+            self._die("poison")
 
     def step(self, point: Point) -> None:
         """Die, if this is the moment."""
         if point is self._point:
             self._left -= 1
             if self._left <= 0:
-                self._pen.write(Kind.FAULT, queue=self._scope, note=f"kill -9: {point}")
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._die(point)
+
+    def _die(self, of: str) -> None:
+        self._pen.write(Kind.FAULT, queue=self.scope, note=f"kill -9: {of}")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Passing:
@@ -97,7 +103,7 @@ class _Connection(_Passing):
 class _Channel(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
         fate = self._real.publish(message, mandatory=mandatory)
-        sent, confirmed = _points_of(message)
+        sent, confirmed = _points_of(message, self._wire.scope)
         # What was handed over is written at the end of this turn of the loop.
         asyncio.get_running_loop().call_later(0.002, self._wire.step, sent)
         # Registered before anybody waits for it: the ack has not been asked for yet.
@@ -114,11 +120,11 @@ class _Channel(_Passing):
         return await self._real.declare_queue(*args, **options)
 
 
-def _points_of(message: Message) -> tuple[Point, Point]:
-    """What kind of move a publish is part of."""
+def _points_of(message: Message, scope: str) -> tuple[Point, Point]:
+    """What kind of move a publish is part of: the designs name their queues after what they are for."""
     where = f"{message.exchange} {message.routing_key}"
-    if ".retry" in where:
+    if scope != OPERATOR and "retry" in where:
         return Point.RETRY_SENT, Point.RETRY_CONFIRMED
-    if ".dlq" in where:
+    if scope != OPERATOR and ("dlq" in where or "dlx" in where):
         return Point.PARK_SENT, Point.PARK_CONFIRMED
     return Point.MOVED, Point.MOVED

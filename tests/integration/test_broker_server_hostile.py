@@ -17,6 +17,7 @@ from hopback.wire.frames import PROTOCOL_HEADER, frame
 from hopback.wire.methods import METHODS, encode_arguments
 from hopback.wire.properties import encode_properties
 from tests.integration.raw_client import RawClient
+from tests.integration.unreadable import UNREADABLE, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,6 +159,16 @@ async def test_spoiled_handshakes_are_borne(
 def _place(server: BrokerServer) -> tuple[str, int]:
     host, _, port = server.url.removeprefix("amqp://").partition(":")
     return host, int(port)
+
+
+@pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
+async def test_headers_that_cannot_be_read_end_the_connection(
+    server: BrokerServer, good: Channel, entries: bytes
+) -> None:
+    """As on RabbitMQ: with 541 and nothing more said, and others go on."""
+    async with RawClient(server.url) as client:
+        assert await refusal_of(client, entries) == ("connection.close", 541, "INTERNAL_ERROR")
+    await _works(good)
 
 
 async def test_another_protocol_is_answered_with_ours(server: BrokerServer) -> None:

@@ -273,3 +273,40 @@ async def test_wrong_definitions_are_refused(http: httpx.AsyncClient, document: 
     assert answer.status_code == 400
     assert answer.json()["reason"]
     assert (await http.get("/api/overview")).status_code == 200
+
+
+@pytest.mark.parametrize("depth", [101, 500, 900, 5000])
+async def test_json_that_is_nested_too_deep_is_refused(http: httpx.AsyncClient, depth: int) -> None:
+    """400 with an answer, however deep it is; the broker goes on."""
+    nested = "[" * depth + "]" * depth
+    answer = await http.put("/api/queues/%2F/deep", content=f'{{"arguments":{{"x":{nested}}}}}')
+    assert (answer.status_code, answer.json()["error"]) == (400, "bad_request")
+    assert (await http.get("/api/overview")).status_code == 200
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+async def test_a_huge_number_is_refused(http: httpx.AsyncClient, digits: int) -> None:
+    """400 wherever a number is asked for: the clock, an argument, definitions."""
+    huge = "9" * digits
+    asked = [
+        ("POST", "/clock/advance", f'{{"seconds":{huge}}}'),
+        ("PUT", "/api/queues/%2F/num", f'{{"arguments":{{"x-message-ttl":{huge}}}}}'),
+        (
+            "POST",
+            "/api/definitions",
+            f'{{"queues":[{{"name":"n","vhost":"/","arguments":{{"x-message-ttl":{huge}}}}}]}}',
+        ),
+    ]
+    for method, path, content in asked:
+        answer = await http.request(method, path, content=content)
+        assert (answer.status_code, path) == (400, path)
+
+
+async def test_a_queue_name_is_as_long_as_amqp_can_say(http: httpx.AsyncClient) -> None:
+    """255 bytes, not letters; one more is refused in RabbitMQ's own words."""
+    for name in ("a" * 255, "%C3%A9" * 127):
+        assert (await http.put(f"/api/queues/%2F/{name}", json={})).status_code == 201
+    for name in ("a" * 256, "%C3%A9" * 128):
+        answer = await http.put(f"/api/queues/%2F/{name}", json={})
+        words = "queue should be less than 255 bytes, actually was 256\n"
+        assert (answer.status_code, answer.json()["reason"]) == (400, words)

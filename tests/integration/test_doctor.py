@@ -89,6 +89,8 @@ async def test_dead_letters_that_are_held_back_are_seen(
     (held,) = found.held_back
     assert (held.queue, held.messages) == ("jammed", 1)
     assert not found.healthy
+    (advice,) = [one.text for one in found.notices if "confirm_timeout, 10000" in one.text]
+    assert "1 queues dead-letter at least once (jammed)" in advice
 
 
 async def test_an_alarm_is_told(start_rabbitmq: Callable[..., RabbitNode]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.harness.installation import Installation, NotInstalled
-from tests.harness.packages import install, missing
+from tests.harness.packages import PURPOSES, install, missing, packages_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,8 +73,74 @@ def test_a_missing_server_is_a_failure_that_says_what_to_install(tmp_path: Path)
 
 def test_what_is_installed_is_not_installed_again() -> None:
     """Installing packages that are there is nothing to do; a missing one is told as missing."""
-    install(["rabbitmq-server"])
+    install(["rabbitmq"])
     assert missing(["rabbitmq-server", "no-such-package-as-this"]) == ["no-such-package-as-this"]
+
+
+def test_packages_are_asked_of_dpkg_and_not_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gcc on PATH says nothing about headers; a package that another one provides is there."""
+    _pretend_dpkg(
+        tmp_path,
+        "installed|gcc, c-compiler",
+        "installed|libc6-dev, libc-dev (= 2.36)",
+        "installed|nodejs, nodejs-legacy, npm",
+        "unpacked|chromium, www-browser",
+        "config-files|postgresql, ",
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    every = packages_for(["c-client", "node-client", "browser", "postgresql"])
+    assert missing(every) == ["librabbitmq-dev", "chromium", "postgresql"]
+
+
+def test_a_machine_with_the_library_and_without_a_compiler_lacks_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each package counts by itself, whichever the others are."""
+    _pretend_dpkg(tmp_path, "installed|librabbitmq-dev, ", "installed|libc6-dev, ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing(PURPOSES["c-client"]) == ["gcc"]
+
+
+def _pretend_dpkg(folder: Path, *packages: str) -> None:
+    """A machine on which dpkg-query lists these packages."""
+    listing = folder / "listing"
+    listing.write_text("\n".join(packages) + "\n")
+    program = folder / "dpkg-query"
+    program.write_text(f'#!/bin/sh\nwhile read -r line; do echo "$line"; done <{listing}\n')
+    program.chmod(0o755)
+
+
+def test_a_purpose_that_is_none_is_refused_by_name() -> None:
+    """A target that asks for what nobody declared fails, and is told what there is."""
+    with pytest.raises(ValueError, match=r"among rabbitmq, .*; got rabbitmq-server"):
+        install(["rabbitmq-server"])
+
+
+def test_processes_of_a_test_can_be_interrupted() -> None:
+    """SIGINT ends what a test starts, as Ctrl-C would."""
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ran.returncode == -signal.SIGINT
+
+
+def test_they_can_in_a_run_that_was_started_to_ignore_it() -> None:
+    """Background runners let what they start ignore SIGINT: the run sets the signals it relies on."""
+    this = f"{Path(__file__)}::{test_processes_of_a_test_can_be_interrupted.__name__}"
+    ignoring = [
+        "sh",
+        "-c",
+        "trap '' INT; exec \"$@\"",
+        "sh",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        this,
+    ]
+    ran = subprocess.run(ignoring, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
 
 
 def _runs(pid: int) -> bool:

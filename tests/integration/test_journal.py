@@ -30,14 +30,19 @@ from hopback.deadletters.journal import LeaseLost, Wish
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.pacing import Pace
 from hopback.deadletters.requests import FromHead, RedriveRequest, Who
+from hopback.deadletters.retention import Retention, forget_old
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.sql_journal import SqlJournal
 from hopback.deadletters.targets import Target, TargetKind
+from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.patterns import DESIGNS
+from hopback.store import migrate, open_database, schema
+from hopback.store.migrations import _APPEND_ONLY
 from tests.integration.database import database_url, engine, postgres
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 __all__ = ["database_url", "engine", "postgres"]
@@ -178,6 +183,95 @@ async def test_the_audit_is_append_only(engine: AsyncEngine) -> None:
             async with engine.begin() as connection:
                 await connection.execute(text(statement.replace(" by ", ' "by" ')))
     assert len(await journal.read(AuditQuery())) == 4
+
+
+async def test_old_entries_go_only_with_a_line_about_them(engine: AsyncEngine) -> None:
+    """What is older than it is kept is deleted in chunks; when and up to where stays for ever."""
+    clock = ManualClock(400 * 86_400.0)
+    journal = SqlJournal(engine, clock)
+    for number in range(1201):
+        await journal.write(AuditEntry(float(number), "Ann", "job.start"))
+    await journal.write(AuditEntry(clock.now() - 86_400, "Bob", "job.start"))
+    found = await forget_old(journal, clock, Retention(audit_days=365))
+    assert (found.audit, found.jobs) == (1201, 0)
+    entries = await journal.read(AuditQuery())
+    assert [(entry.by, entry.action) for entry in entries] == [
+        ("hopback", "audit.retention"), ("Bob", "job.start"),
+    ]  # fmt: skip
+    assert entries[0].details == {
+        "entries": 1201,
+        "jobs": 0,
+        "entriesBefore": timestamp(35 * 86_400),
+    }
+    assert (await forget_old(journal, clock, Retention(audit_days=365))).rows == 0
+    for statement in (
+        "DELETE FROM hopback_audit",
+        "DELETE FROM hopback_audit_retention",
+        "UPDATE hopback_audit_retention SET deleted_before = 9e9",
+    ):
+        with pytest.raises(DBAPIError, match="append-only"):
+            async with engine.begin() as connection:
+                await connection.execute(text(statement))
+    async with engine.connect() as connection:
+        lines = (await connection.execute(text("SELECT * FROM hopback_audit_retention"))).all()
+    assert [(line.at, line.deleted_before) for line in lines] == [(clock.now(), 35 * 86_400.0)]
+
+
+async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(engine: AsyncEngine) -> None:
+    """Of four jobs of a year ago the completed and the cancelled one go, with what they could not do."""
+    clock = ManualClock(1000.0)
+    journal = SqlJournal(engine, clock)
+    for number, state in enumerate(
+        (JobState.COMPLETED, JobState.CANCELLED, JobState.INTERRUPTED, JobState.FAILED)
+    ):
+        job = replace(JOB, id=f"j-{number}")
+        await journal.begin(job, "me")
+        failed = [FailedMessage("l", "d", "m", "no route", 1.0)] * 600
+        await journal.add_failures(job.id, failed)
+        await journal.save(job.to(state, 2.0), "me")
+    assert (await forget_old(journal, clock, Retention(job_days=0))).rows == 0
+    clock.advance(365 * 86_400.0)
+    assert (await forget_old(journal, clock, Retention(job_days=366))).rows == 0
+    found = await forget_old(journal, clock, Retention(job_days=90))
+    assert (found.audit, found.jobs) == (0, 2)
+    assert [job.id for job in await journal.jobs()] == ["j-3", "j-2"]
+    assert (await journal.failures("j-0", 0, 5), len(await journal.failures("j-3", 0, 5))) == (
+        (),
+        5,
+    )
+
+
+async def test_a_database_of_the_version_before_keeps_its_jobs_and_audit(database_url: str) -> None:
+    """Version 4 adds to what version 3 had; jobs that do not say when they ended begin to count now."""
+    clock = ManualClock(1000.0)
+    engine = open_database(database_url)
+    await migrate(engine, clock)
+    async with engine.begin() as connection:
+        await connection.run_sync(_back_to_version_3)
+    assert await migrate(engine, clock) == [4]
+    journal = SqlJournal(engine, clock)
+    await journal.begin(JOB, "me")
+    await journal.save(JOB.to(JobState.COMPLETED, 2.0), "me")
+    async with engine.begin() as connection:
+        await connection.execute(text("UPDATE hopback_jobs SET ended_at = NULL"))
+    clock.advance(1e9)
+    assert (await forget_old(journal, clock, Retention())).jobs == 0
+    clock.advance(91 * 86_400.0)
+    assert (await forget_old(journal, clock, Retention())).jobs == 1
+    await engine.dispose()
+
+
+def _back_to_version_3(connection: Connection) -> None:
+    """The tables as version 3 left them."""
+    for table in ("hopback_audit_retention", "hopback_ended_sessions", "hopback_audit"):
+        connection.exec_driver_sql(f"DROP TABLE {table}")
+    connection.exec_driver_sql("ALTER TABLE hopback_jobs DROP COLUMN ended_at")
+    schema.metadata.create_all(connection, tables=[schema.audit])
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("DROP FUNCTION hopback_audit_retained")
+    for statement in _APPEND_ONLY[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+    connection.exec_driver_sql("DELETE FROM hopback_versions WHERE version = 4")
 
 
 async def test_a_job_is_paused_from_another_process(engine: AsyncEngine) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hopback.broker.apply import apply, live_plan, restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.errors import UnsafeOperation
 from hopback.message import Message
 from hopback.patterns import DESIGNS
 from hopback.topology.model import Policy
@@ -40,7 +41,7 @@ async def look(connection: Connection, queue: str, times: int) -> int:
 async def test_a_dead_letter_queue_can_be_looked_at_for_ever(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """Forty looks harm nothing while the limit is lifted; taken back, the 22nd finds it empty."""
+    """Forty looks harm nothing while the limit is lifted, and it is not restored over their head."""
     node = start_rabbitmq(installation=installations()[suite])
     connection = await RabbitMQ(node.url).connect("test")
     async with Management(ManagementAddress.derive(None, node.management_url)) as management:
@@ -52,10 +53,13 @@ async def test_a_dead_letter_queue_can_be_looked_at_for_ever(
         channel = await connection.open_channel()
         await channel.publish(Message("", "q.dlq", b"precious"))
         assert await look(connection, "q.dlq", 40) == 40
-        taken = await restore_limits(management, "/")
+        with pytest.raises(UnsafeOperation, match="came back up to 41 times"):
+            await restore_limits(connection, management, "/")
+        assert await look(connection, "q.dlq", 40) == 40
+        await channel.purge_queue("q.dlq")
+        taken = await restore_limits(connection, management, "/")
         assert {limit.queue for limit in taken} == {"q", "q.dlq"}
         assert await management.policies("/") == (OPERATORS,)
-        await channel.purge_queue("q.dlq")
         await channel.publish(Message("", "q.dlq", b"at risk again"))
         assert await look(connection, "q.dlq", 22) == 21
     await connection.close()

@@ -67,13 +67,12 @@ async def test_a_conflict_names_argument_both_values_and_the_fix(
         await declare(connection, other)
     lines = str(caught.value).splitlines()
     assert lines[0] == "other differs from the broker:"
-    assert "exchange 'orders', type: declared fanout, the broker has topic." in lines[1]
-    assert "queue 'orders.new', x-queue-type: declared " in lines[2]
-    assert "the broker has quorum." in lines[2]
+    assert 'exchange \'orders\', type: "fanout" desired, "topic" on the broker;' in lines[1]
+    assert "queue 'orders.new', x-queue-type: " in lines[2]
+    assert '"quorum" on the broker; it cannot change in place' in lines[2]
     assert (
-        "queue 'orders.retry', x-message-ttl: declared 5000, the broker has 1000. "
-        "Declare x-message-ttl = 1000, set the value by a policy, or recreate the queue."
-        in lines[3]
+        "queue 'orders.retry', x-message-ttl: 5000 desired, 1000 on the broker; "
+        "of argument and policy the smaller counts" in lines[3]
     )
     assert len(lines) == 4
 
@@ -81,14 +80,14 @@ async def test_a_conflict_names_argument_both_values_and_the_fix(
 @pytest.mark.parametrize(
     ("declared", "says"),
     [
-        (Queue("orders.retry"), "x-message-ttl: declared nothing, the broker has 1000"),
+        (Queue("orders.retry"), "x-message-ttl: nothing desired, 1000 on the broker"),
         (
             Queue("orders.retry", arguments={**_TTL, "x-max-length": 5}),
-            "x-max-length: declared 5, the broker has nothing. Leave x-max-length out",
+            "x-max-length: 5 desired, nothing on the broker; a policy with max-length: 5",
         ),
         (
             Queue("orders.retry", durable=False, arguments=_TTL),
-            "durable: declared false, the broker has true",
+            "durable: false desired, true on the broker",
         ),
     ],
 )

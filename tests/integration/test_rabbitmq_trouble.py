@@ -41,7 +41,25 @@ async def test_trouble_is_seen_and_survived(node: RabbitNode) -> None:
     await connection.close()
     await _consumer_timeout_closes_the_channel_and_is_told(node)
     await _an_alarm_blocks_publishers_only(node)
+    await _what_an_alarm_keeps_waiting_is_stored_once(node)
     await _a_publisher_outlives_the_broker(node)
+
+
+async def _what_an_alarm_keeps_waiting_is_stored_once(node: RabbitNode) -> None:
+    """In flight when the broker stops reading: no time runs out, and nobody sends it again."""
+    connection = await RabbitMQ(node.url, confirm_timeout=5.0).connect()
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("alarmed", QueueType.QUORUM))
+    await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.00001")
+    fates = [channel.publish(Message("", "alarmed", b"x")) for _ in range(20)]
+    await until(lambda: connection.blocked)
+    # Longer than the time for a confirm: it would have run out for all of them.
+    _, waiting = await asyncio.wait(fates, timeout=7)
+    assert waiting
+    await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
+    await asyncio.gather(*fates)
+    assert (await channel.declare_queue(Queue("alarmed"), passive=True)).messages == 20
+    await connection.close()
 
 
 async def _consumer_timeout_closes_the_channel_and_is_told(node: RabbitNode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sys
 from collections import Counter
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.message import Message
+from hopback.topology.expand import NO_DELIVERY_LIMIT
 from hopback.topology.model import Queue, QueueType
 from tests.harness.versions import SUITES, installations
 from tests.integration.mixed_messages import (
@@ -52,6 +55,55 @@ async def test_killed_ten_times_on_other_versions(
     """The same on RabbitMQ 4.0 and 4.3."""
     node = start_rabbitmq(installation=installations()[suite])
     await _killed_and_resumed(node.url, node.management, "/", tmp_path)
+
+
+async def test_the_command_waits_for_a_broker_that_was_killed(
+    start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
+) -> None:
+    """The node dies in the middle and comes back: the command says so, goes on and ends with 0."""
+    node, count = start_rabbitmq(), 3_000
+    connection = await RabbitMQ(node.url).connect("test")
+    channel = await connection.open_channel()
+    for name in (DLQ, MAIN):
+        limit = {"x-delivery-limit": NO_DELIVERY_LIMIT}
+        await channel.declare_queue(Queue(name, QueueType.QUORUM, arguments=limit))
+    for start in range(0, count, 500):
+        numbers = range(start, start + 500)
+        await asyncio.gather(
+            *(channel.publish(Message("", DLQ, b"%d" % number)) for number in numbers)
+        )
+    await connection.close()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "hopback", "dlq", "redrive", DLQ, "--to", f"queue:{MAIN}",
+        "--reason", "mended", "--yes", "--rate", "200", "--broker", node.url,
+        "--management", node.management_url, "--store", f"sqlite:///{tmp_path / 'jobs.db'}",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    for number in (1, 2):
+        await _arrived(node.url, 300 * number)
+        await asyncio.to_thread(node.kill)
+        await asyncio.to_thread(node.start)
+    out, told = await asyncio.wait_for(process.communicate(), 180)
+    assert process.returncode == 0, told.decode()
+    assert b"waiting for the broker" in told
+    ended = json.loads(out)
+    assert (ended["state"], ended["counts"]["done"]) == ("completed", count)
+    connection = await RabbitMQ(node.url).connect("test")
+    channel = await connection.open_channel()
+    found = set[int]()
+    while delivery := await channel.get(MAIN):
+        found.add(int(delivery.body))
+        channel.ack(delivery.tag)
+    assert found == set(range(count))
+    assert await _depth(connection, DLQ) == 0
+    await connection.close()
+
+
+async def _arrived(url: str, count: int) -> None:
+    """Return when so many were moved."""
+    connection = await RabbitMQ(url).connect("test")
+    await _reached(connection, count)
+    await connection.close()
 
 
 async def _killed_and_resumed(url: str, management: Management, vhost: str, folder: Path) -> None:

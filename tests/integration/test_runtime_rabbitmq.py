@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +21,14 @@ from hopback import (
     compose,
 )
 from hopback.broker.declare import declare
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.migrate import migrate, migration
 from hopback.broker.supervise import Backoff
-from hopback.errors import TopologyConflict
+from hopback.errors import NotFound, TopologyConflict
 from hopback.observe.events import Bus
 from hopback.patterns import DESIGNS
-from hopback.topology.model import Queue
+from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW
+from hopback.topology.model import Queue, QueueType
 from tests.integration.proxy import Proxy
 from tests.integration.waiting import until
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from hopback.broker.port import Channel
+    from tests.harness.shared import SharedNode
 
 pytestmark = pytest.mark.broker
 
@@ -192,6 +197,92 @@ async def test_a_deleted_queue_comes_back_with_its_consumer(amqp_url: str) -> No
         await until(lambda: running.count("consumer.started") == 2)
         await app.publish("", "orders", 1)
         await until(lambda: seen == [1])
+
+
+@pytest.mark.parametrize("queue", ["orders.dlq", "orders.retry.50ms"])
+async def test_a_deleted_dead_letter_or_retry_queue_comes_back(amqp_url: str, queue: str) -> None:
+    """The window fills with what cannot be moved on; the queue is created again, and all goes on."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"], concurrency=5)
+    async def handle() -> None:
+        raise ValueError("always")
+
+    async with _running(app, amqp_url) as running:
+        async with _channel(amqp_url) as channel:
+            await channel.delete_queue(queue)
+        await asyncio.gather(*(app.publish("", "orders", number) for number in range(50)))
+        await until(lambda: running.count("delivery.parked") == 50)
+        assert ("topology.restored", {"object": queue}) in running.events
+    assert await _messages(amqp_url, "orders.dlq") == 50
+
+
+async def test_an_exchange_that_is_gone_closes_a_channel_and_comes_back(amqp_url: str) -> None:
+    """A missing exchange is told by 404; its bindings come back with it."""
+    topology = DESIGNS["raffle"].build({"retry_ttl_ms": "50"}, hardened=True)
+    app = App("raffle", topology=topology)
+
+    @app.handler("raffle_queue")
+    async def handle() -> None:
+        raise ValueError("always")
+
+    async with _running(app, amqp_url) as running:
+        async with _channel(amqp_url) as channel:
+            await channel.delete_exchange("raffle_retry_exchange")
+        await app.publish("", "raffle_queue", {})
+        await until(lambda: running.count("delivery.parked") == 1)
+        assert ("topology.restored", {"object": "raffle_retry_exchange"}) in running.events
+    assert await _messages(amqp_url, "raffle_dlq") == 1
+
+
+@pytest.mark.parametrize("form", ["old", "new"])
+async def test_a_queue_in_migration_is_left_to_the_migration(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str, form: str
+) -> None:
+    """Consumers of both forms try to return all the time; afterwards only the new form consumes."""
+    new = App("shop")
+    new.queue("orders", retry=["50ms"])
+    old_form = replace(
+        new.topology,
+        queues=tuple(
+            replace(queue, arguments={**queue.arguments, "x-delivery-limit": 7})
+            if queue.name == "orders"
+            else queue
+            for queue in new.topology.queues
+        ),
+    )
+    app = App("shop", topology=old_form if form == "old" else new.topology)
+    seen: list[int] = []
+
+    @app.handler("orders")
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    connection = await RabbitMQ(amqp_url).connect("migration")
+    channel = await connection.open_channel()
+    async with _running(app, amqp_url) as running:
+        limit = {"x-delivery-limit": NO_DELIVERY_LIMIT}
+        shadow = Queue("orders" + SHADOW, QueueType.QUORUM, arguments=limit)
+        await channel.declare_queue(shadow)
+        await asyncio.gather(
+            *(channel.publish(compose("", shadow.name, number)) for number in range(20))
+        )
+        await channel.delete_queue("orders")
+        await until(lambda: any("being migrated" in str(one) for one in running.events))
+        await asyncio.sleep(2)  # ten more tries to return, none of which may create the queue
+        with pytest.raises(NotFound):
+            await (await connection.open_channel()).declare_queue(Queue("orders"), passive=True)
+        live = replace(old_form, queues=(*old_form.queues, shadow))
+        # The node's tick is short: what it tells is younger than the time that is watched.
+        async with Management(ManagementAddress.derive(None, rabbitmq.management_url)) as told:
+            planned = migration(new.topology, live)
+            await migrate(connection, planned, management=told, vhost=vhost, watch_s=3)
+        if form == "new":
+            await until(lambda: sorted(seen) == list(range(20)))
+        else:
+            await until(lambda: "cannot be used" in running.service.consumer("orders").trouble)
+            assert await _messages(amqp_url, "orders") == 20
+    await connection.close()
 
 
 async def test_shutdown_leaves_what_was_not_started_to_the_broker(amqp_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from contextlib import suppress
 from decimal import Decimal
 from itertools import chain
@@ -14,12 +15,13 @@ from sqlalchemy import text
 from hopback.broker.supervise import Backoff
 from hopback.clock import ManualClock, SystemClock
 from hopback.errors import Nacked, PublishInterrupted
-from hopback.fields import FieldValue, Float32, Int8, LongStr, Timestamp, UInt64
-from hopback.message import Message, Properties
+from hopback.fields import FieldValue, Float32, Int8, LongStr, RawValue, Timestamp, UInt64
+from hopback.message import Message, Properties, Received
 from hopback.runtime.relay import Relay
 from hopback.store import (
     LATEST,
     DatabaseUrlError,
+    NoInboxKey,
     Outbox,
     current_version,
     forget_processed,
@@ -28,6 +30,7 @@ from hopback.store import (
     transaction,
 )
 from hopback.store.transaction import slot_of
+from hopback.testing.conformance.chapters.arrangements import nested
 from tests.integration.database import database_url, engine, postgres
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback.message import Delivery
 
 __all__ = ["database_url", "engine", "postgres"]
 
@@ -91,6 +96,23 @@ async def test_two_migrating_processes_do_not_hurt_each_other(database_url: str)
         await one.dispose()
 
 
+async def test_a_database_that_another_is_about_to_write_is_waited_for(tmp_path: Path) -> None:
+    """Switching to the write-ahead log needs everybody's lock, and SQLite itself does not wait."""
+    file = tmp_path / "new.db"
+    other = sqlite3.connect(file)
+    other.execute("CREATE TABLE theirs (x)")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO theirs VALUES (1)")
+    engine = open_database(f"sqlite:///{file}")
+    opening = asyncio.ensure_future(migrate(engine, CLOCK))
+    done, _ = await asyncio.wait([opening], timeout=0.5)
+    assert not done
+    other.rollback()
+    other.close()
+    assert list(await opening) == list(range(1, LATEST + 1))
+    await engine.dispose()
+
+
 async def test_a_message_is_processed_once_by_each_consumer(engine: AsyncEngine) -> None:
     """The second time is recognised; another consumer has its own first time."""
     seen = []
@@ -98,6 +120,67 @@ async def test_a_message_is_processed_once_by_each_consumer(engine: AsyncEngine)
         async with transaction(engine, CLOCK) as tx:
             seen.append(await tx.first_time(consumer, "m1"))
     assert seen == [True, False, True]
+
+
+def _order(value: object) -> dict[str, Any]:
+    return {"order-id": value}
+
+
+def _delivery(body: bytes = b"{}", user: str | None = None, **headers: Any) -> Delivery:
+    properties = Properties(message_id="m1", user_id=user, headers=headers)
+    return Received("orders", "", "orders", body, properties)
+
+
+async def test_a_producer_who_guesses_an_id_suppresses_the_other(engine: AsyncEngine) -> None:
+    """By the message id alone two producers are one: the second message of an id is not handled."""
+    async with transaction(engine, CLOCK) as tx:
+        assert await tx.first_time("a", _delivery(b"forged", user="mallory"))
+        assert not await tx.first_time("a", _delivery(b"honest", user="shop"))
+
+
+async def test_another_key_tells_producers_apart(engine: AsyncEngine) -> None:
+    """By the user that the broker has checked and the id; a redelivery is still recognised."""
+
+    def by_user(delivery: Delivery) -> str:
+        return f"{delivery.properties.user_id} {delivery.properties.message_id}"
+
+    seen = []
+    for user in ("mallory", "shop", "shop"):
+        async with transaction(engine, CLOCK) as tx:
+            seen.append(await tx.first_time("a", _delivery(user=user), key=by_user))
+    assert seen == [True, True, False]
+
+
+async def test_a_header_is_the_key(engine: AsyncEngine) -> None:
+    """Texts and numbers are keys of their own; a message without the header fails, and is not done."""
+    keys: list[object] = ["7", 7, "7", b"7", "x" * 5000, "x" * 5000, "a\0b", "é"]
+    seen = []
+    for key in keys:
+        async with transaction(engine, CLOCK) as tx:
+            seen.append(await tx.first_time("a", _delivery(**_order(key)), key="order-id"))
+    assert seen == [True, True, False, True, True, False, True, True]
+    wrongs: list[dict[str, Any]] = [{}, *map(_order, ("", None, [1], True))]
+    for wrong in wrongs:
+        with pytest.raises(NoInboxKey, match="order-id"):
+            async with transaction(engine, CLOCK) as tx:
+                await tx.first_time("a", _delivery(**wrong), key="order-id")
+
+
+async def test_a_key_is_taken_of_a_delivery_only(engine: AsyncEngine) -> None:
+    """An id that is given as text is the key itself: another one beside it would be ignored."""
+    async with transaction(engine, CLOCK) as tx:
+        with pytest.raises(TypeError, match="delivery"):
+            await tx.first_time("a", "m1", key="order-id")
+
+
+async def test_the_old_name_of_the_message_still_works(engine: AsyncEngine) -> None:
+    """With a warning that says the new one; neither of them is a mistake."""
+    async with transaction(engine, CLOCK) as tx:
+        with pytest.warns(DeprecationWarning, match="first_time"):
+            assert await tx.first_time("a", message_id="old")
+        assert not await tx.first_time("a", "old")
+        with pytest.raises(TypeError, match="expected a message"):
+            await tx.first_time("a")
 
 
 async def test_a_crash_before_the_commit_leaves_no_mark(engine: AsyncEngine) -> None:
@@ -182,6 +265,25 @@ async def test_a_message_without_id_is_refused(engine: AsyncEngine) -> None:
     with pytest.raises(ValueError, match="message id"):
         async with transaction(engine, CLOCK) as tx:
             await tx.publish(Message("e", "k", b""))
+
+
+async def test_the_outbox_keeps_odd_headers_and_publishes_nothing_unread(
+    engine: AsyncEngine,
+) -> None:
+    """A name that comes twice and a value too deep are as they were; what nobody read is bytes of ours."""
+    odd = Properties(
+        message_id="m",
+        headers={"deep": nested(40)},
+        further_headers=((b"deep", 1),),
+        opaque_headers=b"\x01kz",
+    )
+    await put(engine, Message("", "q", b"x", odd))
+    outbox = Outbox(engine, "relay", CLOCK)
+    (pending,) = await outbox.pending(await outbox.claim(), 10)
+    found = pending.message.properties
+    assert found.headers == {"deep": nested(40), "hopback-unread-headers": b"\x01kz"}
+    assert type(found.headers["deep"]) is RawValue
+    assert (found.further_headers, found.opaque_headers) == (((b"deep", 1),), b"")
 
 
 async def test_the_relay_publishes_everything_and_empties_the_outbox(engine: AsyncEngine) -> None:

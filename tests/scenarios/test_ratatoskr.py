@@ -23,6 +23,7 @@ from tests.scenarios.stage import (
     FAITHFUL,
     HARDENED,
     POLICY,
+    RUNTIME,
     Stage,
     played,
 )
@@ -225,8 +226,10 @@ async def test_a_crash_after_processing_before_the_ack_redelivers(stage: Stage) 
 async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(stage: Stage) -> None:
     """Published to the DLQ, not yet acked, and the process dies: it is in the DLQ and redelivered.
 
-    Safety at the cost of duplication: parked again, there are two dead letters; none is lost.
+    Safety at the cost of duplication: parked again, there are two dead letters; none is lost. In the
+    hardened form the runtime, which lives on here, has seen it parked and knows the copy for one.
     """
+    known = stage.hardened and stage.setting.player == RUNTIME
     both: list[list[int]] = []
 
     def script(run: Run) -> Act:
@@ -242,11 +245,11 @@ async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(stage: St
     actor = stage.script(_QUEUE, script)
     await stage.publish(*_EVENT, b'{"order": 1}')
     await stage.drain()
-    assert both == [[1, 1]]
-    assert actor.attempts == [1, 2, 3, 4, 4]
-    letters = await stage.contents(_DLQ)
-    assert [letter.body for letter in letters] == [b'{"order": 1}'] * 2
-    assert [letter.headers["x-retry-count"] for letter in letters] == [3, 3]
+    assert both == ([] if known else [[1, 1]])
+    assert actor.attempts == ([1, 2, 3, 4] if known else [1, 2, 3, 4, 4])
+    parked = await stage.contents(_DLQ)
+    assert [one.body for one in parked] == [b'{"order": 1}'] * (1 if known else 2)
+    assert {one.headers["x-retry-count"] for one in parked} == {3}
     assert await stage.sizes(_QUEUE, _WAITING) == [0, 0]
 
 

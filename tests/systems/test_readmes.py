@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import subprocess
 import time
 from contextlib import asynccontextmanager
@@ -53,7 +52,6 @@ async def _playing(name: str, folder: Path) -> AsyncIterator[str]:
         yield url
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("name", _NAMES)
 async def test_the_commands_work_as_they_stand(name: str, tmp_path: Path) -> None:
     """Every command succeeds; where the page shows what is printed, that is printed."""

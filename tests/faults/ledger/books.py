@@ -34,6 +34,7 @@ PROCESS, LINE, BROKER, OPERATOR = "process", "line", "broker", "operator"
 _FOREVER = float("inf")
 _SAID = {Kind.DONE, Kind.FAILED, Kind.HOPELESS, Kind.SNOOZED}
 _SETTLED = {Kind.RETRIED, Kind.PARKED}
+_LEFT = {Kind.FAILED, Kind.HOPELESS, Kind.SNOOZED}
 
 
 @dataclass(slots=True)
@@ -102,6 +103,10 @@ class Broken:
             return account.redriven > 0
         return any(self._meets(run, slack) for run in account.runs)
 
+    def met(self, account: Account, slack: float) -> int:
+        """How many deliveries of this account were open while it lasted."""
+        return sum(self._meets(run, slack) for run in account.runs)
+
     def _meets(self, run: Run, slack: float) -> bool:
         mine = self.who in ("*", run.who) or run.who.startswith(f"{self.who}.")
         return mine and run.begun <= self.end + slack and self.begin <= run.open_until + slack
@@ -114,6 +119,8 @@ class Books:
     plans: dict[str, Plan]
     accounts: dict[tuple[str, str], Account] = field(default_factory=dict)
     faults: list[Broken] = field(default_factory=list)
+    deleted: list[tuple[float, str]] = field(default_factory=list)
+    """When which queue was deleted by an operator."""
     samples: list[Entry] = field(default_factory=list)
     slack: float = 1.0
     """How long an ack may take to be on the broker's disk."""
@@ -131,9 +138,27 @@ class Books:
         waiting = {name: "retry" for name, _ in retry_queues(plan)}
         return {queue: "main", plan.parking.queue: "parked", **waiting}
 
+    def went_along(self, account: Account) -> bool:
+        """Whether the message may have been in a queue of its own when an operator deleted that."""
+        family = self.family(account.queue)
+        return any(
+            _was_in(account, family[queue], at + self.slack)
+            for at, queue in self.deleted
+            if queue in family
+        )
+
     def explained(self, account: Account) -> bool:
         """Whether a fault accounts for copies of this message; so does a producer that sent twice."""
         return account.sent > 1 or any(f.touches(account, self.slack) for f in self.faults)
+
+    def copies(self, account: Account) -> int:
+        """How many copies faults may have left of this message: one of each delivery that they met."""
+        met = (
+            max(1, fault.met(account, self.slack))
+            for fault in self.faults
+            if fault.touches(account, self.slack)
+        )
+        return sum(met)
 
     @property
     def sent(self) -> int:
@@ -166,6 +191,8 @@ def keep_books(entries: Iterable[Entry], topology: Topology, *, slack: float = 1
                 books.faults.append(Broken(entry.at, entry.at, entry.queue, entry.who, entry.note))
             case Kind.HEALED:
                 _heal(books, entry)
+            case Kind.GONE:
+                books.deleted.append((entry.at, entry.queue))
             case Kind.SAMPLE:
                 books.samples.append(entry)
             case Kind.FOUND:
@@ -176,6 +203,16 @@ def keep_books(entries: Iterable[Entry], topology: Topology, *, slack: float = 1
         for queue in destinations.get(message, ()):
             books.account(message, queue).confirmed = True
     return books
+
+
+def _was_in(account: Account, kind: str, at: float) -> bool:
+    """Whether the message can have lain in its queue of that kind by then.
+
+    In the main queue whatever was sent; in the others only what a handler had failed of.
+    """
+    if kind == "main":
+        return account.first_sent <= at
+    return any(run.said in _LEFT and run.ended <= at for run in account.runs)
 
 
 def _when(entry: Entry) -> float:

@@ -68,6 +68,8 @@ class Verdict:
     duplicates: int
     parked: int
     findings: tuple[Finding, ...]
+    gone: int = 0
+    """Accounts whose message went with a queue that an operator deleted."""
 
     def count(self, promise: Promise) -> int:
         """How often a promise was broken."""
@@ -83,12 +85,13 @@ class Verdict:
 def check_books(books: Books) -> Verdict:
     """Every checker on every account."""
     findings: list[Finding] = []
-    duplicates = parked = 0
+    duplicates = parked = gone = 0
     for account in books.accounts.values():
         findings += _check(account, books)
         extra = _surplus(account, books)
         duplicates += extra > 0
         parked += account.expected and _is_parked(account, books)
+        gone += account.expected and _is_gone(account) and books.went_along(account)
     findings += _out_of_order(books)
     return Verdict(
         books.sent,
@@ -98,6 +101,7 @@ def check_books(books: Books) -> Verdict:
         duplicates,
         parked,
         tuple(findings),
+        gone,
     )
 
 
@@ -128,9 +132,13 @@ def _is_parked(account: Account, books: Books) -> bool:
     return books.plans[account.queue].parking.queue in account.found
 
 
-def _lost(account: Account, books: Books) -> Iterator[Finding]:
+def _is_gone(account: Account) -> bool:
     """Confirmed, and neither handled nor parked nor discarded nor anywhere to be found."""
-    if account.confirmed and not (account.is_done or account.found or account.discarded):
+    return account.confirmed and not (account.is_done or account.found or account.discarded)
+
+
+def _lost(account: Account, books: Books) -> Iterator[Finding]:
+    if _is_gone(account) and not books.went_along(account):
         yield _finding(Promise.LOST, account, "confirmed, and nowhere")
     waiting = [q for q in account.found if books.family(account.queue).get(q) in ("main", "retry")]
     if waiting:
@@ -142,7 +150,7 @@ def _misplaced(account: Account, books: Books) -> Iterator[Finding]:
     foreign = [queue for queue in account.found if queue not in family]
     if foreign:
         yield _finding(Promise.STRAYED, account, f"found in {', '.join(foreign)}")
-    asked = any(run.said in (Kind.FAILED, Kind.HOPELESS) for run in account.runs)
+    asked = any(run.said in _FAILURES for run in account.runs) or account.fate is Fate.POISON
     if _is_parked(account, books) and not asked:
         yield _finding(Promise.STRAYED, account, "parked though its handler never failed")
 
@@ -176,6 +184,9 @@ def _duplicated(account: Account, books: Books) -> Iterator[Finding]:
 
 def _beyond(account: Account, books: Books) -> Iterator[Finding]:
     plan = books.plans[account.queue]
+    runs = len(account.runs)
+    if runs > plan.attempts and runs > (promised := _promised_runs(account, books)):
+        yield _finding(Promise.BEYOND, account, f"{runs} runs of at most {promised}")
     failed = 0
     moments = sorted(
         [(run.begun, 1, run) for run in account.runs]
@@ -192,6 +203,15 @@ def _beyond(account: Account, books: Books) -> Iterator[Finding]:
         elif run.attempt > failed + 1:
             text = f"attempt {run.attempt} after {failed} failures"
             yield _finding(Promise.BEYOND, account, text)
+
+
+def _promised_runs(account: Account, books: Books) -> int:
+    """How often it may be handled: each copy as often as its plan allows, and once more if it is put off.
+
+    A copy more for each time that it was sent again or re-driven, and for each delivery that met a fault.
+    """
+    copies = max(1, account.sent) * (1 + account.redriven) + books.copies(account)
+    return copies * (books.plans[account.queue].attempts + (account.fate is Fate.SNOOZE))
 
 
 def _early(account: Account, books: Books) -> Iterator[Finding]:

@@ -46,6 +46,8 @@ class Kind(StrEnum):
     FAULT = "fault"
     """Something was broken: `queue` is the scope, `who` the victim (`*`: all), `note` its name."""
     HEALED = "healed"
+    GONE = "gone"
+    """An operator has deleted `queue`, with what was in it."""
     SAMPLE = "sample"
     """What a process used at that moment, in `note`."""
 

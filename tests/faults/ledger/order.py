@@ -28,6 +28,8 @@ class Fate(StrEnum):
     HOPELESS = "hopeless"
     """It is parked at once; after a re-drive it works."""
     SNOOZE = "snooze"
+    POISON = "poison"
+    """It kills the process that handles it, every time."""
 
     @property
     def failures(self) -> int:
@@ -37,7 +39,7 @@ class Fate(StrEnum):
     @property
     def is_parked(self) -> bool:
         """Whether it ends in the dead-letter queue if nobody re-drives it."""
-        return self in (Fate.DOOMED, Fate.HOPELESS)
+        return self in (Fate.DOOMED, Fate.HOPELESS, Fate.POISON)
 
 
 @dataclass(frozen=True, slots=True)

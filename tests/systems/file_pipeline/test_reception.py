@@ -66,3 +66,10 @@ def test_what_is_no_form_is_refused_at_once(content_type: str) -> None:
     with pytest.raises(Refused) as refused:
         FileForm(content_type)
     assert refused.value.status_code == 415
+
+
+def test_a_boundary_without_end_is_refused() -> None:
+    """10,000 characters where a form has at most 70: 400, not an error of ours."""
+    with pytest.raises(Refused) as refused:
+        FileForm(f"multipart/form-data; boundary={'b' * 10_000}")
+    assert refused.value.status_code == 400

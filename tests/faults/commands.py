@@ -1,0 +1,268 @@
+"""Blocks of commands: what operators do, while others hold messages and things die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from tests.faults.ledger.checks import Promise
+from tests.faults.site import version_of
+from tests.faults.stand import Holder, stand_on
+from tests.faults.tally import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.faults.site import Site
+    from tests.faults.stand import Served, Stand
+
+__all__ = ["jobs", "topologies"]
+
+_MIGRATE = ("topology", "migrate", "raffle", "--hardened", "--yes")
+_REPLACE = ("topology", "apply", "raffle", "--hardened", "--yes", "--replace")
+_KNOWN = ("--topology", "recommended")
+_REFUSED_S = 40.0
+"""Seconds that somebody holds messages: longer than a command looks at a queue before it deletes it."""
+
+
+async def _held_by_a_page(stand: Stand) -> None:
+    """`migrate` while an operator has the page open: it waits or refuses, and comes through after."""
+    await stand.until_done("topology", "apply", "raffle", "--yes")
+    await stand.put("raffle_dlq", 300)
+    served = await stand.serve("--topology", "raffle")
+    await served.call("POST", "/admin/dlq/queues/raffle_dlq/sessions", {"limit": 100})
+    migrating = stand.start(*_MIGRATE)
+    await stand.ended(migrating, _REFUSED_S)
+    stand.kill(served.child, "hopback serve")
+    await stand.ended(migrating)
+    await stand.until_done(*_MIGRATE)
+
+
+async def _held_in_grace_time(stand: Stand) -> None:
+    """`migrate` while a consumer that was told to stop still works on what it has."""
+    await stand.until_done("topology", "apply", "raffle", "--yes")
+    await stand.put("raffle_queue", 100)
+    holder = Holder(stand.url, "raffle_queue", 15)
+    await asyncio.to_thread(holder.take)
+    migrating = stand.start(*_MIGRATE)
+    await stand.ended(migrating, _REFUSED_S)
+    await asyncio.to_thread(holder.let_go)
+    await stand.ended(migrating)
+    await stand.until_done(*_MIGRATE)
+
+
+async def _held_back(stand: Stand) -> None:
+    """`migrate` of a retry queue whose messages the broker holds back: their main queue is missing."""
+    await stand.until_done("topology", "apply", "raffle", "--hardened", "--yes")
+    await stand.delete("raffle_queue")
+    await stand.put("raffle_retry_10s", 60)
+    await asyncio.sleep(14)  # they have expired, and have nowhere to go
+    shorter = (
+        "topology",
+        "migrate",
+        "raffle",
+        "--hardened",
+        "--param",
+        "retry_ttl_ms=5000",
+        "--yes",
+    )
+    await stand.run(*shorter, seconds=_REFUSED_S)
+    # Only the queue is missing; whatever form the retry queue has by now may stay as it is.
+    await stand.run("topology", "apply", "raffle", "--hardened", "--yes", "--skip-conflicts")
+
+
+async def _replaced_under_a_page(stand: Stand) -> None:
+    """`apply --replace` right after a page took everything: the broker's numbers are old then."""
+    await stand.until_done("topology", "apply", "raffle", "--yes")
+    await stand.put("raffle_dlq", 50)
+    served = await stand.serve("--topology", "raffle")
+    await served.call("POST", "/admin/dlq/queues/raffle_dlq/sessions", {"limit": 100})
+    await stand.run(*_REPLACE, "raffle_dlq", seconds=_REFUSED_S)
+    stand.kill(served.child, "hopback serve")
+
+
+async def _replaced_while_empty(stand: Stand) -> None:
+    """`apply --replace` of an empty queue beside full ones."""
+    await stand.until_done("topology", "apply", "raffle", "--yes")
+    await stand.put("raffle_queue", 300)
+    await stand.run(*_REPLACE, "raffle_retry_10s", "--skip-conflicts")
+    await stand.run(*_REPLACE, "raffle_dlq", "--skip-conflicts")
+
+
+async def _looked_at_too_often(stand: Stand) -> None:
+    """A lifted limit is given back: not while messages were looked at more often than it allows."""
+    await stand.declare("old.errors", {"x-queue-type": "quorum"})
+    await stand.put("old.errors", 100)
+    known = ("--dlq", "old.errors")
+    await stand.run("dlq", "peek", "old.errors", "--lift-limit", "--limit", "100", *known)
+    lifted = await asyncio.to_thread(stand.node.management.call, "GET", f"/policies/{stand.vhost}")
+    # RabbitMQ 3.10 has no limit that could be lifted; and without a lift looking would be what loses.
+    await stand.look("old.errors", 25 if lifted else 1)
+    await stand.run("topology", "revert", "--queue", "old.errors", "--yes")
+    await stand.look("old.errors", 1)
+
+
+async def _killed_migrating(stand: Stand) -> None:
+    """`migrate` of everything, killed twice and begun again."""
+    await stand.until_done("topology", "apply", "raffle", "--yes")
+    await stand.put("raffle_queue", 1500)
+    await stand.put("raffle_dlq", 500)
+    for seconds in (2.0, 12.0):
+        migrating = stand.start(*_MIGRATE)
+        await stand.ended(migrating, seconds)
+        stand.kill(migrating, "hopback topology migrate")
+    await stand.until_done(*_MIGRATE)
+
+
+_TOPOLOGY = (
+    _held_by_a_page,
+    _held_in_grace_time,
+    _held_back,
+    _replaced_under_a_page,
+    _replaced_while_empty,
+    _looked_at_too_often,
+    _killed_migrating,
+)
+
+
+async def topologies(site: Site) -> Part:
+    """Every way to lose messages by a topology command, calm and while the broker dies again and again."""
+    return await _played(site, "topology commands", _TOPOLOGY, kills=4)
+
+
+async def _redriven_by_a_server(stand: Stand) -> None:
+    """A job of `hopback serve`, which is killed under way; its successor lets the job go on."""
+    await stand.until_done("topology", "apply", "recommended", "--yes")
+    await stand.put("orders.dlq", 2000)
+    served = await stand.serve(*_KNOWN)
+    job = {"kind": "re-drive", "queue": "orders.dlq", "reason": "proof", "pace": {"rate": 150}}
+    await served.call("POST", "/admin/dlq/jobs", job)
+    for seconds in (5.0, 5.0):
+        await asyncio.sleep(seconds)
+        stand.kill(served.child, "hopback serve")
+        served = await stand.serve(*_KNOWN)
+        await _resume(served)
+    state = "unknown"
+    for _ in range(60):
+        await asyncio.sleep(2)
+        state = await _resume(served) or state
+        if state == "completed":
+            return
+    stand.problems.append(f"the job is {state} after two minutes")
+
+
+async def _resume(served: Served) -> str:
+    """Let a job that has stopped go on; the state of the newest, if somebody answers."""
+    found = await served.call("GET", "/admin/dlq/jobs")
+    for one in found["items"][:1] if found else []:
+        if one["state"] in ("interrupted", "failed", "paused"):
+            await served.call("POST", f"/admin/dlq/jobs/{one['id']}/resume")
+        return str(one["state"])
+    return ""
+
+
+async def _redriven_and_killed(stand: Stand) -> None:
+    """`hopback dlq redrive`, killed twice and begun again."""
+    await stand.until_done("topology", "apply", "recommended", "--yes")
+    await stand.put("orders.dlq", 2000)
+    redrive = ("dlq", "redrive", "orders.dlq", "--yes", "--reason", "proof", *_KNOWN)
+    for rate in ("200", "300"):
+        driving = stand.start(*redrive, "--rate", rate)
+        await stand.ended(driving, 6)
+        stand.kill(driving, "hopback dlq redrive")
+    await stand.until_done(*redrive)
+
+
+async def _discarded_and_killed(stand: Stand) -> None:
+    """`hopback dlq discard`, killed twice and begun again: whatever is gone stands in a file."""
+    await stand.until_done("topology", "apply", "recommended", "--yes")
+    await stand.put("orders.dlq", 1000)
+    for at, rate in enumerate(("100", "200", "5000")):
+        file = str(stand.folder / f"discarded-{at}.ndjson")
+        discard = ("dlq", "discard", "orders.dlq", "--yes", "--reason", "proof", *_KNOWN)
+        discarding = stand.start(*discard, "--rate", rate, "--export-to", file)
+        await stand.ended(discarding, 6 if at < 2 else 120)
+        stand.kill(discarding, "hopback dlq discard")
+    for path in stand.folder.glob("discarded-*"):
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                stand.exported.add(int(json.loads(line)["body"]))
+            except (ValueError, KeyError):
+                continue  # the head of the file, or a line that was cut short
+
+
+async def jobs(site: Site) -> Part:
+    """Re-drives and discards whose process, server or broker is killed."""
+    several = (_redriven_by_a_server, _redriven_and_killed, _discarded_and_killed)
+    return await _played(site, "re-drives and discards", several, kills=3)
+
+
+async def _played(
+    site: Site, name: str, several: tuple[Callable[[Stand], Awaitable[None]], ...], *, kills: int
+) -> Part:
+    """All of them at once on one broker: first in peace, then once more while it is killed so often."""
+    began = time.monotonic()
+    # No turn is taken: commands look at queues for minutes, which is no work.
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(site.node())
+        part = Part(name, f"{len(several)} cases, in peace and under kills", version_of(node))
+        calm = [await stack.enter_async_context(stand_on(node)) for _ in several]
+        await asyncio.gather(*(play(stand) for play, stand in zip(several, calm, strict=True)))
+        struck = [await stack.enter_async_context(stand_on(node)) for _ in several]
+        playing = [
+            asyncio.ensure_future(_through(play, stand))
+            for play, stand in zip(several, struck, strict=True)
+        ]
+        for _ in range(kills):
+            await asyncio.sleep(site.chance.uniform(4, 14))
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+        await asyncio.gather(*playing)
+        part.faults["broker:_kill_-9"] = kills
+        stands = [*calm, *struck]
+        audits = await asyncio.gather(*(stand.audit() for stand in stands))
+        for case, stand, found in zip(several * 2, stands, audits, strict=True):
+            _book(part, case.__name__.strip("_"), stand, found, calm=stand in calm)
+    part.seconds = time.monotonic() - began
+    return part
+
+
+async def _through(play: Callable[[Stand], Awaitable[None]], stand: Stand) -> None:
+    """Play it to its end, though the broker is away when something is put in or looked at."""
+    for _ in range(30):  # a broker takes up to half a minute to come back on a busy machine
+        try:
+            await play(stand)
+        except Exception as error:
+            last = f"{type(error).__name__}: {error}"
+            await asyncio.sleep(3)
+        else:
+            return
+    stand.problems.append(f"did not come to its end: {last}")
+
+
+def _book(part: Part, case: str, stand: Stand, found: Counter[int], *, calm: bool) -> None:
+    """Compare what was put in with what is there."""
+    lost = stand.confirmed - set(found) - stand.exported
+    doubled = sum(count - 1 for count in found.values())
+    strange = [number for number in found if number >= stand.sent]
+    part.rounds += 1
+    part.messages += len(stand.confirmed)
+    part.confirmed += len(stand.confirmed)
+    part.duplicates += doubled
+    part.faults = dict(Counter(part.faults) + stand.faults)
+    counts = {
+        Promise.LOST.value: len(lost),
+        Promise.STRAYED.value: len(strange),
+        # In peace nothing explains a second copy but the kill of a command.
+        Promise.DUPLICATED.value: doubled if calm and not stand.faults else 0,
+        "did not come through": len(stand.problems),
+    }
+    part.broken = dict(Counter(part.broken) + Counter(counts))
+    if any(counts.values()):
+        told = {name: count for name, count in counts.items() if count}
+        kind = "in peace" if calm else "under kills"
+        part.notes.append(f"{case}, {kind}: {told} {' '.join(stand.problems)} {stand.evidence()}")

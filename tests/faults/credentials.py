@@ -1,0 +1,26 @@
+"""The password of a campaign's programs: in a file, so that it can be changed while they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["keep_password", "password_in"]
+
+_NAME = "password"
+
+
+def keep_password(folder: Path, password: str) -> None:
+    """Let programs that connect from now on use it; whole at any moment."""
+    fresh = folder / f"{_NAME}.new"
+    fresh.write_text(password, encoding="utf-8")
+    fresh.replace(folder / _NAME)
+
+
+def password_in(folder: Path) -> Callable[[], str] | None:
+    """What `RabbitMQ` asks for each connection; None if the address has the password itself."""
+    path = folder / _NAME
+    return (lambda: path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,76 @@
+"""What blocks have counted, kept as they end: a run that is interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.tally import Part, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["Result", "Results"]
+
+
+@dataclass
+class Result:
+    """What one block came to; `error` if it did not come to its end."""
+
+    block: str
+    parts: list[Part] = field(default_factory=list)
+    checks: list[tuple[str, str, str]] = field(default_factory=list)
+    error: str = ""
+    day: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y-%m-%d}")
+
+
+class Results:
+    """A file of results, one line each; of several for one block the last counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def append(self, result: Result) -> None:
+        """Keep it, on disk before this returns."""
+        with self._path.open("ab") as lines:
+            # Each line has its own beginning: the last one may have been cut short.
+            lines.write(b"\n" + json.dumps(asdict(result)).encode() + b"\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+
+    def read(self) -> dict[str, Result]:
+        """The last result of each block; a line that was cut short is none."""
+        found: dict[str, Result] = {}
+        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
+        for line in lines:
+            try:
+                kept: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            parts = [Part(**part) for part in kept.pop("parts")]
+            checks = [(what, much, verdict) for what, much, verdict in kept.pop("checks")]
+            found[kept["block"]] = Result(**kept, parts=parts, checks=checks)
+        return found
+
+    def done(self) -> set[str]:
+        """The blocks that came to their end."""
+        return {block for block, result in self.read().items() if not result.error}
+
+    def tally(self, order: Iterable[str]) -> Tally:
+        """Everything that was counted, in the order in which parts are listed."""
+        tally = Tally()
+        ranks = {part: rank for rank, part in enumerate(order)}
+        found = self.read().values()
+        for result in sorted(found, key=lambda one: ranks.get(one.block.split()[0], len(ranks))):
+            tally.days.add(result.day)
+            for part in result.parts:
+                tally.add(part)
+            tally.checks += result.checks
+            if result.error:
+                tally.checks.append((result.block, result.error, "failed: did not come to its end"))
+        return tally

@@ -1,0 +1,79 @@
+"""Where a block of the long run takes place: one version of RabbitMQ, as production has it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.harness.configuration import Timings
+from tests.harness.installation import HOST, Installation
+from tests.harness.rabbitmq import RabbitNode
+from tests.harness.versions import SUITES, installations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["BROKERS", "PRODUCTION", "Site", "installation_of", "version_of"]
+
+PRODUCTION = Timings(
+    consumer_timeout_ms=1_800_000, dead_letter_retry_ms=180_000, tick_ms=5_000, statistics_ms=5_000
+)
+"""What RabbitMQ does when nobody tells it anything else."""
+
+_QUIET_S = 12.0
+"""Numbers of quorum queues are up to one tick old, which is 5 s."""
+
+BROKERS = ("3.10", *SUITES.values())
+"""The series that a long run can be made on: the installed one and those of the chroots."""
+
+
+def installation_of(broker: str) -> Installation:
+    """Where that series is installed; it is started only when somebody needs it."""
+    suites = {series: suite for suite, series in SUITES.items()}
+    return installations()[suites[broker]] if broker in suites else HOST
+
+
+def version_of(node: RabbitNode) -> str:
+    """What a node says that it is."""
+    return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a block is given.
+
+    `turns` are for those who work: a block waits for one, and gives it back when all that is left is to
+    wait for the broker, so that another block works meanwhile.
+    """
+
+    broker: str
+    number: int
+    turns: asyncio.Semaphore
+    scale: float = 1.0
+    """Of the messages that a block has by itself."""
+    chance: random.Random = field(default_factory=random.Random)
+    timings: Timings = PRODUCTION
+    quiet: float = _QUIET_S
+    """Seconds in which nothing moves before it counts as calm: more than two ticks of the broker."""
+
+    @property
+    def installation(self) -> Installation:
+        """The RabbitMQ of this site."""
+        return installation_of(self.broker)
+
+    def messages(self, count: int) -> int:
+        """So many, at the scale of this run."""
+        return max(20, round(count * self.scale))
+
+    @asynccontextmanager
+    async def node(self) -> AsyncIterator[RabbitNode]:
+        """A node of its own, with production's settings."""
+        node = RabbitNode(installation=self.installation, timings=self.timings)
+        await asyncio.to_thread(node.start)
+        try:
+            yield node
+        finally:
+            await asyncio.to_thread(node.remove)

@@ -1,0 +1,102 @@
+"""Topology commands lose nothing while somebody holds messages or the broker is killed under them.
+
+The broker has RabbitMQ's own ticks of 5 s, by which its numbers are old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import topology_kills as kills
+from tests.faults.stand import stand_on
+from tests.harness.configuration import Timings
+from tests.harness.installation import HOST
+from tests.harness.rabbitmq import RabbitNode
+from tests.harness.versions import SUITES, installations
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from tests.faults.stand import Stand
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("topology-commands")]
+
+_TICKS = Timings(tick_ms=5_000, statistics_ms=5_000)
+_NEWER = [pytest.param(suite, marks=pytest.mark.all_brokers) for suite in sorted(SUITES)]
+
+
+@pytest.fixture(scope="module")
+def node(request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
+    """One node for all tests of a version, killed and started again by some of them."""
+    installation = HOST if request.param == "host" else installations()[request.param]
+    with RabbitNode(installation=installation, timings=_TICKS) as started:
+        yield started
+
+
+def lost(stand: Stand, found: Counter[int]) -> list[int]:
+    """What was confirmed and is nowhere."""
+    return sorted(stand.confirmed - set(found))
+
+
+@pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
+async def test_a_page_that_holds_messages_keeps_its_queue(node: RabbitNode) -> None:
+    """`migrate` refuses and names the session; when that is over every message is there, once."""
+    async with stand_on(node) as stand:
+        assert await kills.held_by_a_page(stand) == 4
+        assert "100 messages of 'raffle_dlq' are held unacked" in kills.said(stand)
+        assert "hopback browse raffle_dlq" in kills.said(stand)
+        found = await stand.audit()
+        assert (stand.problems, lost(stand, found), max(found.values())) == ([], [], 1)
+
+
+@pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
+async def test_what_the_broker_holds_back_keeps_its_queue(node: RabbitNode) -> None:
+    """Nothing is ready in the retry queue, its main queue is missing: `migrate` refuses."""
+    async with stand_on(node) as stand:
+        hardened = ("raffle", "--hardened", "--yes")
+        await stand.until_done("topology", "apply", *hardened)
+        await stand.delete("raffle_queue")
+        await stand.put("raffle_retry_10s", 60)
+        await asyncio.sleep(12)  # they have expired, and have nowhere to go
+        shorter = ("topology", "migrate", *hardened, "--param", "retry_ttl_ms=5000")
+        assert await stand.run(*shorter) == 4
+        assert "60 messages of 'raffle_retry_10s'" in kills.said(stand)
+        await stand.until_done("topology", "apply", *hardened, "--skip-conflicts")
+        found = await stand.audit()
+        assert lost(stand, found) == []
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
+async def test_a_broker_killed_during_a_migration(node: RabbitNode) -> None:
+    """Killed three times, the command is started again and nothing is lost."""
+    async with stand_on(node) as stand:
+        await kills.killed_migrating(stand)
+        found = await stand.audit()
+        assert (stand.problems, lost(stand, found)) == ([], [])
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
+async def test_a_broker_killed_during_a_replacement(node: RabbitNode) -> None:
+    """Killed twice, before the delete and when the new queue is there: started again it is finished."""
+    async with stand_on(node) as stand:
+        await kills.killed_replacing(stand)
+        found = await stand.audit()
+        assert (stand.problems, lost(stand, found)) == ([], [])
+        assert not [one["name"] for one in stand.queues() if one["name"].endswith(".migrating")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", _NEWER, indirect=True)
+async def test_a_broker_killed_while_a_limit_is_lifted_and_reverted(node: RabbitNode) -> None:
+    """Nothing is lost, the limit is not restored over messages, and it is when they have moved."""
+    async with stand_on(node) as stand:
+        refused, restored = await kills.killed_reverting(stand)
+        found = await stand.audit()
+        assert (stand.problems, lost(stand, found)) == ([], [])
+        assert (refused, restored) == (4, 0)

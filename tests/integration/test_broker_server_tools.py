@@ -1,0 +1,249 @@
+"""The management API of `hopback broker` as tools use it: what works on RabbitMQ works here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pytest
+
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
+from hopback.errors import BrokerError
+from hopback.topology.model import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.harness.shared import SharedNode
+
+_ADMIN = "/usr/bin/rabbitmqadmin"  # of Debian's rabbitmq-server
+_PATH = "%2F"
+
+_COMMANDS = [
+    "show overview",
+    *(
+        f"list {kind}"
+        for kind in (
+            "connections", "channels", "consumers", "exchanges", "queues", "bindings", "users", "vhosts",
+            "permissions", "nodes", "parameters", "policies", "operator_policies", "vhost_limits",
+        )
+    ),
+    "declare queue name=tools durable=true",
+    "declare exchange name=tools type=topic internal=false",
+    "declare binding source=tools destination=tools routing_key=a.#",
+    "declare policy name=tools pattern=^tools$ definition={\"max-length\":10} priority=3",
+    "declare operator_policy name=tools pattern=^tools$ definition={\"max-length\":9}",
+    "publish exchange=tools routing_key=a.b payload=hello",
+    "get queue=tools count=1 ackmode=ack_requeue_true",
+    "purge queue name=tools",
+    "delete binding source=tools destination_type=queue destination=tools properties_key=a.%23",
+    "delete policy name=tools",
+    "delete operator_policy name=tools",
+    "delete queue name=tools",
+    "delete exchange name=tools",
+    "export /dev/null",
+]  # fmt: skip
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BrokerServer]:
+    """A server with a management API."""
+    settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM)
+    async with BrokerServer(settings) as server:
+        yield server
+
+
+@pytest.fixture
+async def http(server: BrokerServer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that has logged in."""
+    async with httpx.AsyncClient(
+        base_url=f"{server.http_url}/api", auth=("guest", "guest")
+    ) as http:
+        yield http
+
+
+def _exit_codes(url: str) -> dict[str, int]:
+    place = urlsplit(url)
+    login = ["-H", str(place.hostname), "-P", str(place.port), "-u", "guest", "-p", "guest"]
+    return {
+        command: subprocess.run(
+            [_ADMIN, *login, *command.split()], capture_output=True, check=False
+        ).returncode
+        for command in _COMMANDS
+    }
+
+
+@pytest.mark.broker
+@pytest.mark.socket
+async def test_rabbitmqadmin_works_as_on_rabbitmq(
+    rabbitmq: SharedNode, server: BrokerServer
+) -> None:
+    """All 29 commands that the tool of RabbitMQ 3.10 has for one virtual host."""
+    assert server.http_url is not None
+    ours = await asyncio.to_thread(_exit_codes, server.http_url)
+    theirs = await asyncio.to_thread(_exit_codes, rabbitmq.management_url)
+    assert ours == theirs == dict.fromkeys(_COMMANDS, 0)
+
+
+@pytest.mark.socket
+async def test_a_connection_is_told_with_its_channels_and_closed(
+    server: BrokerServer, http: httpx.AsyncClient
+) -> None:
+    """By the name that it has in the list; its client hears why."""
+    connection = await RabbitMQ(server.url).connect("worker")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("orders"))
+    await channel.qos(7)
+    await channel.consume("orders", lambda _: None)
+    (listed,) = (await http.get("/connections")).json()
+    assert listed["user_provided_name"] == "worker"
+    assert listed["client_properties"]["connection_name"] == "worker"
+    assert (listed["state"], listed["channels"]) == ("running", 1)
+    name = quote(listed["name"], safe="")
+    assert (await http.get(f"/connections/{name}")).json() == listed
+    (told,) = (await http.get(f"/connections/{name}/channels")).json()
+    assert (told["prefetch_count"], told["consumer_count"]) == (7, 1)
+    assert (await http.get(f"/channels/{quote(told['name'], safe='')}")).json() == told
+    (consumer,) = (await http.get(f"/consumers/{_PATH}")).json()
+    assert consumer["channel_details"]["name"] == told["name"]
+    closed = await http.delete(f"/connections/{name}", headers={"X-Reason": "enough"})
+    assert closed.status_code == 204
+    with pytest.raises(BrokerError, match=r"320.*enough"):
+        await channel.declare_queue(Queue("orders"), passive=True)
+    assert (await http.delete(f"/connections/{name}")).status_code == 404
+    await connection.close()
+
+
+@pytest.mark.socket
+async def test_holders_are_named_by_our_own_client(server: BrokerServer) -> None:
+    """Who holds a message of a queue is said of this broker too."""
+    connection = await RabbitMQ(server.url).connect("worker")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("orders"))
+    await channel.consume("orders", lambda _: None)
+    async with Management(ManagementAddress.derive(None, server.http_url)) as client:
+        (holder,) = await client.holders("/", "orders")
+    assert "worker" in holder
+    await connection.close()
+
+
+async def _publish(http: httpx.AsyncClient, exchange: str = "amq.default", **more: Any) -> Any:
+    asked = {"routing_key": "q", "payload": "m", "payload_encoding": "string", "properties": {}}
+    return (
+        await http.post(f"/exchanges/{_PATH}/{exchange}/publish", json={**asked, **more})
+    ).json()
+
+
+async def _get(http: httpx.AsyncClient, **more: Any) -> Any:
+    asked = {"count": 5, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    return (await http.post(f"/queues/{_PATH}/q/get", json={**asked, **more})).json()
+
+
+@pytest.mark.socket
+async def test_messages_are_published_and_got(http: httpx.AsyncClient) -> None:
+    """With properties, as text or base64, put back in their order or taken away."""
+    await http.put(f"/queues/{_PATH}/q", json={"durable": "true"})
+    assert await _publish(http, properties={"headers": {"a": [1]}, "message_id": "1"}) == {
+        "routed": True
+    }
+    assert await _publish(http, payload="/w==", payload_encoding="base64", properties=[]) == {
+        "routed": True
+    }
+    assert await _publish(http, routing_key="nowhere") == {"routed": False}
+    for redelivered in (False, True):
+        first, second = await _get(http)
+        assert (first["payload"], first["payload_encoding"]) == ("m", "string")
+        assert first["properties"] == {"headers": {"a": [1]}, "message_id": "1"}
+        assert first["redelivered"] is redelivered
+        assert (second["payload"], second["payload_encoding"]) == ("/w==", "base64")
+    (cut,) = await _get(http, ackmode="ack_requeue_false", count=1, encoding="base64", truncate=0)
+    assert (cut["payload"], cut["payload_bytes"]) == ("", 1)
+    assert len(await _get(http, ackmode="reject_requeue_false")) == 1
+    assert await _get(http) == []
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"payload": 1},
+        {"payload_encoding": "hex"},
+        {"payload": "*", "payload_encoding": "base64"},
+        {"properties": {"headers": 1}},
+        {"properties": {"priority": "high"}},
+        {"properties": {"message_id": 1}},
+        {"properties": {"color": "red"}},
+        {"properties": 1},
+    ],
+)
+async def test_what_cannot_be_published_is_refused(
+    http: httpx.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    """With what was expected."""
+    refused = await _publish(http, **wrong)
+    assert refused["error"] == "bad_request"
+    assert "expected" in refused["reason"]
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize(
+    "wrong", [{"count": -1}, {"count": "x"}, {"ackmode": "no"}, {"encoding": "x"}, {"truncate": -1}]
+)
+async def test_what_cannot_be_got_is_refused(
+    http: httpx.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    """With what was expected; a queue that is missing is not found."""
+    assert (await _get(http))["error"] == "Object Not Found"
+    await http.put(f"/queues/{_PATH}/q", json={})
+    assert "expected" in (await _get(http, **wrong))["reason"]
+
+
+@pytest.mark.socket
+async def test_bindings_are_made_told_and_removed(http: httpx.AsyncClient) -> None:
+    """Those with arguments have keys of their own."""
+    await http.put(f"/queues/{_PATH}/q", json={})
+    for arguments in ({}, {"x-match": "all", "a": 1}):
+        made = await http.post(
+            f"/bindings/{_PATH}/e/amq.headers/q/q",
+            json={"routing_key": "k", "arguments": arguments},
+        )
+        assert made.status_code == 201
+    await http.post(f"/bindings/{_PATH}/e/amq.topic/e/amq.fanout", json={"routing_key": "#"})
+    one, other = (await http.get(f"/bindings/{_PATH}/e/amq.headers/q/q")).json()
+    assert one["properties_key"] == "k"
+    path = f"/bindings/{_PATH}/e/amq.headers/q/q/{quote(other['properties_key'], safe='')}"
+    assert (await http.get(path)).json() == other
+    assert (await http.delete(path)).status_code == 204
+    assert (await http.get(path)).status_code == 404
+    assert len((await http.get(f"/queues/{_PATH}/q/bindings")).json()) == 2
+    (inner,) = (await http.get(f"/exchanges/{_PATH}/amq.topic/bindings/source")).json()
+    assert (inner["destination"], inner["properties_key"]) == ("amq.fanout", "%23")
+    assert (await http.get(f"/exchanges/{_PATH}/amq.fanout/bindings/destination")).json() == [inner]
+
+
+@pytest.mark.socket
+async def test_single_things_are_told_by_their_name(http: httpx.AsyncClient) -> None:
+    """And what is not there is not found."""
+    for path in (
+        "vhosts/%2F", "nodes/hopback@localhost", "users/guest", "permissions/%2F/guest",
+        "exchanges/%2F/amq.topic", "exchanges/%2F/amq.default", "aliveness-test/%2F", "cluster-name",
+        "users/guest/permissions", "vhosts/%2F/permissions",
+    ):  # fmt: skip
+        found = await http.get(f"/{path}")
+        assert (path, found.status_code) == (path, 200)
+        assert json.loads(found.text)
+    for path in (
+        "vhosts/x",
+        "nodes/x",
+        "users/x",
+        "exchanges/%2F/x",
+        "policies/%2F/x",
+        "channels/x",
+    ):
+        assert (path, (await http.get(f"/{path}")).status_code) == (path, 404)

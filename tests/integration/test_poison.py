@@ -1,0 +1,131 @@
+"""A message that kills real processes, on a real RabbitMQ: it is parked for it, its neighbours are not."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.headers import read_history
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue
+from tests.harness.versions import SUITES, installations
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from hopback.broker.port import Connection
+    from tests.harness.rabbitmq import RabbitNode
+
+pytestmark = pytest.mark.broker
+
+INNOCENTS = 400
+
+_APP = """
+    import os, signal
+    from dataclasses import replace
+    from pathlib import Path
+    from hopback import App
+
+    bare = App("shop")
+    bare.queue("orders", retry=["1s"])
+    whole = bare.topology
+    queues = tuple(
+        replace(one, arguments={**one.arguments, "x-delivery-limit": 10})
+        if one.name == "orders" else one
+        for one in whole.queues
+    )
+    app = App("shop", topology=replace(whole, queues=queues))
+
+    def note(name, number):
+        with Path(name).open("a") as file:
+            file.write(f"{number}\\n")
+
+    @app.handler("orders", concurrency=10, prefetch=40)
+    async def handle(number: int) -> None:
+        if number == -1:
+            note("deaths", os.getpid())
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == -2:
+            note("exits", os.getpid())
+            os._exit(7)
+        note("handled", number)
+"""
+
+
+async def test_poison_takes_nobody_along(amqp_url: str, tmp_path: Path) -> None:
+    """A prefetch of 40, a limit of 10, a kill and an exit: both are parked, with a record of why."""
+    await _poisoned(amqp_url, tmp_path)
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", sorted(SUITES))
+async def test_poison_takes_nobody_along_on_newer_brokers(
+    suite: str, start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
+) -> None:
+    """The same on RabbitMQ 4.0 and 4.3."""
+    node = start_rabbitmq(installation=installations()[suite])
+    await _poisoned(node.url, tmp_path)
+
+
+async def _poisoned(url: str, folder: Path) -> None:
+    (folder / "shop.py").write_text(textwrap.dedent(_APP))
+    connection = await RabbitMQ(url).connect("test")
+    command = [sys.executable, "-m", "hopback", "run", "shop:app", "--processes", "2"]
+    process = await asyncio.create_subprocess_exec(*command, "--broker", url, cwd=folder)
+    try:
+        await _until(lambda: _is_declared(connection))
+        channel = await connection.open_channel()
+        for number in [*range(50), -1, *range(50, 100), -2, *range(100, INNOCENTS)]:
+            properties = Properties(message_id=str(number), delivery_mode=2)
+            await channel.publish(Message("", "orders", str(number).encode(), properties))
+        await _until(lambda: _depth(connection, "orders.dlq", 2))
+        await _until(lambda: _has_handled(folder))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+    parked = {}
+    while (one := await channel.get("orders.dlq")) is not None:
+        failure = read_history(one.properties.headers, "orders").failure
+        parked[int(one.body)] = "" if failure is None else failure.message
+    await connection.close()
+    assert set(parked) == {-1, -2}
+    for why in parked.values():
+        assert "times while this message alone was being handled" in why
+    assert process.returncode == 0
+    for name in ("deaths", "exits"):
+        # Three times alone; before that up to two windows, unless the other one's deaths had already
+        # made it suspected; and once for a sibling that did not know.
+        assert 3 <= len((folder / name).read_text().split()) <= 8
+
+
+async def _until(reached: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(120):
+        while not await reached():  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.2)
+
+
+async def _is_declared(connection: Connection) -> bool:
+    """A queue that is not there closes the channel that asks."""
+    try:
+        return await _depth(connection, "orders", 0) and await _depth(connection, "orders.dlq", 0)
+    except Exception:
+        return False
+
+
+async def _depth(connection: Connection, queue: str, wanted: int) -> bool:
+    channel = await connection.open_channel()
+    state = await channel.declare_queue(Queue(queue), passive=True)
+    await channel.close()
+    return state.messages == wanted
+
+
+async def _has_handled(folder: Path) -> bool:
+    file = folder / "handled"
+    return file.exists() and set(range(INNOCENTS)) <= set(map(int, file.read_text().split()))

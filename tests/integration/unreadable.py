@@ -1,0 +1,36 @@
+"""A publish whose header table nobody can read, as no client of ours would send it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hopback.wire import MethodReceived
+from hopback.wire.frames import frame
+
+if TYPE_CHECKING:
+    from tests.integration.raw_client import RawClient
+
+__all__ = ["UNREADABLE", "refusal_of"]
+
+UNREADABLE = {
+    "unknown type": b"\x01kz\x00",
+    "unknown type inside": b"\x01kF\x00\x00\x00\x04\x01kz\x00",
+    "beyond the end": b"\x01kS\x00\x00\x00\x09abc",
+    "no value": b"\x01k",
+}
+"""Entries of a table, each with what is wrong with it."""
+
+
+async def refusal_of(client: RawClient, entries: bytes) -> tuple[str, int, str]:
+    """Publish a message with these header entries; the method, code and text that answer it."""
+    properties = b"\x20\x00" + len(entries).to_bytes(4, "big") + entries
+    client.writer.write(
+        frame(1, 1, b"\x00\x3c\x00\x28\x00\x00\x00\x06nosuch\x00")
+        + frame(2, 1, b"\x00\x3c\x00\x00" + (1).to_bytes(8, "big") + properties)
+        + frame(3, 1, b"x")
+    )
+    async with asyncio.timeout(10):
+        answer = await client.event()
+    assert isinstance(answer, MethodReceived)
+    return answer.name, answer.arguments["reply_code"], answer.arguments["reply_text"]
