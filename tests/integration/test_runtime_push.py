@@ -186,10 +186,10 @@ async def _drip(_request: bytes, writer: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize("reply", [_never, _drip])
 async def test_an_answer_has_to_be_complete_in_time(reply: Reply) -> None:
     """The timeout is for the whole exchange, so a slot is never held for ever."""
-    async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.1)) as test:
+    async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.5)) as test:
         await test.publish("", "events", {})
         assert await test.drain() == Tally(retried=1, parked=1)
-        test.assert_parked("events", reason="no answer within 0.1 s")
+        test.assert_parked("events", reason="no answer within 0.5 s")
 
 
 async def test_an_endless_answer_is_not_read_to_its_end() -> None:
