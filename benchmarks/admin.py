@@ -49,8 +49,8 @@ class Measured:
 async def _serve(queues: int, letters: int, line: Connection) -> None:
     from hopback.admin import create_app, serve
     from hopback.broker.declare import declare
-    from hopback.broker.simulator import EmbeddedBroker
-    from hopback.broker.simulator.management import EmbeddedManagement
+    from hopback.broker.embedded import EmbeddedBroker
+    from hopback.broker.embedded.management import EmbeddedManagement
     from hopback.deadletters.operations import Operations
     from hopback.runtime.app import App
 

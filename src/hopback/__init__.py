@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.renamed import find_old_names
+
 if TYPE_CHECKING:
     from hopback.broker.declare import Ownership
+    from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.port import Broker
     from hopback.broker.publisher import Publisher
     from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.broker.simulator import EmbeddedBroker
     from hopback.clock import Clock, SystemClock
+    from hopback.designs import DESIGNS, recommended
     from hopback.errors import BrokerError, HopbackError
     from hopback.message import Delivery, Message, Properties
-    from hopback.patterns import DESIGNS, recommended
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
     from hopback.policy.rules import Rule, Verdict
@@ -78,16 +80,18 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+find_old_names()
+
 _HOMES = {
     "hopback.broker.declare": ("Ownership",),
     "hopback.broker.port": ("Broker",),
     "hopback.broker.publisher": ("Publisher",),
     "hopback.broker.rabbitmq": ("RabbitMQ",),
-    "hopback.broker.simulator": ("EmbeddedBroker",),
+    "hopback.broker.embedded": ("EmbeddedBroker",),
     "hopback.clock": ("Clock", "SystemClock"),
     "hopback.errors": ("BrokerError", "HopbackError"),
     "hopback.message": ("Delivery", "Message", "Properties"),
-    "hopback.patterns": ("DESIGNS", "recommended"),
+    "hopback.designs": ("DESIGNS", "recommended"),
     "hopback.policy.breaker": ("BreakerPolicy",),
     "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
     "hopback.policy.rules": ("Rule", "Verdict"),

@@ -101,7 +101,7 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The plainest delivery: every field given. For tests, the simulator and pure code."""
+    """The plainest delivery: every field given. For tests, the embedded broker and pure code."""
 
     queue: str
     exchange: str

@@ -17,10 +17,10 @@ import pytest
 
 from hopback import RabbitMQ
 from hopback.broker.declare import declare
+from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -72,7 +72,7 @@ def test_help_loads_nothing_heavy(installed: Installed, arguments: list[str]) ->
         "httpx",
         "rich.table",
         "hopback.broker",
-        "hopback.patterns",
+        "hopback.designs",
         "hopback.policy",
         "hopback.wire",
     }

@@ -21,13 +21,13 @@ _VALUES = (
     "hopback.message",
     "hopback.version",
 )
-_PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.patterns")
+_PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.designs")
 _PORT = ("hopback.broker.port",)
 _BROKERS = (
     "hopback.broker",
     "hopback.broker.rabbitmq",
     "hopback.broker.server",
-    "hopback.broker.simulator",
+    "hopback.broker.embedded",
 )
 _ABOVE = (
     "hopback.deadletters",
@@ -40,6 +40,7 @@ _ABOVE = (
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
+    "hopback.renamed": (),
     "hopback.extras": ("hopback.errors",),
     "hopback.version": (),
     "hopback.clock": (),
@@ -48,14 +49,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.headers": _VALUES,
     "hopback.topology": _VALUES,
     "hopback.policy": (*_VALUES, "hopback.topology"),
-    "hopback.patterns": (*_VALUES, "hopback.topology"),
+    "hopback.designs": (*_VALUES, "hopback.topology"),
     "hopback.wire": ("hopback.errors", "hopback.fields", "hopback.message", "hopback.version"),
     "hopback.broker": (*_PURE, *_PORT),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
-    "hopback.broker.simulator": (*_PURE, *_PORT, "hopback.broker"),
+    "hopback.broker.embedded": (*_PURE, *_PORT, "hopback.broker"),
     "hopback.broker.server": (
         *_PURE,
-        "hopback.broker.simulator",
+        "hopback.broker.embedded",
         "hopback.endpoint",
         "hopback.wire",
     ),
@@ -87,12 +88,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback",
         "hopback.admin",
         "hopback.deadletters",
-        "hopback.patterns",
+        "hopback.designs",
         "hopback.store",
         "hopback.topology",
     ),
     "hopback.__main__": ("hopback.cli",),
-    "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
+    "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.renamed", "hopback.testing"),
 }
 
 LIBRARIES: dict[str, frozenset[str]] = {

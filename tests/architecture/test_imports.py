@@ -12,7 +12,7 @@ from tests.architecture.source import Module, library
 
 _MODULES = library()
 _NAMES = {module.name for module in _MODULES}
-_PURE = ("hopback.topology", "hopback.policy", "hopback.patterns", "hopback.headers")
+_PURE = ("hopback.topology", "hopback.policy", "hopback.designs", "hopback.headers")
 
 
 def _target(name: str) -> str:
@@ -79,7 +79,7 @@ def _sample(name: str, text: str) -> Module:
         ("hopback.topology.check", "from hopback.policy import decision"),
         ("hopback.topology.check", "from ..policy import decision"),
         ("hopback.wire.frames", "from hopback import topology"),
-        ("hopback.broker.simulator.core", "import hopback.broker.rabbitmq"),
+        ("hopback.broker.embedded.core", "import hopback.broker.rabbitmq"),
         ("hopback.broker.apply", "from hopback.wire import frames"),
         ("hopback.errors", "from hopback.fields import Headers"),
     ],

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from tests.harness.management import ManagementFailed
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.server import BrokerServer
-    from hopback.broker.simulator import EmbeddedBroker
     from hopback.topology.model import Policy
     from tests.harness.management import Management
     from tests.harness.rabbitmq import RabbitNode

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hopback.broker.embedded import EmbeddedBroker, run_virtual
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
-from hopback.broker.simulator import EmbeddedBroker, run_virtual
 from hopback.clock import ManualClock
 from hopback.testing.conformance import Facilities, Tag, Timings, play
 from tests.conformance.facilities import (

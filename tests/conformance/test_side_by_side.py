@@ -24,8 +24,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.broker.simulator import EmbeddedBroker
 from hopback.message import Message, Properties
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from hopback.version import BrokerVersion

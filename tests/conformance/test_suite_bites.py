@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hopback.broker.simulator import EmbeddedBroker, run_virtual
+from hopback.broker.embedded import EmbeddedBroker, run_virtual
 from hopback.testing.conformance import Facilities, Outcome, Result, Row, Tag, exercise, rows
 from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
 from hopback.testing.conformance.row import row as enter

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hopback import Service, ServiceOptions, Surroundings, check
-from hopback.broker.simulator import EmbeddedBroker, Fault, Faults
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded import EmbeddedBroker, Fault, Faults
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.supervise import Backoff
 from hopback.errors import ConnectionFailed
 from hopback.observe.events import Bus
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback import Broker, Topology
-    from hopback.broker.simulator.connection import EmbeddedConnection
+    from hopback.broker.embedded.connection import EmbeddedConnection
     from tests.faults.ledger.entry import Entry
     from tests.faults.ledger.order import Order
 

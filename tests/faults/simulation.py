@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hopback import DESIGNS, BrokerVersion, EmbeddedBroker, Publisher
 from hopback.broker.declare import declare
-from hopback.broker.simulator import Fault, run_virtual
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded import Fault, run_virtual
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import FromHead, RedriveRequest
 from hopback.errors import BrokerError

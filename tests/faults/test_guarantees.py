@@ -9,7 +9,7 @@ import pytest
 
 from hopback import DESIGNS, App, BrokerVersion, Context, EmbeddedBroker, Message, Properties
 from hopback.broker.declare import declare
-from hopback.broker.simulator import run_virtual
+from hopback.broker.embedded import run_virtual
 from hopback.errors import Returned
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.expand import DELIVERY_LIMIT

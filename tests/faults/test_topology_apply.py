@@ -11,9 +11,9 @@ import pytest
 from hopback.broker.apply import live_plan
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.designs import DESIGNS
 from hopback.errors import NotFound
 from hopback.message import Message
-from hopback.patterns import DESIGNS
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:

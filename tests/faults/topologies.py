@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback import DESIGNS
-from hopback.patterns import event_bus, file_pipeline, freeflow
+from hopback.designs import event_bus, file_pipeline, freeflow
 from hopback.topology.expand import DELIVERY_LIMIT
 from tests.faults.ledger.application import EXCHANGE, two_queues
 

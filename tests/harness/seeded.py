@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.admin import create_app
 from hopback.broker.declare import declare
-from hopback.broker.simulator import EmbeddedBroker
-from hopback.broker.simulator.management import EmbeddedManagement
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.settings import Settings
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.runtime.app import App
 from hopback.runtime.service import Service
 from hopback.version import BrokerVersion

@@ -19,9 +19,9 @@ from hopback.deadletters.requests import FromHead, RedriveRequest
 from hopback.deadletters.sessions import Window
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.targets import Target, TargetKind
+from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.topology.model import Exchange, Queue, QueueType
 from tests.harness.versions import SUITES, installations
 from tests.integration.proxy import Proxy

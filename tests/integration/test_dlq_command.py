@@ -13,8 +13,8 @@ from click.shell_completion import ShellComplete
 from hopback import RabbitMQ
 from hopback.broker.declare import declare
 from hopback.cli.app import root, run
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.topology.model import Queue, QueueType
 from tests.integration.database import database_url, postgres
 

@@ -14,8 +14,8 @@ from hopback.broker.doctor import Examination, examine
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.broker_commands import doctor as doctor_command
+from hopback.designs import DESIGNS
 from hopback.message import Message
-from hopback.patterns import DESIGNS
 from hopback.topology.check import check
 from hopback.topology.model import Queue, QueueType
 

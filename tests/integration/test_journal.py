@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from hopback.broker.declare import declare
-from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.embedded import EmbeddedBroker
 from hopback.clock import ManualClock, SystemClock
 from hopback.deadletters.audit import AuditEntry, AuditQuery
 from hopback.deadletters.documents import read_job, write_job
@@ -34,9 +34,9 @@ from hopback.deadletters.retention import Retention, forget_old
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.sql_journal import SqlJournal
 from hopback.deadletters.targets import Target, TargetKind
+from hopback.designs import DESIGNS
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.store import migrate, open_database, schema
 from hopback.store.migrations import _APPEND_ONLY
 from tests.integration.database import database_url, engine, postgres

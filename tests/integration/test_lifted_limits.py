@@ -9,9 +9,9 @@ import pytest
 from hopback.broker.apply import apply, live_plan, restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message
-from hopback.patterns import DESIGNS
 from hopback.topology.model import Policy
 from tests.harness.versions import SUITES, installations
 

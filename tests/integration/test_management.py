@@ -9,8 +9,8 @@ import pytest
 
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.designs import DESIGNS
 from hopback.errors import ManagementError, ManagementNotFound, ManagementRefused
-from hopback.patterns import DESIGNS
 from hopback.topology.definitions import read_definitions, write_definitions
 from hopback.topology.diff import diff
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology

@@ -15,8 +15,8 @@ from hopback.broker.migrate import migrate, migration
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.exits import CommandFailed
 from hopback.cli.migrate_command import migrate as migrate_command
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,9 @@ from hopback.broker.policies import DLQ_LIMIT_PREFIX, lifting
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.broker_commands import apply as apply_command
 from hopback.cli.broker_commands import plan as plan_command
+from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.message import Message
-from hopback.patterns import DESIGNS
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import App, EmbeddedBroker, HopbackError, Message, Properties, Service
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.testing import AppTest, Tally
 from hopback.topology.plan import LocalWait
 from tests.integration.waiting import until

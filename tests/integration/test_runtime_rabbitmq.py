@@ -24,9 +24,9 @@ from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.migrate import migrate, migration
 from hopback.broker.supervise import Backoff
+from hopback.designs import DESIGNS
 from hopback.errors import NotFound, TopologyConflict
 from hopback.observe.events import Bus
-from hopback.patterns import DESIGNS
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW
 from hopback.topology.model import Queue, QueueType
 from tests.integration.proxy import Proxy

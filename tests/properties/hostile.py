@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from hopback.designs import DESIGNS
 from hopback.fields import Float32, Int8, Int32, LongStr, Timestamp, UInt8, UInt64
 from hopback.headers.names import OURS
 from hopback.message import Properties, Received
-from hopback.patterns import DESIGNS
 from hopback.policy import Done, Park, Retry, Snooze
 from hopback.version import BrokerVersion
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.broker.simulator import EventKind, Loss
+from hopback.broker.embedded import EventKind, Loss
 
 if TYPE_CHECKING:
-    from hopback.broker.simulator import Event, NodeSnapshot
+    from hopback.broker.embedded import Event, NodeSnapshot
 
 __all__ = ["Ledger"]
 

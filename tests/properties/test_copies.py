@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hopback import App, Context, EmbeddedBroker, Outcome, Park, Retry
-from hopback.broker.simulator import run_virtual
+from hopback.broker.embedded import run_virtual
 from hopback.policy import copies
 from hopback.policy.attempts import attempt_of
 from hopback.runtime import settling

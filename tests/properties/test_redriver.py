@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Properties, Received
-from hopback.patterns import DESIGNS
 from hopback.policy.redrive import RedriveOccasion, Redriver, redrive_message
 from hopback.wire.properties import encode_properties
 from tests.properties.field_values import properties, tables

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hopback.broker.simulator import Node, Refusal, advance
-from hopback.broker.simulator.snapshot import snapshot
+from hopback.broker.embedded import Node, Refusal, advance
+from hopback.broker.embedded.snapshot import snapshot
 from hopback.clock import ManualClock
 from hopback.message import Message, Properties
 from hopback.topology.model import Binding, Policy, Queue, QueueType
@@ -17,7 +17,7 @@ from hopback.version import BrokerVersion
 from tests.properties.ledger import Ledger
 
 if TYPE_CHECKING:
-    from hopback.broker.simulator.stored import Taken
+    from hopback.broker.embedded.stored import Taken
     from hopback.fields import FieldValue
 
 _NAMES = ("a", "b", "c")

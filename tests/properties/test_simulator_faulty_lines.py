@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedChannel, Fault, run_virtual
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedChannel, Fault, run_virtual
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.arguments import decode, encode
 from hopback.topology.document import from_document, to_document
 from hopback.topology.durations import LONGEST_MS, format_duration, parse_duration_ms

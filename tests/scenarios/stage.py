@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import pytest
 
+from hopback.broker.embedded import EmbeddedBroker, EventKind, run_virtual
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.broker.simulator import EmbeddedBroker, EventKind, run_virtual
-from hopback.broker.simulator.virtual_time import LoopClock
 from hopback.message import Message, Properties
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.topology.expand import retry_queues
@@ -29,8 +29,8 @@ from tests.scenarios.players import PolicyPlayer, RuntimePlayer
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
+    from hopback.broker.embedded import Event, Faults
     from hopback.broker.port import Broker, Channel
-    from hopback.broker.simulator import Event, Faults
     from hopback.fields import Headers
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
 from hopback.clock import SystemClock
+from hopback.designs import event_bus
 from hopback.headers import broker_failures, deaths
 from hopback.observe.logs import JsonLog
-from hopback.patterns import event_bus
 from tests.scenarios.cast import Status
 from tests.scenarios.stage import (
     EVERY_VERSION,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import EventKind, Fault
+from hopback.broker.embedded import EventKind, Fault
+from hopback.designs import file_pipeline
 from hopback.errors import Nacked
 from hopback.headers import broker_failures
-from hopback.patterns import file_pipeline
 from hopback.policy import Park, Retry
 from tests.scenarios.stage import EVERY_VERSION, FAITHFUL, HARDENED, POLICY, RUNTIME, Stage, played
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import EventKind, Fault
+from hopback.broker.embedded import EventKind, Fault
+from hopback.designs import freeflow
 from hopback.errors import Returned
 from hopback.headers import broker_failures, last_death_queue
 from hopback.message import Message, Properties, Received
-from hopback.patterns import freeflow
 from hopback.policy import Done, Park, Retry, plan_of
 from tests.scenarios.stage import (
     EVERY_VERSION,

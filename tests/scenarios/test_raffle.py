@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import EventKind, Fault
+from hopback.broker.embedded import EventKind, Fault
+from hopback.designs import raffle
 from hopback.errors import ConnectionFailed, Nacked
 from hopback.headers import broker_failures
-from hopback.patterns import raffle
 from hopback.policy import Done, Retry
 from tests.scenarios.stage import EVERY_VERSION, FAITHFUL, POLICY, RUNTIME, Stage, played
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.broker.simulator import EmbeddedBroker
-from hopback.patterns import raffle
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.designs import raffle
 from hopback.runtime.app import App
 from hopback.testing.kit import AppTest, in_virtual_time
 

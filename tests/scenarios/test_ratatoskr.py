@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import EmbeddedBroker, EventKind, Fault, run_virtual
+from hopback.broker.embedded import EmbeddedBroker, EventKind, Fault, run_virtual
+from hopback.designs import ratatoskr
 from hopback.errors import Returned, UnsafeOperation
 from hopback.headers import broker_failures
 from hopback.message import Message, Properties
-from hopback.patterns import ratatoskr
 from hopback.policy import Done, Park, Retry, Rule, Verdict
 from hopback.runtime.app import App
 from hopback.testing.kit import AppTest

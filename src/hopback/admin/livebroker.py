@@ -41,7 +41,7 @@ class Scene:
     live: bool
 
     def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
-        """The queues a publish reaches; KeyError for a missing exchange. The simulator's own rules."""
+        """The queues a publish reaches; KeyError for a missing exchange. The embedded broker's own rules."""
         names = (queue.name for queue in self.topology.queues)
         exchanges = (*PREDECLARED, *self.topology.exchanges)
         table = RoutingTable(exchanges, names, self.topology.bindings)

@@ -21,11 +21,11 @@ from hopback.cli.demo_telling import Guide, ShortLog
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.clock import SystemClock
 from hopback.deadletters.operations import Operations
+from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
 from hopback.observe.metrics import Metrics
-from hopback.patterns import DESIGNS
 from hopback.private_files import private_folder
 from hopback.runtime.depths import Depths, watched_queues
 from hopback.runtime.health import Health

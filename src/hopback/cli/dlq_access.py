@@ -247,8 +247,8 @@ async def _management(place: Place, broker: Broker, stack: AsyncExitStack) -> Li
     if place.broker is None:
         return None
     if place.broker == EMBEDDED:
-        from hopback.broker.simulator import EmbeddedBroker
-        from hopback.broker.simulator.management import EmbeddedManagement
+        from hopback.broker.embedded import EmbeddedBroker
+        from hopback.broker.embedded.management import EmbeddedManagement
 
         return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
     access = Access(place.broker, place.management, place.amqp_only)
@@ -256,7 +256,7 @@ async def _management(place: Place, broker: Broker, stack: AsyncExitStack) -> Li
 
 
 def _is_design(name: str) -> bool:
-    from hopback.patterns import DESIGNS
+    from hopback.designs import DESIGNS
 
     return name in DESIGNS
 
@@ -268,7 +268,7 @@ def _broker(url: str | None) -> tuple[Broker, str]:
     if url is None:
         return _NoBroker(), "/"
     if url == EMBEDDED:
-        from hopback.broker.simulator import EmbeddedBroker
+        from hopback.broker.embedded import EmbeddedBroker
 
         return EmbeddedBroker(), "/"
     try:

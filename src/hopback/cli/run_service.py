@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hopback.broker.declare import Ownership
+from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.broker.simulator import EmbeddedBroker
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.clock import SystemClock
 from hopback.endpoint import Endpoint

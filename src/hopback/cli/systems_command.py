@@ -10,10 +10,10 @@ import click
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.printing import document, json_text, table
 from hopback.cli.targets import format_option
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 
 if TYPE_CHECKING:
-    from hopback.patterns import Design
+    from hopback.designs import Design
 
 __all__ = ["systems"]
 

@@ -19,7 +19,7 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.patterns import Design
+    from hopback.designs import Design
     from hopback.topology.model import Topology
 
 __all__ = [
@@ -54,7 +54,7 @@ class Target:
 
     def topology(self) -> Topology:
         """The design or the file's content; CommandFailed (5) if there is neither."""
-        from hopback.patterns import DESIGNS
+        from hopback.designs import DESIGNS
 
         design = DESIGNS.get(self.name)
         if design is not None:
@@ -91,7 +91,7 @@ class Target:
 def _suggestion(name: str) -> str:
     from difflib import get_close_matches
 
-    from hopback.patterns import DESIGNS
+    from hopback.designs import DESIGNS
 
     close = get_close_matches(name, DESIGNS, n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
@@ -166,7 +166,7 @@ def _complete(
     """Names of systems, and files."""
     from click.shell_completion import CompletionItem
 
-    from hopback.patterns import DESIGNS
+    from hopback.designs import DESIGNS
 
     systems = [CompletionItem(name) for name in DESIGNS if name.startswith(incomplete)]
     return [*systems, CompletionItem(incomplete, type="file")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hopback.broker.simulator import EmbeddedBroker, Fault
+    from hopback.broker.embedded import EmbeddedBroker, Fault
     from hopback.testing.app_thread import AppThread
     from hopback.testing.broker_thread import BrokerThread
     from hopback.testing.captured import Happening, Tally
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hopback.broker.simulator": ("EmbeddedBroker", "Fault"),
+    "hopback.broker.embedded": ("EmbeddedBroker", "Fault"),
     "hopback.testing.app_thread": ("AppThread",),
     "hopback.testing.broker_thread": ("BrokerThread",),
     "hopback.testing.captured": ("Happening", "Tally"),

@@ -11,8 +11,8 @@ from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from hopback.broker.embedded import NodeSnapshot
     from hopback.broker.server import Advanced
-    from hopback.broker.simulator import NodeSnapshot
     from hopback.topology.model import Policy
 
 __all__ = ["BrokerThread"]

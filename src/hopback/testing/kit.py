@@ -11,8 +11,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
-from hopback.broker.simulator import EmbeddedBroker, VirtualTimeLoop, run_virtual
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded import EmbeddedBroker, VirtualTimeLoop, run_virtual
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.events import Bus
 from hopback.runtime.outgoing import compose
 from hopback.runtime.service import Service
@@ -24,7 +24,7 @@ from hopback.topology.expand import retry_queues
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from hopback.broker.simulator import Faults, StoredMessage
+    from hopback.broker.embedded import Faults, StoredMessage
     from hopback.fields import Headers
     from hopback.runtime.app import App
     from hopback.runtime.service import Report, ServiceOptions

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.broker.simulator import EventKind, Refusal
-from hopback.broker.simulator.outcome import channel_error, refused
+from hopback.broker.embedded import EventKind, Refusal
+from hopback.broker.embedded.outcome import channel_error, refused
 
 if TYPE_CHECKING:
-    from hopback.broker.simulator import Node
-    from hopback.broker.simulator.stored import Taken
+    from hopback.broker.embedded import Node
+    from hopback.broker.embedded.stored import Taken
     from hopback.message import Message
 
 __all__ = ["Producer"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, assert_never
 
-from hopback.broker.simulator import EmbeddedBroker, EventKind, run_virtual
+from hopback.broker.embedded import EmbeddedBroker, EventKind, run_virtual
 from hopback.message import Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
@@ -21,8 +21,8 @@ from hopback.topology.expand import retry_queues
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded import Event, Node
     from hopback.broker.port import Channel
-    from hopback.broker.simulator import Event, Node
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.policy.decision import Decision, Effect

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from hopback import Binding, EmbeddedBroker, Message, Properties, Queue
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.store import Outbox

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from hopback import EmbeddedBroker
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.store import Outbox
 from hopback.systems.file_pipeline.gateway import gateway
 from hopback.systems.file_pipeline.settings import Settings

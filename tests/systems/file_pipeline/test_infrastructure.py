@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from hopback.patterns import file_pipeline
+from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.infrastructure import HOME, infrastructure
 from hopback.topology import read_definitions
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.systems.file_pipeline.settings import Settings
 from hopback.systems.file_pipeline.workshop import NotReady, Workshop
 from hopback.systems.settings import SettingsError

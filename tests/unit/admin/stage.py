@@ -12,8 +12,8 @@ import httpx
 from hopback.admin import AdminSettings, create_app
 from hopback.admin.settings import parse_settings
 from hopback.broker.declare import declare
-from hopback.broker.simulator import EmbeddedBroker
-from hopback.broker.simulator.management import EmbeddedManagement
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.settings import Settings

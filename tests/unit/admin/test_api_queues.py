@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
 from hopback.topology.model import Queue, QueueType
 from tests.unit.admin.stage import DLQ, MAIN, admin, dead_letter
 

@@ -14,10 +14,10 @@ import pytest
 
 from hopback.admin import create_app
 from hopback.admin.content import Form, payload_of, visible
-from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.embedded import EmbeddedBroker
 from hopback.deadletters.operations import Operations
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}

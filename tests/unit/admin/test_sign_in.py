@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.admin.settings import BadSettings, parse_settings
-from hopback.broker.simulator import EmbeddedBroker
-from hopback.broker.simulator.management import EmbeddedManagement
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.deadletters.audit import AuditQuery
 from hopback.errors import ConnectionFailed

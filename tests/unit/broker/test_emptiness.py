@@ -11,13 +11,13 @@ import pytest
 
 from hopback.broker.apply import apply, live_plan
 from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.emptiness import Emptiness, feeders, queue_state
 from hopback.broker.migrate import SHADOW, migrate, migration
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
 from hopback.deadletters.operations import Operations
+from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.limits import restore_limits
 from hopback.broker.policies import DLQ_LIMIT_PREFIX, lifting
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
 from hopback.errors import UnsafeOperation
 from hopback.message import Message
 from hopback.testing import in_virtual_time

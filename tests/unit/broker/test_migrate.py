@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement, run_virtual
 from hopback.broker.emptiness import queue_state
 from hopback.broker.migrate import SHADOW, Migration, migration
 from hopback.broker.migrate import migrate as carry_out
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement, run_virtual
+from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy.decision import Publish
 from hopback.policy.outcome import Retry

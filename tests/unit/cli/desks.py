@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import declare
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.cli.desk import LibraryDesk
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import Who
 from hopback.deadletters.settings import Settings
+from hopback.designs import DESIGNS
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.cli.asking import ask, ask_for_reason
 from hopback.cli.desk import LibraryDesk, Look
 from hopback.cli.dlq_acting import carry_out

@@ -25,7 +25,7 @@ from tests.unit.cli.desks import DLQ, HOSTILE, MAIN, office
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hopback.broker.simulator import EmbeddedBroker
+    from hopback.broker.embedded import EmbeddedBroker
 
 _Output = pytest.CaptureFixture[str]
 

@@ -9,8 +9,8 @@ import pytest
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.targets import Target
+from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
-from hopback.patterns import DESIGNS
 from hopback.topology.toml import write_toml
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.cli.app import run
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.definitions import write_definitions
 from hopback.topology.document import to_document
 from hopback.topology.table import write_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.deadletters.cost import Price, cost_of_looking, spent_too_much
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hopback.deadletters.discovery import Override, dead_letter_queues
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
 from hopback.topology.plan import Redrive
 

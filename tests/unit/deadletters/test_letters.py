@@ -11,10 +11,10 @@ from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.letters import content_digest, letter_of
 from hopback.deadletters.stories import timeline, what_happened
+from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
 from hopback.headers import failure_from_reason, failure_json
 from hopback.message import Properties, Received
-from hopback.patterns import DESIGNS
 from hopback.topology.model import Topology
 
 if TYPE_CHECKING:

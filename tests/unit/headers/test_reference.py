@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hopback.designs import DESIGNS
 from hopback.headers.names import OURS
-from hopback.patterns import DESIGNS
 
 _PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "headers.md").read_text("utf-8")
 _DESIGNS = sorted(

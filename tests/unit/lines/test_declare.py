@@ -6,9 +6,9 @@ import pytest
 
 from hopback.broker.apply import live_plan
 from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
-from hopback.broker.simulator import EmbeddedBroker
-from hopback.broker.simulator.management import EmbeddedManagement
 from hopback.errors import TopologyConflict
 from hopback.topology.model import Exchange, Queue, QueueType, Topology
 

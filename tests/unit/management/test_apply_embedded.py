@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.apply import AtRisk, apply, live_plan, plan
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.inequivalent import difference_of
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
+from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.message import Message
-from hopback.patterns import DESIGNS
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion

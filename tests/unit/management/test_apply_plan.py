@@ -8,7 +8,7 @@ import pytest
 
 from hopback.broker.apply import AtRisk, plan
 from hopback.broker.policies import exactly
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.diff import Kind
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from hopback import App, Context, Park, Snooze
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
+from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
 from hopback.observe.events import EVENTS
-from hopback.patterns import DESIGNS
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Queue

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import App, BreakerPolicy
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
+from hopback.designs import DESIGNS
 from hopback.endpoint import Request, is_loopback
-from hopback.patterns import DESIGNS
 from hopback.runtime.control import Control
 from hopback.runtime.depths import Depths, HeldBack, Watched, watched_queues
 from hopback.runtime.health import Health

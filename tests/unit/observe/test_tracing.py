@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from hopback import App, Context, EmbeddedBroker, Park, Service, Surroundings
-from hopback.broker.simulator import run_virtual
+from hopback.broker.embedded import run_virtual
+from hopback.designs import DESIGNS
 from hopback.observe.events import Bus
-from hopback.patterns import DESIGNS
 from hopback.runtime.outgoing import compose
 from hopback.runtime.tracing import traced, traced_batch
 

@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import declare
-from hopback.broker.simulator import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.simulator.virtual_time import LoopClock
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest, Who
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
-from hopback.patterns import DESIGNS
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from typing import Any
 
-    from hopback.broker.simulator import EmbeddedConnection, QueueSnapshot
+    from hopback.broker.embedded import EmbeddedConnection, QueueSnapshot
     from hopback.topology.model import Topology
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import Fault, Faults, run_virtual
+from hopback.broker.embedded import Fault, Faults, run_virtual
 from hopback.deadletters.jobs import JobState
 from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.pacing import Pace
@@ -30,7 +30,7 @@ from tests.unit.operations.stage import (
 )
 
 if TYPE_CHECKING:
-    from hopback.broker.simulator import EmbeddedBroker
+    from hopback.broker.embedded import EmbeddedBroker
     from hopback.deadletters.jobs import Job
 
 _COUNT, _LIMIT, _IN_FLIGHT = 60, 45, 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
 from hopback.deadletters.jobs import JobConflict, JobState
 from hopback.deadletters.pacing import RAMP, Pace
 from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hopback.broker.simulator import Fault, run_virtual
+from hopback.broker.embedded import Fault, run_virtual
 from hopback.deadletters.jobs import JobState
 from hopback.deadletters.pacing import Pace
 from hopback.deadletters.requests import FromHead

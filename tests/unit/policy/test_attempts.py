@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.designs import event_bus, file_pipeline, freeflow, raffle, recommended
 from hopback.fields import Timestamp
 from hopback.message import Properties, Received
-from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, recommended
 from hopback.policy import attempt_of, failures_so_far, origin_of, original_routing_key
 
 if TYPE_CHECKING:

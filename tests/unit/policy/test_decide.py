@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.designs import event_bus, file_pipeline, freeflow, raffle, ratatoskr, recommended
 from hopback.fields import Timestamp
 from hopback.headers import FRAME_BYTES, frame_size
 from hopback.message import Properties, Received
-from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, ratatoskr, recommended
 from hopback.policy import Done, Park, Retry, Snooze, decide
 from hopback.policy import decision as decided
 from hopback.topology.plan import Leave, Route

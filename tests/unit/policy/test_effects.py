@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hopback.designs import event_bus, file_pipeline, freeflow, raffle, ratatoskr, recommended
 from hopback.fields import Timestamp
 from hopback.headers import FRAME_BYTES, Failure, frame_size, read_history
 from hopback.message import Properties, Received
-from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, ratatoskr, recommended
 from hopback.policy import Occasion, Park, Retry, Snooze, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.designs import event_bus, file_pipeline, freeflow, raffle, ratatoskr
 from hopback.errors import UnsafeOperation
 from hopback.fields import Timestamp
 from hopback.headers import FRAME_BYTES, Failure, failure_json, read_history
 from hopback.message import Properties, Received
-from hopback.patterns import event_bus, file_pipeline, freeflow, raffle, ratatoskr
 from hopback.policy import RedriveOccasion, plan_of, redrive_message, redrive_refusal
 from hopback.topology.plan import Redrive
 

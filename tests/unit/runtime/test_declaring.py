@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import App, BreakerPolicy, Context, Service
-from hopback.broker.simulator import EmbeddedBroker
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
-from hopback.patterns import DESIGNS
 from hopback.runtime.batch import BatchHandler, BatchOptions
 from hopback.runtime.handler import Handler, HandlerOptions, inspect_handler
 from hopback.runtime.push import PushTarget

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hopback import App, Context, EmbeddedBroker, Park, Retry, ServiceOptions, Surroundings
-from hopback.broker.simulator import EventKind
+from hopback.broker.embedded import EventKind
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
 from hopback.observe.events import Bus
-from hopback.patterns import DESIGNS
 from hopback.runtime.answer import Answer, Session, Taken
 from hopback.runtime.consumer import ConsumerState
 from hopback.runtime.settling import Settling

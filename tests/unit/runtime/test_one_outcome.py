@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopback import App, Done, EmbeddedBroker, Park, Retry, Rule, Snooze
-from hopback.broker.simulator import EventKind
+from hopback.broker.embedded import EventKind
 from hopback.observe.events import EVENTS
 from hopback.policy.rules import Verdict
 from hopback.testing import AppTest, in_virtual_time
@@ -18,7 +18,7 @@ from hopback.testing import AppTest, in_virtual_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.broker.simulator import Event
+    from hopback.broker.embedded import Event
 
 
 class _Unprintable(Exception):

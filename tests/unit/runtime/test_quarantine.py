@@ -13,7 +13,7 @@ import pytest
 
 from hopback import App, BrokerVersion, EmbeddedBroker, Message, Properties
 from hopback.broker.declare import declare
-from hopback.broker.simulator import run_virtual
+from hopback.broker.embedded import run_virtual
 from hopback.headers import read_history
 from hopback.observe.events import Bus
 from hopback.runtime import assembly, intake

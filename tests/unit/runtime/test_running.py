@@ -17,10 +17,10 @@ from hopback import (
     ServiceOptions,
     Snooze,
 )
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
 from hopback.broker.supervise import LineState
+from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, TopologyError, UnsafeOperation
-from hopback.patterns import DESIGNS
 from hopback.policy.breaker import BreakerState
 from hopback.runtime.consumer import Consumer, ConsumerState, Leftover
 from hopback.testing import AppTest, Tally, in_virtual_time

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hopback import App, EmbeddedBroker, Service, ServiceOptions
-from hopback.broker.simulator import Fault
+from hopback.broker.embedded import Fault
 from hopback.runtime.consumer import Leftover
 from hopback.testing import AppTest, in_virtual_time
 from tests.unit.runtime.slow import alone, slow_app

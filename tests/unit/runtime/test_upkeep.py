@@ -10,10 +10,10 @@ import pytest
 
 from hopback import App, EmbeddedBroker, Park, Retry, ServiceOptions
 from hopback.broker.declare import Ownership, declare
+from hopback.broker.embedded import EmbeddedManagement
 from hopback.broker.migrate import migrate, migration
-from hopback.broker.simulator import EmbeddedManagement
+from hopback.designs import DESIGNS
 from hopback.message import Message
-from hopback.patterns import DESIGNS
 from hopback.runtime.consumer import ConsumerState
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, Tally, in_virtual_time

@@ -13,7 +13,7 @@ import pytest
 
 import hopback.testing
 from hopback import App, Context, Park, Snooze
-from hopback.broker.simulator import VirtualTimeLoop
+from hopback.broker.embedded import VirtualTimeLoop
 from hopback.errors import NotFound, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 

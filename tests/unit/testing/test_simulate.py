@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.testing.entrance import CannotSimulate
 from hopback.testing.script import Script
 from hopback.testing.simulate import simulate

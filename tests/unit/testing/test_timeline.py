@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.testing.sequence import sequence_of
 from hopback.testing.timeline import Entry, Step, Timeline, telling_headers
 from hopback.version import BrokerVersion

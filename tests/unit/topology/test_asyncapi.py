@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
-from hopback.patterns import DESIGNS
 from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 

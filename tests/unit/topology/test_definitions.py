@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
 from hopback.fields import Int32, Timestamp, UInt64
-from hopback.patterns import DESIGNS
 from hopback.topology.definitions import RECORD, read_definitions, write_definitions
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.toml import read_toml, write_toml

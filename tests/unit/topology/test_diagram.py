@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
-from hopback.patterns import DESIGNS
 from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
 from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.model import Binding, Exchange, Queue, Topology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.document import from_document, to_document
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 

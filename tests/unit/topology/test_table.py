@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.roles import Role, queue_roles
 from hopback.topology.table import write_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.check import Severity, check
 from hopback.topology.model import QueueType
 from hopback.version import BrokerVersion

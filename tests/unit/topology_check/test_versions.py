@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hopback.patterns import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.topology.check import Severity, check
 from hopback.topology.hazards.rule import Verdict, spelled
 from hopback.topology.model import Queue, Topology

@@ -24,8 +24,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server import api_changes, api_connections, api_messages, api_objects
-from hopback.broker.simulator.refusal import Refusal
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
 

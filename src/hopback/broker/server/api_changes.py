@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hopback.broker.embedded.journal import Loss
+from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server.api_objects import properties_key
-from hopback.broker.simulator.journal import Loss
-from hopback.broker.simulator.refusal import Refusal
 from hopback.topology.definitions_objects import SECTIONS, parse
 from hopback.topology.model import Binding, Exchange, Policy, Queue
 from hopback.topology.places import Place
@@ -16,8 +16,8 @@ from hopback.topology.places import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hopback.broker.embedded.session import Session
     from hopback.broker.server.house import House
-    from hopback.broker.simulator.session import Session
     from hopback.errors import Problem
     from hopback.topology.definitions_objects import Definable
 

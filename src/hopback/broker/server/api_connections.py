@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server.json_values import NODE, plain, table
-from hopback.broker.simulator.refusal import Refusal
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.rota import Consumer
     from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
     from hopback.broker.server.house import House
-    from hopback.broker.simulator.rota import Consumer
 
 __all__ = ["channels", "close", "connections", "consumers", "of_connection"]
 

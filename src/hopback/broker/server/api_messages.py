@@ -7,17 +7,17 @@ import binascii
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hopback.broker.embedded.journal import EventKind
 from hopback.broker.server.json_values import plain, table
-from hopback.broker.simulator.journal import EventKind
 from hopback.message import Message, Properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from hopback.broker.embedded.refusal import Refusal
+    from hopback.broker.embedded.session import ChannelState
+    from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.house import House
-    from hopback.broker.simulator.refusal import Refusal
-    from hopback.broker.simulator.session import ChannelState
-    from hopback.broker.simulator.stored import Taken
 
 __all__ = ["DEFAULT_EXCHANGE", "get", "publish"]
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote_plus
 
 from hopback import __version__
+from hopback.broker.embedded.settings import policy_for
 from hopback.broker.server.api_connections import channels, connections, consumers
 from hopback.broker.server.json_values import NODE, plain, table
-from hopback.broker.simulator.settings import policy_for
 from hopback.topology.model import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.server.house import House
-    from hopback.broker.simulator.queue import LiveQueue
     from hopback.topology.model import Binding, Policy
 
 __all__ = [

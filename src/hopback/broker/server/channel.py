@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hopback.broker.embedded.journal import EventKind
+from hopback.broker.embedded.refusal import Refusal, not_implemented, precondition_failed
 from hopback.broker.server.methods import HANDLERS
 from hopback.broker.server.outgoing import confirm_frame, short_text
 from hopback.broker.server.replies import REPLY_TO
-from hopback.broker.simulator.journal import EventKind
-from hopback.broker.simulator.refusal import Refusal, not_implemented, precondition_failed
 from hopback.errors import ProtocolError
 from hopback.message import Message, Received
 from hopback.wire.contents import Published
@@ -19,10 +19,10 @@ from hopback.wire.states import ChannelState as WireState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hopback.broker.embedded.session import Session
+    from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.client import Client
     from hopback.broker.server.transaction import Transaction
-    from hopback.broker.simulator.session import Session
-    from hopback.broker.simulator.stored import Taken
     from hopback.message import Delivery, Properties
     from hopback.wire.events import Event
 

@@ -7,12 +7,12 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server.channel import ServerChannel, reply_text
 from hopback.broker.server.greeting import client_name, server_properties, wire_limits
 from hopback.broker.server.line import ServerLine
 from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
-from hopback.broker.simulator.refusal import Refusal
 from hopback.errors import ProtocolError
 from hopback.wire.connection import Connection
 from hopback.wire.contents import Published
@@ -23,8 +23,8 @@ from hopback.wire.properties import decode_properties
 from hopback.wire.states import ConnectionState
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.session import Session
     from hopback.broker.server.house import House
-    from hopback.broker.simulator.session import Session
     from hopback.errors import BrokerError
     from hopback.message import Properties
     from hopback.wire.events import Event

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from hopback.broker.embedded.node import Node
 from hopback.broker.server.pressure import Pressure, give_back_memory
 from hopback.broker.server.replies import Replies
 from hopback.broker.server.users import Users
-from hopback.broker.simulator.node import Node
 
 if TYPE_CHECKING:
     from hopback.broker.server.client import Client

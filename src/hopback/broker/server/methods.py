@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback.broker.server.replies import REPLY_TO
-from hopback.broker.server.transaction import Transaction
-from hopback.broker.simulator.refusal import (
+from hopback.broker.embedded.refusal import (
     Refusal,
     no_such,
     not_allowed,
     not_implemented,
     precondition_failed,
 )
+from hopback.broker.server.replies import REPLY_TO
+from hopback.broker.server.transaction import Transaction
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.server.house import House
-    from hopback.broker.simulator.queue import LiveQueue
 
 __all__ = ["MESSAGE_BYTES", "Pressure", "give_back_memory"]
 

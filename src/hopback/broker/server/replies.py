@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.simulator.refusal import precondition_failed
+from hopback.broker.embedded.refusal import precondition_failed
 
 if TYPE_CHECKING:
     from hopback.broker.server.channel import ServerChannel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.broker.simulator.refusal import Refusal
+from hopback.broker.embedded.refusal import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

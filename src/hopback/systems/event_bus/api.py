@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import Publisher
-from hopback.patterns.event_bus import prefix_of
+from hopback.designs.event_bus import prefix_of
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import queue_of
 from hopback.systems.web import Refused, field, json_body, web_application

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback import DESIGNS, App
-from hopback.patterns import event_bus
-from hopback.patterns.event_bus import prefix_of
+from hopback.designs import event_bus
+from hopback.designs.event_bus import prefix_of
 
 if TYPE_CHECKING:
     from hopback.systems.event_bus.settings import Settings

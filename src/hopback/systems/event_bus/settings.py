@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hopback.patterns.event_bus import SERVICES
+from hopback.designs.event_bus import SERVICES
 from hopback.systems.settings import Environment
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from hopback import Publisher
 from hopback.deadletters.operations import Operations
-from hopback.patterns import file_pipeline
+from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.admin_access import admin_routes
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import Register, is_file_id

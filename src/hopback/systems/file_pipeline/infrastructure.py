@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hopback.patterns import file_pipeline
+from hopback.designs import file_pipeline
 from hopback.topology import write_definitions
 
 __all__ = ["HOME", "infrastructure"]

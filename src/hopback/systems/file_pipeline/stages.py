@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from hopback import App, Context, Park
-from hopback.patterns import file_pipeline
+from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.messages import Envelope, Malformed, ProcessingFailed
 from hopback.systems.file_pipeline.workshop import Workshop
 

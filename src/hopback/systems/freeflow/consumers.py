@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.dialects import postgresql, sqlite
 
 from hopback import App, Context, Rule, Verdict
-from hopback.patterns import freeflow
-from hopback.patterns.freeflow import QUEUES
+from hopback.designs import freeflow
+from hopback.designs.freeflow import QUEUES
 from hopback.systems.database import Database
 from hopback.systems.freeflow.domains import DOMAINS, Event, Hopeless
 from hopback.systems.freeflow.tables import METADATA, audit

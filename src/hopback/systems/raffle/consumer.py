@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback import App, Rule, Verdict
-from hopback.patterns import raffle
+from hopback.designs import raffle
 from hopback.systems.database import Database
 from hopback.systems.raffle.tables import METADATA
 from hopback.systems.raffle.users import InvalidUser, User, data_error, insert_users

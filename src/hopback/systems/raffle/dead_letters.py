@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from hopback import App, Context, Done, Plan, Snooze
-from hopback.patterns import raffle
+from hopback.designs import raffle
 from hopback.systems.database import Database
 from hopback.systems.raffle.tables import METADATA, dropped
 from hopback.systems.raffle.users import InvalidUser, User, data_error, db_error, insert_users

@@ -51,7 +51,7 @@ class Settings:
 
     def topology(self) -> Topology:
         """The documented design with these parameters."""
-        from hopback.patterns import ratatoskr
+        from hopback.designs import ratatoskr
 
         return ratatoskr(
             self.queue,

@@ -1,0 +1,41 @@
+"""RabbitMQ in memory: a synchronous node, and the embedded broker that puts it behind the port."""
+
+from hopback.broker.embedded.broker import EmbeddedBroker
+from hopback.broker.embedded.channel import EmbeddedChannel
+from hopback.broker.embedded.connection import EmbeddedConnection
+from hopback.broker.embedded.faults import Fault, Faults
+from hopback.broker.embedded.journal import Event, EventKind, Loss
+from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.broker.embedded.node import Node, advance
+from hopback.broker.embedded.profile import PROFILES, Profile, profile_for
+from hopback.broker.embedded.refusal import Refusal
+from hopback.broker.embedded.session import ChannelState, Session, Sink
+from hopback.broker.embedded.snapshot import NodeSnapshot, QueueSnapshot, StoredMessage
+from hopback.broker.embedded.virtual_time import NothingCanHappen, VirtualTimeLoop, run_virtual
+
+__all__ = [
+    "PROFILES",
+    "ChannelState",
+    "EmbeddedBroker",
+    "EmbeddedChannel",
+    "EmbeddedConnection",
+    "EmbeddedManagement",
+    "Event",
+    "EventKind",
+    "Fault",
+    "Faults",
+    "Loss",
+    "Node",
+    "NodeSnapshot",
+    "NothingCanHappen",
+    "Profile",
+    "QueueSnapshot",
+    "Refusal",
+    "Session",
+    "Sink",
+    "StoredMessage",
+    "VirtualTimeLoop",
+    "advance",
+    "profile_for",
+    "run_virtual",
+]

@@ -1,0 +1,158 @@
+"""The embedded broker: the simulated node behind the broker port, in the process that uses it.
+
+On the ordinary event loop it runs in real time, on a `VirtualTimeLoop` in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.connection import EmbeddedConnection
+from hopback.broker.embedded.faults import Fault, Faults
+from hopback.broker.embedded.node import Node
+from hopback.broker.embedded.snapshot import NodeSnapshot, snapshot
+from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.errors import ConnectionFailed
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.clock import Clock
+    from hopback.topology.model import Policy
+
+__all__ = ["EmbeddedBroker"]
+
+_WINDOW = 1000
+_CONFIRM_TIMEOUT_S = 30.0
+
+
+class EmbeddedBroker:
+    """RabbitMQ in memory, for one process: development, tests, simulation.
+
+    `version` chooses whose behaviour it shows. `seed` decides the names it makes up and the chance
+    faults. `window` and `confirm_timeout` are those of its clients. `node` is the broker inside;
+    `faults` are the switches to make things go wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        version: BrokerVersion = BrokerVersion(4, 0),  # noqa: B008  a frozen value
+        clock: Clock | None = None,
+        seed: int = 0,
+        consumer_timeout: float | None = 1800.0,
+        max_body_bytes: int | None = None,
+        window: int = _WINDOW,
+        confirm_timeout: float = _CONFIRM_TIMEOUT_S,
+        user: str = "guest",
+    ) -> None:
+        self.node = Node(
+            version,
+            clock or LoopClock(time.time),
+            seed=seed,
+            consumer_timeout=consumer_timeout,
+            max_body_bytes=max_body_bytes,
+        )
+        self.node.timers.on_earlier = self._arm
+        self.faults = Faults(seed)
+        self.window = window
+        self.confirm_timeout = confirm_timeout
+        self.user = user
+        self.blocked = False
+        """Whether publishers are held back, as by a memory alarm."""
+        self._connections: list[EmbeddedConnection] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it is: nowhere but here."""
+        return f"embedded RabbitMQ {self.node.profile.version}"
+
+    @property
+    def version(self) -> BrokerVersion:
+        """Whose behaviour it shows."""
+        return self.node.profile.version
+
+    @property
+    def connections(self) -> tuple[EmbeddedConnection, ...]:
+        """The open connections, oldest first."""
+        return tuple(self._connections)
+
+    async def connect(self, name: str = "hopback") -> EmbeddedConnection:
+        """A new connection; ConnectionFailed if a fault switch says so."""
+        await asyncio.sleep(self.faults.latency)
+        if self.faults.active and self.faults.strikes(Fault.REFUSE_CONNECTION):
+            raise ConnectionFailed(f"{self.address} refused the connection: a fault was injected")
+        self._follow(asyncio.get_running_loop())
+        connection = EmbeddedConnection(self, name)
+        self._connections.append(connection)
+        return connection
+
+    def forget(self, connection: EmbeddedConnection) -> None:
+        """A connection has ended."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+
+    # What an operator can do.
+
+    def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
+        """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
+        self.node.policies.put(policy, operator=operator)
+
+    def clear_policy(self, name: str, *, operator: bool = False) -> None:
+        """Remove a policy; a missing one is no error."""
+        self.node.policies.remove(name, operator=operator)
+
+    def snapshot(self) -> NodeSnapshot:
+        """Everything in it at this moment, as values."""
+        return snapshot(self.node)
+
+    def restart(self) -> None:
+        """Stop and start: connections are lost, and so is what is not durable."""
+        self.cut(buffered=False)
+        self.node.restart()
+
+    # Faults.
+
+    def cut(self, connection: EmbeddedConnection | None = None, *, buffered: bool = True) -> None:
+        """Cut one connection, or all; `buffered`: what the broker had said already still arrives."""
+        for each in (connection,) if connection is not None else self.connections:
+            each.cut(buffered=buffered)
+
+    def block(self, *, blocked: bool = True) -> None:
+        """Hold publishers back, as a memory alarm does, or let them go on.
+
+        A connection that publishes meanwhile is not read any more: its settlements wait, too.
+        """
+        self.blocked = blocked
+        for connection in () if blocked else self.connections:
+            connection.unblocked()
+
+    # Time.
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Keep the deadlines on this loop; one that ran before may be gone with its timers."""
+        if loop is self._loop:
+            return
+        self._loop = loop
+        self._timer = None
+        due = self.node.next_deadline()
+        if due is not None:
+            self._arm(due)
+
+    def _arm(self, due: float) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(loop.time() + max(0.0, due - self.node.now()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.node.run_due()
+        due = self.node.next_deadline()
+        if due is not None:
+            self._arm(due)

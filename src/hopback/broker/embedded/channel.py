@@ -1,0 +1,373 @@
+"""A channel of the embedded broker.
+
+What the client asks for happens in the node at once, in the order of the calls; what the node
+answers comes over the connection's line in a later turn of the loop, as over a network. Between
+the end of the channel in the node and the news of it, calls go into the void, as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hopback.broker.embedded.faults import Fault
+from hopback.broker.embedded.journal import EventKind
+from hopback.broker.embedded.outcome import (
+    channel_error,
+    connection_error,
+    interrupted,
+    persistent,
+    refused,
+    timed_out,
+)
+from hopback.broker.embedded.refusal import Refusal
+from hopback.broker.port import QueueState
+from hopback.errors import ChannelClosed, ProtocolError
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Callable
+
+    from hopback.broker.embedded.connection import EmbeddedConnection
+    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.port import OnCancel, OnDelivery
+    from hopback.errors import BrokerError
+    from hopback.fields import Headers
+    from hopback.message import Message, Properties
+    from hopback.topology.model import Binding, Exchange, Queue
+
+__all__ = ["EmbeddedChannel"]
+
+T = TypeVar("T")
+
+
+class EmbeddedChannel:
+    """Fills the port's `Channel`, and takes note of what the node says."""
+
+    def __init__(self, connection: EmbeddedConnection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._faults = connection.broker.faults
+        self._put = connection.line.put
+        self._loop = asyncio.get_running_loop()
+        self._state = connection.session.open_channel(self)
+        self._hand = self._hand_over  # bound once, not for every delivery
+        self._confirm = self._confirmed
+        self._consumers: dict[str, tuple[OnDelivery, OnCancel | None]] = {}
+        self._next_consumer = 0
+        self._fates: dict[Future[None], Message] = {}
+        self._requests: set[Future[Any]] = set()
+        self._waiters: deque[Future[None]] = deque()
+        self._plain: tuple[Properties | None, Properties | None] = (None, None)
+        self._closing = False
+        self._over = False
+        self._ended: Future[BrokerError | None] = self._loop.create_future()
+
+    # Requests and their answers.
+
+    async def _ask(
+        self, operation: Callable[[], T], orphaned: Callable[[T], object] | None = None
+    ) -> T:
+        """Do it now; the answer comes in its turn. `orphaned` cleans up if nobody waits for it."""
+        self._check()
+        answer: Future[T] = self._loop.create_future()
+        self._requests.add(answer)
+        self._tell(lambda: self._put(self._answered, (answer, operation(), orphaned)))
+        return await answer
+
+    def _tell(self, operation: Callable[[], object]) -> None:
+        """Let the node do it now, or when it reads again, or never if the channel is dead there."""
+        if not self._connection.reading:
+            self._connection.postpone(lambda: self._tell(operation))
+        elif self._state.is_open:
+            # A refusal is told to the channel, which ends what waits for an answer.
+            with suppress(Refusal):
+                operation()
+
+    def _answered(self, said: tuple[Future[T], T, Callable[[T], object] | None]) -> None:
+        answer, value, orphaned = said
+        self._requests.discard(answer)
+        if not answer.done():
+            answer.set_result(value)
+        elif orphaned is not None:
+            orphaned(value)
+
+    def _check(self) -> None:
+        if self._over:
+            error = self._ended.result() if self._ended.done() else None
+            raise (error or ChannelClosed(200, "closed by us")).with_traceback(None)
+
+    # What the node says (the node's `Sink`).
+
+    def deliver(self, taken: Taken) -> None:
+        """A delivery is on its way."""
+        self._put(self._hand, taken)
+
+    def _hand_over(self, taken: Taken) -> None:
+        if self._over or taken.consumer is None:
+            return
+        found = self._consumers.get(taken.consumer.tag)
+        if found is not None:
+            found[0](taken)
+
+    def cancelled(self, tag: str) -> None:
+        """The broker has ended a consumer."""
+        self._put(self._lose, tag)
+
+    def _lose(self, tag: str) -> None:
+        found = self._consumers.pop(tag, None)
+        if found is not None and found[1] is not None:
+            found[1](tag)
+
+    def closed(self, refusal: Refusal) -> None:
+        """The broker has closed the channel, or the connection."""
+        if refusal.connection:
+            self._connection.fail(connection_error(refusal))
+        else:
+            self._put(self.end, channel_error(refusal))
+
+    # Life.
+
+    async def opened(self) -> None:
+        """Return when the broker has answered."""
+        await self._ask(lambda: None)
+
+    async def close(self) -> None:
+        """Close in order; everything unsettled goes back to its queues. Safe to repeat."""
+        if not self._over:
+            self._over = True
+            self._state.close()
+            self._put(self.end, None)
+        await self.wait_closed()
+
+    async def wait_closed(self) -> BrokerError | None:
+        """Return when the channel has ended: the reason, or None if we closed it."""
+        return await asyncio.shield(self._ended)
+
+    def end(self, error: BrokerError | None) -> None:
+        """The channel is gone. Everyone who waits is told why."""
+        if self._ended.done():
+            return
+        self._over = True
+        self._ended.set_result(error)
+        for answer in self._requests:
+            if not answer.done():
+                answer.set_exception(error or ChannelClosed(200, "closed by us"))
+        for fate, message in self._fates.items():
+            if not fate.done():
+                fate.set_exception(interrupted(message, error))
+        self._requests.clear()
+        self._fates.clear()
+        self._consumers.clear()
+        self._connection.release(self)
+        self.admit()
+
+    # Declarations.
+
+    async def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
+        """Create it, or check it."""
+        await self._ask(lambda: self._state.declare_exchange(exchange, passive=passive))
+
+    async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete it; an exchange that does not exist is no error."""
+        await self._ask(lambda: self._state.delete_exchange(name, if_unused=if_unused))
+
+    async def declare_queue(self, queue: Queue, *, passive: bool = False) -> QueueState:
+        """Create it, or check it, and count it."""
+
+        def declare() -> QueueState:
+            found = self._state.declare_queue(queue, passive=passive)
+            return QueueState(found.name, len(found.ready), len(found.rota.consumers))
+
+        return await self._ask(declare)
+
+    async def delete_queue(
+        self, name: str, *, if_unused: bool = False, if_empty: bool = False
+    ) -> int:
+        """Delete it with its messages and tell how many."""
+        return await self._ask(
+            lambda: self._state.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
+        )
+
+    async def purge_queue(self, name: str) -> int:
+        """Remove all ready messages for good and tell how many."""
+        return await self._ask(lambda: self._state.purge_queue(name))
+
+    async def bind(self, binding: Binding) -> None:
+        """Add the binding; one that exists is no error."""
+        await self._ask(lambda: self._state.bind(binding))
+
+    async def unbind(self, binding: Binding) -> None:
+        """Remove the binding; a missing one is no error."""
+        await self._ask(lambda: self._state.unbind(binding))
+
+    # Publishing.
+
+    def publish(self, message: Message, *, mandatory: bool = True) -> Future[None]:
+        """Hand the message over, in call order, and return its fate."""
+        if self._over:
+            self._check()
+        fate: Future[None] = self._loop.create_future()
+        self._fates[fate] = message
+        if self._faults.active and self._interfered(fate, message, mandatory=mandatory):
+            return fate
+        if self._broker.blocked:
+            self._publish_unread(fate, message, mandatory=mandatory)
+        else:
+            self._send(fate, message, mandatory=mandatory)
+        return fate
+
+    def _publish_unread(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
+        self._connection.stop_reading()
+        self._connection.postpone(lambda: self._send(fate, message, mandatory=mandatory))
+        self._loop.call_later(self._broker.confirm_timeout, self._time_out, fate)
+
+    def _send(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
+        if not self._state.is_open:
+            return
+        properties = message.properties
+        if properties.delivery_mode is None:
+            if properties is not self._plain[0]:
+                self._plain = (properties, persistent(properties))
+            kept = self._plain[1]
+        else:
+            kept = None
+        try:
+            verdict = self._state.publish(message, mandatory=mandatory, properties=kept)
+        except Refusal:
+            return  # the channel is being told, and ends this fate with the others
+        self._put(self._confirm, (fate, verdict))
+
+    def _confirmed(self, said: tuple[Future[None], EventKind]) -> None:
+        fate, verdict = said
+        message = self._fates.pop(fate, None)
+        if message is not None and not fate.done():
+            if verdict is EventKind.REFUSED or verdict is EventKind.RETURNED:
+                fate.set_exception(refused(verdict, message))
+            else:
+                fate.set_result(None)
+        if self._waiters:
+            self.admit()
+
+    def _interfered(self, fate: Future[None], message: Message, *, mandatory: bool) -> bool:
+        """Whether a fault has taken the publish into its hands."""
+        strikes = self._faults.strikes
+        if strikes(Fault.CUT_BEFORE_PUBLISH):
+            self._connection.cut()
+        elif strikes(Fault.NACK):
+            self._put(self._confirm, (fate, EventKind.REFUSED))
+        elif mandatory and strikes(Fault.RETURN):
+            self._put(self._confirm, (fate, EventKind.RETURNED))
+        elif strikes(Fault.LOSE_CONFIRM):
+            self._send(self._loop.create_future(), message, mandatory=mandatory)
+            self._loop.call_later(self._broker.confirm_timeout, self._time_out, fate)
+        elif strikes(Fault.CUT_AFTER_PUBLISH):
+            self._send(fate, message, mandatory=mandatory)
+            self._connection.cut(buffered=False)
+        else:
+            return False
+        return True
+
+    def _time_out(self, fate: Future[None]) -> None:
+        message = self._fates.pop(fate, None)
+        if message is not None and not fate.done():
+            fate.set_exception(timed_out(message, self._broker.confirm_timeout))
+        self.admit()
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._fates) < self._broker.window and not self._broker.blocked
+
+    async def room(self) -> None:
+        """Return when another publish may be started."""
+        self._check()
+        while not self._has_room:
+            waiter: Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+            self._check()
+
+    def admit(self) -> None:
+        """Something changed: let those who wait for room look again."""
+        if not self._over and not self._has_room:
+            return
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # Consuming.
+
+    async def qos(self, prefetch: int) -> None:
+        """At most this many unsettled deliveries for each consumer started from now on."""
+        await self._ask(lambda: self._state.qos(prefetch))
+
+    async def consume(
+        self,
+        queue: str,
+        on_delivery: OnDelivery,
+        *,
+        on_cancel: OnCancel | None = None,
+        tag: str = "",
+        exclusive: bool = False,
+        arguments: Headers | None = None,
+    ) -> str:
+        """Start a consumer with manual acks and return its tag."""
+        self._check()
+        self._next_consumer += 1
+        name = tag or f"hopback-{self._state.number}-{self._next_consumer}"
+        if name in self._consumers:
+            raise ProtocolError(f"expected a new consumer tag on this channel, got {name!r} again")
+        self._consumers[name] = (on_delivery, on_cancel)
+        return await self._ask(
+            lambda: self._state.consume(queue, tag=name, exclusive=exclusive, arguments=arguments),
+            orphaned=self._state.cancel,
+        )
+
+    async def cancel(self, tag: str) -> None:
+        """End the consumer; what it holds stays unsettled on this channel. No delivery comes after."""
+        self._check()
+        if tag in self._consumers:
+            await self._ask(lambda: self._state.cancel(tag))
+            self._consumers.pop(tag, None)
+
+    async def get(self, queue: str) -> Taken | None:
+        """Take one message, unsettled, or None if the queue has none ready."""
+        return await self._ask(lambda: self._state.get(queue), orphaned=self._give_back)
+
+    def _give_back(self, taken: Taken | None) -> None:
+        """Whoever asked has gone away: the message must not stay in nobody's hands."""
+        if taken is not None and not self._over:
+            self.nack(taken.tag, requeue=True)
+
+    def ack(self, tag: int, *, multiple: bool = False) -> None:
+        """Settle as done; a tag unknown to the broker closes the channel."""
+        if self._over or self._faults.active or not self._connection.reading:
+            self._settle(lambda: self._state.ack(tag, multiple=multiple))
+        elif self._state.is_open:
+            try:
+                self._state.ack(tag, multiple=multiple)
+            except Refusal:
+                return  # the channel is being told
+
+    def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
+        """Release to the queue, or dead-letter."""
+        self._settle(lambda: self._state.nack(tag, requeue=requeue, multiple=multiple))
+
+    def reject(self, tag: int, *, requeue: bool) -> None:
+        """As nack for one, but RabbitMQ 4.3 counts it as a failed delivery."""
+        self._settle(lambda: self._state.reject(tag, requeue=requeue))
+
+    def _settle(self, operation: Callable[[], None]) -> None:
+        self._check()
+        if self._faults.active and self._faults.strikes(Fault.CUT_BEFORE_SETTLE):
+            self._connection.cut()
+        self._tell(operation)
+        if self._faults.active and self._faults.strikes(Fault.CUT_AFTER_SETTLE):
+            self._connection.cut()
+
+    async def recover(self) -> None:
+        """Put everything unsettled on this channel back into its queues (`basic.recover`)."""
+        await self._ask(self._state.recover)

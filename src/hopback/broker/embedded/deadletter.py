@@ -1,0 +1,201 @@
+"""Dead letters on their way: at most once by an internal publish, or kept until they are taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.deaths import MalformedDeaths, Reason, bury, is_cycle
+from hopback.broker.embedded.journal import EventKind, Loss
+from hopback.broker.embedded.timers import Alarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.embedded.queue import LiveQueue
+    from hopback.broker.embedded.stored import Content, Entry
+
+__all__ = ["Letter", "Office", "Safekeeping"]
+
+_WINDOW = 32
+"""How many dead letters one queue has under way at once with at-least-once."""
+_RETRY_S = 180.0
+"""How long it waits before it tries again those that were not taken."""
+
+
+class Office:
+    """Moves dead letters one after the other, so that a chain of queues is no deep recursion."""
+
+    __slots__ = ("_busy", "_node", "_waiting")
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._busy = False
+
+    def post(self, queue: LiveQueue, entry: Entry, reason: Reason) -> None:
+        """Let a copy that has left `queue` go where the queue's dead letters go."""
+        self.do(lambda: self._move(queue, entry, reason))
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do it now, or after what is being done: one letter may lead to the death of others."""
+        self._waiting.append(work)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._waiting:
+                self._waiting.popleft()()
+        finally:
+            self._busy = False
+
+    def _move(self, queue: LiveQueue, entry: Entry, reason: Reason) -> None:
+        if queue.settings.dead_letter_exchange is None:
+            self._drop(entry, queue, Loss.NO_DEAD_LETTER_EXCHANGE)
+            return
+        try:
+            letter = _make_letter(queue, entry, reason)
+        except MalformedDeaths:
+            queue.crash(entry)
+            return
+        targets = self._node.targets(letter)
+        if not targets:
+            known = self._node.knows_exchange(letter.exchange)
+            lost = Loss.UNROUTABLE_DEAD_LETTER if known else Loss.MISSING_EXCHANGE
+            self._drop(entry, queue, lost)
+        for target in targets:
+            if is_cycle(letter, target.name):
+                self._drop(entry, queue, Loss.CYCLE)
+            elif not target.take_dead_letter(letter):
+                self._drop(entry, queue, Loss.FULL)
+
+    def _drop(self, entry: Entry, queue: LiveQueue, loss: Loss) -> None:
+        if self._node.journal is not None:
+            self._node.journal.entry(EventKind.DROPPED, entry, queue.name, loss)
+
+
+def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
+    """The dead letter that a copy becomes; MalformedDeaths where an old broker stumbles."""
+    settings = queue.settings
+    letter = bury(
+        entry.content,
+        queue.name,
+        reason,
+        exchange=settings.dead_letter_exchange or "",
+        routing_key=settings.dead_letter_routing_key,
+        now=queue.node.now(),
+        profile=queue.profile,
+    )
+    letter.parent = entry.number
+    letter.redelivered = entry.redelivered and queue.profile.carries_redelivered
+    if queue.profile.carries_failures:
+        letter.failed, letter.acquired = queue.handed_on(entry, reason)
+    return letter
+
+
+class Letter:
+    """A dead letter kept by its queue: which targets have taken it already."""
+
+    __slots__ = ("content", "entry", "reason", "taken_by", "way")
+
+    def __init__(self, entry: Entry, reason: Reason) -> None:
+        self.entry = entry
+        self.reason = reason
+        self.content: Content | None = None
+        self.way: tuple[str | None, str | None] = (None, None)
+        """The dead-letter exchange and routing key it was made for."""
+        self.taken_by: set[str] = set()
+
+
+class Safekeeping:
+    """The dead letters of an at-least-once queue, kept until every target has taken them.
+
+    A letter that finds no target, or only such as would close a cycle, stays for ever: that is
+    how RabbitMQ jams, too.
+    """
+
+    __slots__ = ("_alarm", "_queue", "_under_way", "_waiting", "byte_count")
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self._waiting: deque[Letter] = deque()
+        self._under_way: list[Letter] = []
+        self._alarm = Alarm(queue.node.timers, self._retry)
+        self.byte_count = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._under_way)
+
+    @property
+    def letters(self) -> list[Letter]:
+        """All of them, those under way first."""
+        return [*self._under_way, *self._waiting]
+
+    def keep(self, entry: Entry, reason: Reason) -> None:
+        """Take a copy into safekeeping and try to pass it on."""
+        self._tell(EventKind.HELD, entry, reason)
+        self._waiting.append(Letter(entry, reason))
+        self.byte_count += len(entry.content.body)
+        self._queue.node.office.do(self._work)
+
+    def abandon(self, loss: Loss) -> None:
+        """Let all of them go."""
+        self._queue.ticks.before_change()
+        for letter in self.letters:
+            self._tell(EventKind.DROPPED, letter.entry, loss)
+        self._waiting.clear()
+        self._under_way.clear()
+        self._alarm.clear()
+        self.byte_count = 0
+
+    def _work(self) -> None:
+        while self._waiting and len(self._under_way) < _WINDOW:
+            letter = self._waiting.popleft()
+            if not self._pass_on(letter):
+                self._under_way.append(letter)
+        if self._under_way:
+            self._alarm.set(self._queue.node.now() + _RETRY_S)
+
+    def _retry(self) -> None:
+        self._queue.ticks.before_change()
+        self._under_way = [letter for letter in self._under_way if not self._pass_on(letter)]
+        self._work()
+
+    def _pass_on(self, letter: Letter) -> bool:
+        """Offer it to each target that has not taken it; whether it is done with."""
+        try:
+            content = self._content(letter)
+        except MalformedDeaths:
+            self._done(letter, EventKind.DROPPED, Loss.CRASH)
+            return True
+        targets = [
+            target
+            for target in self._queue.node.targets(content)
+            if not is_cycle(content, target.name)
+        ]
+        for target in targets:
+            if target.name not in letter.taken_by and target.take_confirmed(content):
+                letter.taken_by.add(target.name)
+        if not targets or any(target.name not in letter.taken_by for target in targets):
+            return False
+        self._done(letter, EventKind.FORWARDED, letter.reason)
+        return True
+
+    def _content(self, letter: Letter) -> Content:
+        """The dead letter as such, made once for each way it is sent."""
+        settings = self._queue.settings
+        way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
+        if letter.content is None or letter.way != way:
+            letter.content = _make_letter(self._queue, letter.entry, letter.reason)
+            letter.way = way
+        return letter.content
+
+    def _done(self, letter: Letter, kind: EventKind, reason: str) -> None:
+        self.byte_count -= len(letter.entry.content.body)
+        self._tell(kind, letter.entry, reason)
+
+    def _tell(self, kind: EventKind, entry: Entry, reason: str) -> None:
+        journal = self._queue.node.journal
+        if journal is not None:
+            journal.entry(kind, entry, self._queue.name, reason)

@@ -1,0 +1,238 @@
+"""The ready messages of a queue, in the order in which they are handed out.
+
+What was returned stands before what was never handed out. A classic queue puts a returned message
+back where it was; a quorum queue lines returned messages up in the order of their return.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+from hopback.broker.embedded.profile import Priorities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hopback.broker.embedded.stored import Entry
+
+__all__ = ["ClassicLane", "PriorityLanes", "QuorumLanes", "Ready"]
+
+_HIGHEST = 31
+_UNSET = 4
+
+
+class Ready(Protocol):
+    """Ready messages in order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Entry]: ...
+
+    def push(self, entry: Entry) -> None:
+        """Add a new message behind the others."""
+
+    def give_back(self, entry: Entry) -> None:
+        """Put a returned message where its queue type wants it."""
+
+    def head(self) -> Entry | None:
+        """The next one."""
+
+    def pop(self) -> Entry:
+        """Take the next one."""
+
+    def pop_expired(self, now: float) -> Entry | None:
+        """Take one whose time is over, if it stands where the queue looks."""
+
+    def next_expiry(self) -> float | None:
+        """When the first of those where the queue looks expires."""
+
+
+class ClassicLane:
+    """The messages of a classic queue, or of one priority of it."""
+
+    __slots__ = ("_fresh", "_returned")
+
+    def __init__(self) -> None:
+        self._fresh: deque[Entry] = deque()
+        # Whatever was handed out once is older than what never was, so two parts suffice.
+        self._returned: list[tuple[int, Entry]] = []
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._returned)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain((entry for _, entry in sorted(self._returned)), self._fresh)
+
+    def push(self, entry: Entry) -> None:
+        """Add a new message behind the others."""
+        self._fresh.append(entry)
+
+    def give_back(self, entry: Entry) -> None:
+        """Put it back where it was."""
+        heappush(self._returned, (entry.number, entry))
+
+    def head(self) -> Entry | None:
+        """The next one."""
+        if self._returned:
+            return self._returned[0][1]
+        return self._fresh[0] if self._fresh else None
+
+    def pop(self) -> Entry:
+        """Take the next one."""
+        return heappop(self._returned)[1] if self._returned else self._fresh.popleft()
+
+    def pop_expired(self, now: float) -> Entry | None:
+        """Take the head if its time is over."""
+        return _pop_expired(self, now)
+
+    def next_expiry(self) -> float | None:
+        """When the head expires."""
+        head = self.head()
+        return None if head is None else head.expires
+
+
+class PriorityLanes:
+    """A classic queue with `x-max-priority`: one lane for each priority, highest first."""
+
+    __slots__ = ("_lanes", "_length")
+
+    def __init__(self, highest: int) -> None:
+        self._lanes = [ClassicLane() for _ in range(highest + 1)]
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(reversed(self._lanes))
+
+    def push(self, entry: Entry) -> None:
+        """Add a new message behind the others of its priority."""
+        self._lane(entry).push(entry)
+        self._length += 1
+
+    def give_back(self, entry: Entry) -> None:
+        """Put it back where it was."""
+        self._lane(entry).give_back(entry)
+        self._length += 1
+
+    def head(self) -> Entry | None:
+        """The next one."""
+        return self._foremost().head() if self._length else None
+
+    def pop(self) -> Entry:
+        """Take the next one."""
+        entry = self._foremost().pop()
+        self._length -= 1
+        return entry
+
+    def pop_expired(self, now: float) -> Entry | None:
+        """Take the head if its time is over."""
+        return _pop_expired(self, now)
+
+    def next_expiry(self) -> float | None:
+        """When the head expires."""
+        head = self.head()
+        return None if head is None else head.expires
+
+    def _lane(self, entry: Entry) -> ClassicLane:
+        wanted = entry.content.properties.priority or 0
+        return self._lanes[min(wanted, len(self._lanes) - 1)]
+
+    def _foremost(self) -> ClassicLane:
+        return next(lane for lane in reversed(self._lanes) if lane)
+
+
+class QuorumLanes:
+    """The messages of a quorum queue: first what was returned, then new ones by priority."""
+
+    __slots__ = ("_fresh", "_length", "_priorities", "_returned", "_turn")
+
+    def __init__(self, priorities: Priorities) -> None:
+        self._length = 0
+        self._returned: deque[Entry] = deque()
+        self._priorities = priorities
+        self._fresh: Sequence[deque[Entry]] = [deque() for _ in range(_lane_count(priorities))]
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain(self._returned, chain.from_iterable(reversed(self._fresh)))
+
+    def push(self, entry: Entry) -> None:
+        """Add a new message behind the others of its priority."""
+        self._length += 1
+        if self._priorities is Priorities.IGNORED:
+            self._fresh[0].append(entry)
+        else:
+            self._fresh[self._level(entry.content.properties.priority)].append(entry)
+
+    def give_back(self, entry: Entry) -> None:
+        """Line it up behind what was returned before, ahead of everything else."""
+        self._length += 1
+        self._returned.append(entry)
+
+    def head(self) -> Entry | None:
+        """The next one."""
+        lane = self._returned or self._next_lane()
+        return lane[0] if lane else None
+
+    def pop(self) -> Entry:
+        """Take the next one."""
+        self._length -= 1
+        if self._returned:
+            return self._returned.popleft()
+        lane = self._next_lane()
+        self._turn = (self._turn + 1) % 3
+        return lane.popleft()
+
+    def pop_expired(self, now: float) -> Entry | None:
+        """Take one whose time is over: from the head, on 4.3 from the head of any priority."""
+        for lane in self._watched():
+            if lane and lane[0].expires is not None and lane[0].expires <= now:
+                self._length -= 1
+                return lane.popleft()
+        return None
+
+    def next_expiry(self) -> float | None:
+        """When the first of the watched heads expires."""
+        heads = (lane[0].expires for lane in self._watched() if lane)
+        return min((moment for moment in heads if moment is not None), default=None)
+
+    def _watched(self) -> Iterator[deque[Entry]]:
+        if self._priorities is Priorities.STRICT:
+            return chain((self._returned,), reversed(self._fresh))
+        return iter((self._returned or self._next_lane(),))
+
+    def _next_lane(self) -> deque[Entry]:
+        """The lane whose turn it is; an empty one if all are."""
+        fresh = self._fresh
+        if len(fresh) == 1:
+            return fresh[0]
+        if self._priorities is Priorities.TWO_CLASSES:
+            normal, high = fresh
+            return high if high and (self._turn < 2 or not normal) else normal
+        return next((lane for lane in reversed(fresh) if lane), fresh[0])
+
+    def _level(self, priority: int | None) -> int:
+        if self._priorities is Priorities.TWO_CLASSES:
+            return int((priority or 0) > _UNSET)
+        return _UNSET if priority is None else min(priority, _HIGHEST)
+
+
+def _lane_count(priorities: Priorities) -> int:
+    return {Priorities.IGNORED: 1, Priorities.TWO_CLASSES: 2, Priorities.STRICT: _HIGHEST + 1}[
+        priorities
+    ]
+
+
+def _pop_expired(ready: Ready, now: float) -> Entry | None:
+    head = ready.head()
+    if head is not None and head.expires is not None and head.expires <= now:
+        return ready.pop()
+    return None

@@ -1,0 +1,144 @@
+"""The embedded broker as a management client sees RabbitMQ: what only it tells is as old as there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.ticks import TICK_S
+from hopback.broker.management.readings import Counts, QueueReading
+from hopback.errors import ManagementError, ManagementNotFound
+from hopback.topology.effective import applied_policy
+from hopback.topology.model import Queue, QueueType, Topology
+
+if TYPE_CHECKING:
+    from hopback.broker.embedded.broker import EmbeddedBroker
+    from hopback.broker.embedded.queue import LiveQueue
+    from hopback.topology.model import Policy
+
+__all__ = ["EmbeddedManagement"]
+
+
+class EmbeddedManagement:
+    """Reads and sets on the embedded broker what the HTTP API reads and sets on RabbitMQ.
+
+    It has one virtual host, whatever it is called.
+    """
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+        self.address = broker.address
+
+    async def queues(self, _vhost: str = "/") -> tuple[QueueReading, ...]:
+        """Every queue with its numbers."""
+        return tuple(self._reading(queue) for queue in self._broker.node.queues.values())
+
+    async def queue(self, vhost: str, name: str) -> QueueReading:
+        """One queue."""
+        found = self._broker.node.queues.get(name)
+        if found is None:
+            raise ManagementNotFound(f"{self.address}: no queue {name!r} in {vhost!r}", status=404)
+        return self._reading(found)
+
+    async def totals(self, _vhost: str = "/") -> dict[str, Counts]:
+        """Everything in each queue: exact for classic queues, of the last tick for quorum queues."""
+        return {
+            name: self._counts(live, exact=not live.is_quorum)
+            for name, live in self._broker.node.queues.items()
+        }
+
+    async def holders(self, _vhost: str, queue: str) -> tuple[str, ...]:
+        """Who consumes from the queue or holds messages of it, in words."""
+        found = []
+        for session in self._broker.node.sessions:
+            channels = session.channels.values()
+            consumers = sum(
+                each.queue.name == queue
+                for channel in channels
+                for each in channel.consumers.values()
+            )
+            unacked = sum(
+                taken.source.name == queue and not taken.void
+                for channel in channels
+                for taken in channel.unacked.values()
+            )
+            if consumers or unacked:
+                consumes = "consumes, " if consumers else ""
+                found.append(f"{session.name!r}: {consumes}{unacked} unacked")
+        return tuple(found)
+
+    async def live_topology(self, vhost: str = "/") -> Topology:
+        """What is on the broker now, with its policies, as a topology without plans."""
+        node = self._broker.node
+        known = node.wiring.exchanges.values()
+        return Topology(
+            name=vhost,
+            exchanges=tuple(e for e in known if e.name and not e.name.startswith("amq.")),
+            queues=tuple(_declared(queue) for queue in node.queues.values()),
+            bindings=tuple(binding for binding in node.wiring.bindings if binding.source),
+            policies=await self.policies(vhost),
+        )
+
+    async def policies(self, _vhost: str = "/") -> tuple[Policy, ...]:
+        """The policies."""
+        return self._broker.node.policies.all()
+
+    async def operator_policies(self, _vhost: str = "/") -> tuple[Policy, ...]:
+        """The operator policies."""
+        return self._broker.node.policies.all(operator=True)
+
+    async def put_policy(self, _vhost: str, policy: Policy) -> None:
+        """Create the policy, or replace the one of the same name."""
+        try:
+            self._broker.set_policy(policy)
+        except ValueError as refused:
+            raise ManagementError(str(refused), status=400) from refused
+
+    async def delete_policy(self, _vhost: str, name: str) -> None:
+        """Delete the policy; a missing one is no error."""
+        self._broker.clear_policy(name)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _reading(self, live: LiveQueue) -> QueueReading:
+        queue = _declared(live)
+        policy = applied_policy(queue, self._broker.node.policies.all())
+        return QueueReading(
+            queue=queue,
+            vhost="/",
+            policy=None if policy is None else policy.name,
+            effective_policy={} if policy is None else policy.definition,
+            operator_policy=None,
+            state="down" if live.down else "running",
+            idle_since=None,
+            leader=None,
+            counts=self._counts(live, exact=False),
+        )
+
+    def _counts(self, live: LiveQueue, *, exact: bool) -> Counts:
+        """What is ready now, as a passive declare tells it; the rest as of the last tick."""
+        now = live.ticks.exact()
+        tally = now if exact else replace(live.ticks.last(), ready=now.ready)
+        return Counts(
+            tally.messages,
+            tally.ready,
+            tally.unacked,
+            tally.held_back if live.is_quorum else None,
+            tally.consumers,
+            self._broker.node.now(),
+            "embedded",
+            0.0 if exact else TICK_S,
+        )
+
+
+def _declared(live: LiveQueue) -> Queue:
+    arguments = {name: value for name, value in live.arguments.items() if name != "x-queue-type"}
+    return Queue(
+        live.name,
+        QueueType.QUORUM if live.is_quorum else QueueType.CLASSIC,
+        durable=live.durable,
+        exclusive=live.owner is not None,
+        auto_delete=live.auto_delete,
+        arguments=arguments,
+    )

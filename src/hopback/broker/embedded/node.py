@@ -1,0 +1,311 @@
+"""The broker itself: a synchronous state machine that a server, a client or a test can sit on.
+
+Nothing here waits, sleeps or reads a clock of its own: time is asked of `now`, and whoever owns
+the time calls `run_due` when `next_deadline` has come.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.arguments import (
+    check_queue_arguments,
+    inequivalent,
+    inequivalent_argument,
+)
+from hopback.broker.embedded.deadletter import Office
+from hopback.broker.embedded.intake import Intake
+from hopback.broker.embedded.journal import EventKind, Journal, Loss
+from hopback.broker.embedded.policies import Policies
+from hopback.broker.embedded.profile import profile_for
+from hopback.broker.embedded.queue import LiveQueue
+from hopback.broker.embedded.refusal import (
+    Refusal,
+    access_refused,
+    no_such,
+    not_implemented,
+    precondition_failed,
+    resource_locked,
+    where,
+)
+from hopback.broker.embedded.session import Session
+from hopback.broker.embedded.timers import Timers
+from hopback.broker.embedded.wiring import Wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.broker.embedded.journal import Event
+    from hopback.broker.embedded.stored import Content, Taken
+    from hopback.clock import Clock, ManualClock
+    from hopback.topology.model import Queue
+    from hopback.version import BrokerVersion
+
+__all__ = ["Node", "advance"]
+
+
+class Node:
+    """One broker node with one virtual host, `/`.
+
+    `max_body_bytes` and `consumer_timeout` (seconds, None for never) are what an operator would
+    configure; left out, they are the version's own.
+    """
+
+    def __init__(
+        self,
+        version: BrokerVersion,
+        clock: Clock,
+        *,
+        seed: int = 0,
+        consumer_timeout: float | None = 1800.0,
+        max_body_bytes: int | None = None,
+    ) -> None:
+        self.profile = profile_for(version)
+        self.now = clock.now
+        self.timers = Timers()
+        self.journal: Journal | None = None
+        self.consumer_timeout = consumer_timeout
+        self.queues: dict[str, LiveQueue] = {}
+        self.sessions: list[Session] = []
+        self.policies = Policies(self.profile, self._policies_changed)
+        self.wiring = Wiring(self.queues, self.policies.all, self.profile)
+        self.office = Office(self)
+        self._intake = Intake(self.wiring.exchanges, self.profile, max_body_bytes)
+        self._random = random.Random(seed)
+        self._numbers = 0
+
+    # Time and listening.
+
+    def next_deadline(self) -> float | None:
+        """When something will happen by itself, or None."""
+        return self.timers.next()
+
+    def run_due(self) -> int:
+        """Do what is due by now and tell how much that was; what it leads to may be due as well."""
+        return self.timers.run(self.now())
+
+    def listen(self, listener: Callable[[Event], object] | None) -> None:
+        """Tell `listener` of every event from now on; None: nobody."""
+        self.journal = None if listener is None else Journal(self.now, listener)
+
+    # Clients.
+
+    def connect(self, name: str = "", user: str = "guest") -> Session:
+        """A new connection."""
+        session = Session(self, name, user)
+        self.sessions.append(session)
+        return session
+
+    def deliveries_of(self, queue: LiveQueue) -> list[Taken]:
+        """What clients hold of a queue."""
+        return [taken for taken in self.deliveries() if taken.source is queue]
+
+    def deliveries(self) -> Iterator[Taken]:
+        """Everything that clients hold."""
+        for session in self.sessions:
+            for channel in session.channels.values():
+                yield from (taken for taken in channel.unacked.values() if not taken.void)
+
+    # Publishing.
+
+    def publish(self, message_content: Content, *, mandatory: bool) -> EventKind:
+        """Route a message and tell its fate: ENQUEUED, REFUSED, RETURNED or DROPPED."""
+        targets = self.targets(message_content)
+        journal = self.journal
+        if journal is not None:
+            journal.content(EventKind.PUBLISHED, message_content)
+        if not targets:
+            return self._unroutable(message_content, mandatory=mandatory)
+        fate = EventKind.ENQUEUED
+        for queue in targets:
+            if not queue.publish(message_content):
+                fate = EventKind.REFUSED
+                if journal is not None:
+                    journal.content(EventKind.REFUSED, message_content, queue.name)
+        return fate
+
+    def _unroutable(self, content: Content, *, mandatory: bool) -> EventKind:
+        fate = EventKind.RETURNED if mandatory else EventKind.DROPPED
+        if self.journal is not None:
+            self.journal.content(fate, content, reason=Loss.UNROUTABLE)
+        return fate
+
+    def targets(self, content: Content) -> tuple[LiveQueue, ...] | list[LiveQueue]:
+        """The queues a message reaches; none if its exchange is missing."""
+        keys, queues = content.keys, self.queues
+        if not content.exchange and len(keys) == 1:
+            queue = queues.get(keys[0])
+            return () if queue is None else (queue,)
+        if not self.knows_exchange(content.exchange):
+            return ()
+        table = self.wiring.table
+        if len(keys) == 1:
+            names = table.route(content.exchange, keys[0], content.headers)
+        else:
+            names = table.route_keys(content.exchange, keys, content.headers)
+        return [queues[name] for name in names]
+
+    def knows_exchange(self, name: str) -> bool:
+        """Whether there is such an exchange."""
+        return not name or name in self.wiring.exchanges
+
+    @property
+    def intake(self) -> Intake:
+        """What looks at publishes first."""
+        return self._intake
+
+    @property
+    def copies(self) -> int:
+        """How many copies have been put into queues so far."""
+        return self._numbers
+
+    def number(self) -> int:
+        """The next number for a copy."""
+        self._numbers += 1
+        return self._numbers
+
+    # Queues.
+
+    def declare_queue(self, session: Session, queue: Queue, *, passive: bool = False) -> LiveQueue:
+        """Create it, or check that it is there and the same."""
+        name = queue.name or self.made_up("amq.gen-")
+        found = self.queues.get(name)
+        if found is not None:
+            self._check_access(found, session)
+            if not passive:
+                _check_same(queue, found, session)
+                found.redeclared()
+            return found
+        if passive:
+            raise no_such("queue", name)
+        self._check_new(queue)
+        return self._create(session, queue, name)
+
+    def _check_new(self, queue: Queue) -> None:
+        if queue.name.startswith("amq."):
+            raise access_refused(f"queue name '{queue.name}' contains reserved prefix 'amq.*'")
+        arguments = queue.declared_arguments
+        kind = arguments.get("x-queue-type", "classic")
+        if kind == "stream":
+            raise not_implemented("the embedded broker has no streams")
+        check_queue_arguments(
+            queue.name, "quorum" if kind == "quorum" else "classic", arguments, self.profile
+        )
+        if kind == "quorum":
+            _check_quorum(queue)
+
+    def _create(self, session: Session, queue: Queue, name: str) -> LiveQueue:
+        arguments = queue.declared_arguments
+        live = LiveQueue(
+            self,
+            name,
+            durable=queue.durable,
+            auto_delete=queue.auto_delete,
+            owner=session if queue.exclusive else None,
+            arguments=arguments,
+            settings=self.policies.settings(name, arguments),
+        )
+        self.queues[name] = live
+        self.wiring.changed()
+        return live
+
+    def queue(self, name: str, session: Session) -> LiveQueue:
+        """The queue of that name, for use by `session`."""
+        found = self.queues.get(name)
+        if found is None:
+            raise no_such("queue", name)
+        self._check_access(found, session)
+        return found
+
+    def _check_access(self, queue: LiveQueue, session: Session) -> None:
+        if queue.down:
+            place = where("queue", queue.name)
+            raise Refusal(404, f"NOT_FOUND - {place} process is stopped by supervisor")
+        if queue.owner is not None and queue.owner is not session:
+            raise resource_locked(queue.name)
+
+    def delete_queue(
+        self, session: Session, name: str, *, if_unused: bool = False, if_empty: bool = False
+    ) -> int:
+        """Delete it and tell how many messages were ready; a missing one counts 0."""
+        queue = self.queues.get(name)
+        if queue is None:
+            return 0
+        self._check_access(queue, session)
+        if if_unused and queue.rota.consumers:
+            raise precondition_failed(f"{where('queue', name)} in use")
+        if if_empty and len(queue.ready):
+            raise precondition_failed(f"{where('queue', name)} not empty")
+        count = len(queue.ready)
+        self.remove_queue(queue, Loss.QUEUE_DELETED)
+        return count
+
+    def remove_queue(self, queue: LiveQueue, loss: Loss) -> None:
+        """Take it away with all it holds."""
+        if self.queues.pop(queue.name, None) is None:
+            return
+        self.wiring.queue_gone(queue.name)
+        queue.close(loss)
+
+    def restart(self) -> None:
+        """Stop and start: connections end, what is not durable is gone, the rest comes back."""
+        for session in tuple(self.sessions):
+            session.close()
+        for queue in tuple(self.queues.values()):
+            if queue.durable:
+                queue.restart()
+            else:
+                self.remove_queue(queue, Loss.RESTART)
+        for exchange in tuple(self.wiring.exchanges.values()):
+            if not exchange.durable:
+                self.wiring.delete(exchange.name)
+
+    def _policies_changed(self) -> None:
+        self.wiring.changed()
+        for queue in tuple(self.queues.values()):
+            queue.apply(self.policies.settings(queue.name, queue.arguments))
+
+    def made_up(self, prefix: str) -> str:
+        """A name as the broker makes them, the same ones for the same seed."""
+        noise = self._random.getrandbits(128).to_bytes(16, "big")
+        return prefix + base64.urlsafe_b64encode(noise).decode().rstrip("=")
+
+
+def advance(node: Node, clock: ManualClock, moment: float) -> None:
+    """Let time pass until `moment` on the clock of `node`, from deadline to deadline."""
+    while (due := node.next_deadline()) is not None and due <= moment:
+        clock.advance_to(max(due, clock.now()))
+        node.run_due()
+    clock.advance_to(max(moment, clock.now()))
+
+
+def _check_same(queue: Queue, found: LiveQueue, session: Session) -> None:
+    """406 where a redeclaration differs, 405 where it is about exclusiveness."""
+    if queue.exclusive != (found.owner is session):
+        raise resource_locked(found.name)
+    place = where("queue", found.name)
+    if queue.durable != found.durable:
+        raise inequivalent(place, "durable", queue.durable, found.durable)
+    if queue.auto_delete != found.auto_delete:
+        raise inequivalent(place, "auto_delete", queue.auto_delete, found.auto_delete)
+    refusal = inequivalent_argument(place, queue.declared_arguments, found.arguments)
+    if refusal is not None:
+        raise refusal
+
+
+def _check_quorum(queue: Queue) -> None:
+    """Quorum queues are durable, shared, permanent and named by their users."""
+    if not queue.name:
+        raise precondition_failed(
+            "Cannot declare a server-named queue for type rabbit_quorum_queue"
+        )
+    refused = {
+        "non-durable": not queue.durable,
+        "exclusive-owner": queue.exclusive,
+        "auto-delete": queue.auto_delete,
+    }
+    for name, given in refused.items():
+        if given:
+            raise precondition_failed(f"invalid property '{name}' for {where('queue', queue.name)}")

@@ -1,0 +1,485 @@
+"""One queue, classic or quorum: what it takes in, hands out, takes back and lets go."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.deadletter import Safekeeping
+from hopback.broker.embedded.deaths import Reason
+from hopback.broker.embedded.delays import Delays
+from hopback.broker.embedded.journal import EventKind, Loss
+from hopback.broker.embedded.lanes import ClassicLane, PriorityLanes, QuorumLanes
+from hopback.broker.embedded.lease import Lease
+from hopback.broker.embedded.profile import CountHeaders, Discards
+from hopback.broker.embedded.rota import Consumer, Rota
+from hopback.broker.embedded.stored import Content, Entry, Taken
+from hopback.broker.embedded.ticks import Ticks
+from hopback.broker.embedded.timers import Alarm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.broker.embedded.lanes import Ready
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.embedded.profile import Profile
+    from hopback.broker.embedded.session import Session
+    from hopback.broker.embedded.settings import Settings
+    from hopback.fields import FieldValue, Headers
+
+__all__ = ["LiveQueue", "Return"]
+
+
+class Return(StrEnum):
+    """How a delivery comes back to its queue."""
+
+    NACK = "nack"
+    REJECT = "reject"
+    RECOVER = "recover"
+    CLOSE = "close"
+    """Its channel or connection ended."""
+    TIMEOUT = "timeout"
+    """Its consumer was cancelled for holding it too long (4.3)."""
+
+
+_MOST_HOPS = 500
+_REST_S = 10.0
+_MOST_CRASHES = 5
+_CRASH_PERIOD_S = 10.0
+
+_TO_TAIL = frozenset({Return.NACK, Return.REJECT, Return.RECOVER})
+_FAILED = frozenset({Return.REJECT, Return.CLOSE})
+
+
+class LiveQueue:
+    """A declared queue with its messages and consumers."""
+
+    __slots__ = (
+        "_alarm",
+        "_crashes",
+        "_expiring",
+        "_had_consumers",
+        "_lease",
+        "arguments",
+        "auto_delete",
+        "byte_count",
+        "delays",
+        "down",
+        "durable",
+        "is_quorum",
+        "name",
+        "node",
+        "owner",
+        "profile",
+        "ready",
+        "rota",
+        "safe",
+        "settings",
+        "ticks",
+        "unacked",
+    )
+
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        owner: Session | None,
+        arguments: Headers,
+        settings: Settings,
+    ) -> None:
+        self.node = node
+        self.profile: Profile = node.profile
+        self.name = name
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.owner = owner
+        self.arguments = arguments
+        self.settings = settings
+        self.is_quorum = arguments.get("x-queue-type") == "quorum"
+        self.ready: Ready = self._lanes()
+        self.rota = Rota(single_active=arguments.get("x-single-active-consumer") is True)
+        self.safe = Safekeeping(self)
+        self.delays = Delays(self)
+        self.unacked = 0
+        self.byte_count = 0
+        self.down = False
+        """Given up after crashing again and again: it neither takes nor gives until a restart."""
+        self._crashes: list[float] = []
+        self._expiring = False
+        self._had_consumers = False
+        self._alarm = Alarm(node.timers, self._look)
+        self._lease = Lease(self)
+        self.ticks = Ticks(self)
+
+    def _lanes(self) -> Ready:
+        if self.is_quorum:
+            return QuorumLanes(self.profile.priorities)
+        highest = self.arguments.get("x-max-priority")
+        return PriorityLanes(highest) if isinstance(highest, int) else ClassicLane()
+
+    # Taking in.
+
+    def publish(self, content: Content) -> bool:
+        """Take a published message; False if the queue is full and says so to publishers."""
+        if self.down:
+            return False
+        if self.settings.bounded and self._is_full(content):
+            if self.settings.overflow == "reject-publish-dlx":
+                self._let_die(self._entry(content), Reason.MAXLEN)
+            return False
+        self._store(content)
+        return True
+
+    def take_dead_letter(self, content: Content) -> bool:
+        """Take an unconfirmed dead letter; a full quorum queue takes it nevertheless."""
+        if not self.is_quorum:
+            return self.publish(content)
+        self._store(content)
+        return True
+
+    def take_confirmed(self, content: Content) -> bool:
+        """Take a dead letter whose source waits for the answer."""
+        return self.publish(content)
+
+    def _is_full(self, content: Content) -> bool:
+        settings = self.settings
+        if settings.overflow == "drop-head":
+            return False
+        # A classic queue refuses what would be too much, a quorum queue once it has too much.
+        more, size = (0, 0) if self.is_quorum else (1, len(content.body))
+        return self._exceeds(len(self.safe) + more, self.safe.byte_count + size)
+
+    def _exceeds(self, more: int = 0, size: int = 0) -> bool:
+        settings = self.settings
+        length, limit = len(self.ready) + more, settings.max_length
+        if limit is not None and length > limit:
+            return True
+        return settings.max_bytes is not None and self.byte_count + size > settings.max_bytes
+
+    def _entry(self, content: Content) -> Entry:
+        entry = Entry(content, self.node.number(), self._expiry(content))
+        if self.is_quorum and content.failed:
+            entry.failed = content.failed
+            entry.redelivered = True
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.ENQUEUED, entry, self.name)
+        return entry
+
+    def _expiry(self, content: Content) -> float | None:
+        """When it expires: stamped now, by the smaller of the queue's time and its own."""
+        ttl = self.settings.ttl
+        if content.properties.expiration is not None:
+            own = int(content.properties.expiration) / 1000
+            ttl = own if ttl is None else min(ttl, own)
+        return None if ttl is None else self.node.now() + ttl
+
+    def _store(self, content: Content) -> None:
+        entry = self._entry(content)
+        if self._expiring:
+            self.expire()
+        self.ticks.before_change()
+        self.ready.push(entry)
+        self.byte_count += len(content.body)
+        if content.hops > _MOST_HOPS:
+            # Old brokers can be made to send a letter round without end; give others a turn.
+            self._alarm.set(self.node.now() + _REST_S)
+            return
+        self._distribute()
+        if entry.expires is not None:
+            self._expiring = True
+            self.expire()
+        if self.settings.bounded:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Drop from the head what is too much, where the queue is told to make room so."""
+        if self.settings.overflow == "drop-head":
+            while not self.down and len(self.ready) and self._exceeds():
+                self._let_die(self._popped(), Reason.MAXLEN)
+            if self._expiring:
+                self.expire()
+
+    # Handing out.
+
+    def pump(self) -> None:
+        """Hand out what is ready to whoever has room."""
+        if self.down:
+            return
+        if self._expiring:
+            self.expire()
+        self._distribute()
+        if self._expiring:
+            self._watch()
+
+    def _distribute(self) -> None:
+        ready, following = self.ready, self.rota.next
+        while len(ready):
+            consumer = following()
+            if consumer is None:
+                return
+            consumer.channel.hand_over(self, self._popped(), consumer)
+
+    def take(self) -> Entry | None:
+        """Take the head away, for `basic.get`."""
+        self._lease.renew()
+        if self._expiring:
+            self.expire()
+        entry = self._popped() if len(self.ready) else None
+        if self._expiring:
+            self._watch()
+        return entry
+
+    def _popped(self) -> Entry:
+        self.ticks.before_change()
+        entry = self.ready.pop()
+        self.byte_count -= len(entry.content.body)
+        return entry
+
+    def counts(self, entry: Entry, *, by_get: bool) -> dict[str, FieldValue] | None:
+        """The headers by which a quorum queue tells how often it handed the copy out before."""
+        match self.profile.count_headers:
+            case CountHeaders.ALWAYS:
+                shown = entry.acquired
+                return {"x-delivery-count": shown} if shown or by_get else None
+            case CountHeaders.RETURNS:
+                shown = entry.acquired or entry.failed
+                return {"x-delivery-count": shown} if shown else None
+            case CountHeaders.FAILURES:
+                acquired = entry.acquired or entry.content.acquired
+                both = {"x-delivery-count": entry.failed, "x-acquired-count": acquired}
+                return {name: count for name, count in both.items() if count} or None
+
+    def handed_on(self, entry: Entry, reason: Reason) -> tuple[int, int]:
+        """The failure count and the return count that go with a dead letter (4.x)."""
+        if not self.is_quorum:
+            return entry.content.failed, entry.content.acquired
+        if self.profile.count_headers is CountHeaders.FAILURES:
+            return entry.failed, entry.acquired or entry.content.acquired
+        # Before 4.3 there is one count: its own returns hide what came with the message.
+        rejected = reason is Reason.REJECTED and self.profile.discards is Discards.ALL
+        return (entry.acquired or entry.failed) + int(rejected), 0
+
+    # Settlement.
+
+    def settled(self, taken: Taken) -> None:
+        """A client is done with a delivery."""
+        self.ticks.before_change()
+        self.unacked -= 1
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.ACKED, taken.entry, self.name)
+        self._free(taken)
+
+    def discarded(self, taken: Taken, how: Return) -> None:
+        """A client does not want it back: it dies as rejected."""
+        self.ticks.before_change()
+        self.unacked -= 1
+        if how is Return.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
+            taken.entry.failed += 1
+        self._let_die(taken.entry, Reason.REJECTED)
+        self._free(taken)
+
+    def returned(self, deliveries: Iterable[Taken], how: Return) -> None:
+        """Deliveries come back, in this order."""
+        self.ticks.before_change()
+        for taken in deliveries:
+            self.unacked -= 1
+            self._take_back(taken.entry, how)
+            self._vacate(taken)
+        if self.settings.bounded:
+            self._trim()
+        self.pump()
+
+    def _take_back(self, entry: Entry, how: Return) -> None:
+        entry.redelivered = True
+        if not self.is_quorum:
+            self._requeue(entry, how)
+            return
+        failed = how in _FAILED
+        entry.acquired += 1
+        if failed and self.profile.failures_count_towards_limit:
+            entry.failed += 1
+        if self._used_up(entry):
+            self._let_die(entry, Reason.DELIVERY_LIMIT)
+        elif not self.delays.hold(entry, failed=failed):
+            self._requeue(entry, how)
+
+    def _used_up(self, entry: Entry) -> bool:
+        by_failures = self.profile.failures_count_towards_limit
+        count = entry.failed if by_failures else entry.acquired
+        limit = self.settings.delivery_limit
+        return limit is not None and count > limit
+
+    def _requeue(self, entry: Entry, how: Return) -> None:
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.REQUEUED, entry, self.name, how)
+        self.put_back(
+            entry,
+            tail=self.is_quorum
+            and self.settings.delivery_limit is None
+            and self.profile.unlimited_returns_to_tail
+            and how in _TO_TAIL,
+        )
+
+    def put_back(self, entry: Entry, *, tail: bool = False) -> None:
+        """Make a copy ready again, ahead of the new ones or (quorum without limit) behind all."""
+        self.ticks.before_change()
+        if tail:
+            self.ready.push(entry)
+        else:
+            self.ready.give_back(entry)
+        self.byte_count += len(entry.content.body)
+        self._expiring = self._expiring or entry.expires is not None
+
+    def _free(self, taken: Taken) -> None:
+        self._vacate(taken)
+        if len(self.ready):
+            self.pump()
+
+    def _vacate(self, taken: Taken) -> None:
+        """Its consumer has room for another."""
+        consumer = taken.consumer
+        if consumer is not None:
+            consumer.holding -= 1
+            if not consumer.listed:
+                self.rota.wake(consumer)
+
+    # Letting go.
+
+    def expire(self) -> None:
+        """Let the messages die whose time is over, as far as the queue looks."""
+        now = self.node.now()
+        self.ticks.before_change()
+        while not self.down and (entry := self.ready.pop_expired(now)) is not None:
+            self.byte_count -= len(entry.content.body)
+            self._let_die(entry, Reason.EXPIRED)
+        self._watch()
+
+    def _look(self) -> None:
+        self._expiring = True
+        self.pump()
+        self._trim()
+
+    def _watch(self) -> None:
+        """Look again when the head expires."""
+        moment = None if self.down else self.ready.next_expiry()
+        if moment is not None:
+            self._alarm.set(moment)
+        elif not len(self.ready):
+            self._expiring = False
+
+    def _let_die(self, entry: Entry, reason: Reason) -> None:
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.DIED, entry, self.name, reason)
+        if self.settings.at_least_once:
+            self.safe.keep(entry, reason)
+        else:
+            self.node.office.post(self, entry, reason)
+
+    def purge(self) -> int:
+        """Remove all ready messages for good and tell how many."""
+        count = len(self.ready)
+        self.drop_ready(Loss.PURGED)
+        return count
+
+    def drop_ready(self, loss: Loss) -> None:
+        """Let everything go that is ready."""
+        self.ticks.before_change()
+        while len(self.ready):
+            self._lose(self._popped(), loss)
+        self._expiring = False
+
+    def _lose(self, entry: Entry, loss: Loss) -> None:
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.DROPPED, entry, self.name, loss)
+
+    def close(self, loss: Loss) -> None:
+        """The queue is deleted: everything in it is gone, its consumers are cancelled."""
+        self.drop_ready(loss)
+        self.safe.abandon(loss)
+        self.delays.abandon(loss)
+        self._alarm.clear()
+        self._lease.clear()
+        for taken in self.node.deliveries_of(self):
+            taken.void = True
+            self._lose(taken.entry, loss)
+        self.cancel_consumers()
+
+    def cancel_consumers(self) -> None:
+        """Tell all consumers that they are no more."""
+        for consumer in tuple(self.rota.consumers):
+            self.rota.remove(consumer)
+            consumer.channel.lose_consumer(consumer)
+
+    def crash(self, poison: Entry) -> None:
+        """The queue process stumbles over a message (before 3.13).
+
+        A quorum queue loses that message. A classic queue restarts: its consumers are cancelled,
+        what was handed out is ready again with the poison, and transient messages are gone. A
+        queue that crashes too often in too short a time is not started again.
+        """
+        if self.is_quorum:
+            self._lose(poison, Loss.CRASH)
+            return
+        self.cancel_consumers()
+        for taken in self.node.deliveries_of(self):
+            taken.void = True
+            self._restart_with(taken.entry)
+        self.unacked = 0
+        self._restart_with(poison)
+        now = self.node.now()
+        recent = [moment for moment in self._crashes if moment > now - _CRASH_PERIOD_S]
+        self._crashes = [*recent, now]
+        self.restart(Loss.CRASH, up=len(self._crashes) < _MOST_CRASHES)
+
+    def restart(self, loss: Loss = Loss.RESTART, *, up: bool = True) -> None:
+        """Come back with what is durable; a quorum queue keeps everything."""
+        self.down = not up
+        if self.is_quorum:
+            return
+        for entry in [self._popped() for _ in range(len(self.ready))]:
+            self._restart_with(entry, loss)
+        self.pump()
+
+    def _restart_with(self, entry: Entry, loss: Loss = Loss.CRASH) -> None:
+        if self.durable and entry.content.properties.delivery_mode == 2:
+            entry.redelivered = True
+            self._requeue(entry, Return.CLOSE)
+        else:
+            self._lose(entry, loss)
+
+    # Consumers and the queue's own life.
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """A consumer begins."""
+        self.ticks.before_change()
+        self._had_consumers = True
+        self.rota.add(consumer)
+        self.pump()
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer ends; an auto-delete queue goes with its last one."""
+        self.ticks.before_change()
+        self.rota.remove(consumer)
+        if self.rota.consumers:
+            self.pump()
+            return
+        self._lease.renew()
+        if self.auto_delete and self._had_consumers:
+            self.node.remove_queue(self, Loss.QUEUE_DELETED)
+
+    def redeclared(self) -> None:
+        """Someone declared it again: that renews the lease of a classic queue."""
+        if not self.is_quorum:
+            self._lease.renew()
+
+    def apply(self, settings: Settings) -> None:
+        """New settings, from a policy: they hold for what is there, except for the time to live."""
+        was_safe, self.settings = self.settings.at_least_once, settings
+        if was_safe and not settings.at_least_once:
+            self.safe.abandon(Loss.STRATEGY_CHANGED)
+        self._lease.renew()
+        if settings.bounded:
+            self._trim()

@@ -1,0 +1,418 @@
+"""Connections and channels as the broker sees them: deliveries out, settlements in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hopback.broker.embedded.arguments import integer_problem
+from hopback.broker.embedded.journal import EventKind, Loss
+from hopback.broker.embedded.patience import Patience
+from hopback.broker.embedded.queue import Return
+from hopback.broker.embedded.refusal import (
+    Refusal,
+    access_refused,
+    not_allowed,
+    not_implemented,
+    precondition_failed,
+    where,
+)
+from hopback.broker.embedded.rota import Consumer
+from hopback.broker.embedded.stored import Taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.embedded.queue import LiveQueue
+    from hopback.broker.embedded.stored import Entry
+    from hopback.fields import Headers
+    from hopback.message import Message, Properties
+    from hopback.topology.model import Binding, Exchange, Queue
+
+__all__ = ["ChannelState", "Session", "Sink"]
+
+T = TypeVar("T")
+
+
+class Sink(Protocol):
+    """Where a channel's output goes. It may only take note: it must not call the broker back."""
+
+    def deliver(self, taken: Taken) -> None:
+        """A delivery for the consumer `taken.consumer`."""
+
+    def cancelled(self, tag: str) -> None:
+        """The broker has ended a consumer."""
+
+    def closed(self, refusal: Refusal) -> None:
+        """The broker has closed the channel, or the connection with it."""
+
+
+class Session:
+    """One connection."""
+
+    def __init__(self, node: Node, name: str, user: str) -> None:
+        self.node = node
+        self.name = name
+        self.user = user
+        self.channels: dict[int, ChannelState] = {}
+        self.is_open = True
+
+    def open_channel(self, sink: Sink, number: int | None = None) -> ChannelState:
+        """A new channel."""
+        if number is None:
+            number = max(self.channels, default=0) + 1
+        channel = self.channels[number] = ChannelState(self, number, sink)
+        return channel
+
+    def close(self) -> None:
+        """End it: what was unsettled goes back, exclusive queues go. Safe to repeat."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for channel in tuple(self.channels.values()):
+            channel.close()
+        self.node.sessions.remove(self)
+        for queue in tuple(self.node.queues.values()):
+            if queue.owner is self:
+                self.node.remove_queue(queue, Loss.QUEUE_DELETED)
+
+    def fail(self, refusal: Refusal) -> None:
+        """The broker ends the connection."""
+        channels = tuple(self.channels.values())
+        self.close()
+        for channel in channels:
+            channel.sink.closed(refusal)
+
+
+class ChannelState:
+    """One channel. A refusal closes it (or its connection) and is raised to whoever asked."""
+
+    __slots__ = (
+        "_lowest",
+        "_patience",
+        "_tag",
+        "ceiling",
+        "consumers",
+        "is_open",
+        "node",
+        "number",
+        "paused",
+        "prefetch",
+        "session",
+        "sink",
+        "unacked",
+    )
+
+    def __init__(self, session: Session, number: int, sink: Sink) -> None:
+        self.session = session
+        self.node = session.node
+        self.number = number
+        self.sink = sink
+        self.is_open = True
+        self.paused = False
+        self.prefetch = 0
+        """For each consumer that begins from now on."""
+        self.ceiling = 0
+        """For the channel as a whole."""
+        self.consumers: dict[str, Consumer] = {}
+        self.unacked: dict[int, Taken] = {}
+        self._tag = 0
+        self._lowest = 1
+        self._patience = Patience(self)
+
+    # Refusals and the end.
+
+    def _do(self, operation: Callable[[], T]) -> T:
+        try:
+            return operation()
+        except Refusal as refusal:
+            self.fail(refusal)
+            raise
+
+    def fail(self, refusal: Refusal) -> None:
+        """The broker closes the channel, or the connection."""
+        if refusal.connection:
+            self.session.fail(refusal)
+        elif self.is_open:
+            self.close()
+            self.sink.closed(refusal)
+
+    def close(self) -> None:
+        """End it: everything unsettled goes back to its queues. Safe to repeat."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.session.channels.pop(self.number, None)
+        self._patience.clear()
+        held, self.unacked = list(self.unacked.values()), {}
+        self._give_back(held, Return.CLOSE)
+        for consumer in tuple(self.consumers.values()):
+            consumer.queue.remove_consumer(consumer)
+        self.consumers.clear()
+
+    # Declarations.
+
+    def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
+        """Create or check an exchange."""
+        self._do(lambda: self.node.wiring.declare(exchange, passive=passive))
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange."""
+        self._do(lambda: self.node.wiring.delete(name, if_unused=if_unused))
+
+    def declare_queue(self, queue: Queue, *, passive: bool = False) -> LiveQueue:
+        """Create or check a queue."""
+        return self._do(lambda: self.node.declare_queue(self.session, queue, passive=passive))
+
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue; how many messages were ready in it."""
+        return self._do(
+            lambda: self.node.delete_queue(
+                self.session, name, if_unused=if_unused, if_empty=if_empty
+            )
+        )
+
+    def purge_queue(self, name: str) -> int:
+        """Remove all ready messages; how many there were."""
+        return self._do(lambda: self.node.queue(name, self.session).purge())
+
+    def bind(self, binding: Binding) -> None:
+        """Add a binding."""
+        self._do(lambda: self._bind(binding))
+
+    def _bind(self, binding: Binding) -> None:
+        queue = None if binding.to_exchange else self.node.queues.get(binding.destination)
+        if queue is not None:
+            self.node.queue(queue.name, self.session)
+        self.node.wiring.bind(binding)
+
+    def unbind(self, binding: Binding) -> None:
+        """Remove a binding."""
+        self._do(lambda: self.node.wiring.unbind(binding))
+
+    # Publishing.
+
+    def publish(
+        self, message: Message, *, mandatory: bool = False, properties: Properties | None = None
+    ) -> EventKind:
+        """Take a message and tell its fate: ENQUEUED, REFUSED, RETURNED or DROPPED.
+
+        `properties`, if given, stand in for the message's own.
+        """
+        try:
+            content = self.node.intake.take(
+                message, properties or message.properties, self.session.user
+            )
+        except Refusal as refusal:
+            self.fail(refusal)
+            raise
+        return self.node.publish(content, mandatory=mandatory)
+
+    # Consuming.
+
+    def qos(self, prefetch: int, *, whole_channel: bool = False) -> None:
+        """Limit what is unsettled: for each later consumer, or for the channel as a whole."""
+        if not whole_channel:
+            self.prefetch = prefetch
+        elif self.node.profile.global_qos_refused:
+            self.ceiling = prefetch
+            self._wake_all()
+        else:
+            self.prefetch = prefetch  # 4.3 takes it so, and logs an error
+
+    def flow(self, *, active: bool) -> None:
+        """Stop or go on handing out, for a client that does not keep up."""
+        self.paused = not active
+        if active:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for consumer in tuple(self.consumers.values()):
+            consumer.queue.rota.wake(consumer)
+            consumer.queue.pump()
+
+    def consume(
+        self,
+        queue: str,
+        *,
+        tag: str = "",
+        no_ack: bool = False,
+        exclusive: bool = False,
+        arguments: Headers | None = None,
+    ) -> str:
+        """Begin a consumer; its tag."""
+        return self._do(
+            lambda: self._consume(
+                queue, tag, no_ack=no_ack, exclusive=exclusive, arguments=arguments or {}
+            )
+        )
+
+    def _consume(
+        self, name: str, tag: str, *, no_ack: bool, exclusive: bool, arguments: Headers
+    ) -> str:
+        queue = self.node.queue(name, self.session)
+        if tag in self.consumers:
+            raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
+        _check_priority(queue, arguments)
+        self._check_consumer(queue, exclusive=exclusive)
+        consumer = Consumer(
+            tag or self.node.made_up("amq.ctag-"),
+            queue,
+            self,
+            prefetch=self.prefetch,
+            no_ack=no_ack,
+            exclusive=exclusive,
+            arguments=arguments,
+        )
+        self.consumers[consumer.tag] = consumer
+        queue.add_consumer(consumer)
+        return consumer.tag
+
+    def _check_consumer(self, queue: LiveQueue, *, exclusive: bool) -> None:
+        others = queue.rota.consumers
+        if queue.is_quorum:
+            if self.ceiling:
+                raise not_implemented(f"{where('queue', queue.name)} does not support global qos")
+        elif others and (exclusive or any(other.exclusive for other in others)):
+            raise access_refused(f"{where('queue', queue.name)} in exclusive use")
+
+    def cancel(self, tag: str) -> None:
+        """End a consumer; what it holds stays unsettled."""
+        consumer = self.consumers.pop(tag, None)
+        if consumer is not None:
+            consumer.queue.remove_consumer(consumer)
+
+    def lose_consumer(self, consumer: Consumer) -> None:
+        """The broker has ended it: its queue is gone."""
+        if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
+            self.sink.cancelled(consumer.tag)
+
+    def end_consumer(self, consumer: Consumer) -> None:
+        """The broker ends it and takes back what it holds; to settle that later means nothing."""
+        held = [taken for taken in self.unacked.values() if taken.consumer is consumer]
+        if self.consumers.pop(consumer.tag, None) is not None:
+            consumer.queue.remove_consumer(consumer)
+            self.sink.cancelled(consumer.tag)
+        consumer.queue.returned([taken for taken in held if not taken.void], Return.TIMEOUT)
+        for taken in held:
+            taken.void = True
+
+    def has_room(self, _consumer: Consumer) -> bool:
+        """Whether the channel as a whole lets another delivery through."""
+        if not self.is_open or self.paused:
+            return False
+        return not self.ceiling or len(self.unacked) < self.ceiling
+
+    def hand_over(self, queue: LiveQueue, entry: Entry, consumer: Consumer) -> None:
+        """Deliver a copy to a consumer."""
+        taken = self._take(queue, entry, consumer)
+        if consumer.no_ack:
+            self._acked_at_once(queue, entry)
+        else:
+            consumer.holding += 1
+            self._remember(taken)
+        self.sink.deliver(taken)
+
+    def get(self, name: str, *, no_ack: bool = False) -> Taken | None:
+        """Take one message, or None if none is ready."""
+        queue = self._do(lambda: self.node.queue(name, self.session))
+        entry = queue.take()
+        if entry is None:
+            return None
+        taken = self._take(queue, entry, None)
+        if no_ack:
+            self._acked_at_once(queue, entry)
+        else:
+            self._remember(taken)
+        return taken
+
+    def next_tag(self) -> int:
+        """The number of the next delivery on this channel."""
+        self._tag += 1
+        return self._tag
+
+    def _take(self, queue: LiveQueue, entry: Entry, consumer: Consumer | None) -> Taken:
+        self._tag += 1
+        taken = Taken(self._tag, queue, entry, consumer, self.node.now())
+        if queue.is_quorum:
+            taken.counts = queue.counts(entry, by_get=consumer is None)
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.DELIVERED, entry, queue.name)
+        return taken
+
+    def _acked_at_once(self, queue: LiveQueue, entry: Entry) -> None:
+        if self.node.journal is not None:
+            self.node.journal.entry(EventKind.ACKED, entry, queue.name)
+
+    def _remember(self, taken: Taken) -> None:
+        self.unacked[taken.tag] = taken
+        taken.source.unacked += 1
+        self._patience.watch(taken)
+
+    # Settlement.
+
+    def ack(self, tag: int, *, multiple: bool = False) -> None:
+        """Settle as done."""
+        for taken in self._named(tag, multiple=multiple):
+            if not taken.void:
+                taken.source.settled(taken)
+        if self.ceiling:
+            self._wake_all()
+
+    def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
+        """Give back, or let die."""
+        self._refuse(self._named(tag, multiple=multiple), Return.NACK, requeue=requeue)
+
+    def reject(self, tag: int, *, requeue: bool) -> None:
+        """The same for one."""
+        self._refuse(self._named(tag, multiple=False), Return.REJECT, requeue=requeue)
+
+    def recover(self) -> None:
+        """Put everything unsettled back into its queues."""
+        held, self.unacked = list(self.unacked.values()), {}
+        self._give_back(held, Return.RECOVER)
+
+    def _refuse(self, deliveries: list[Taken], how: Return, *, requeue: bool) -> None:
+        if requeue:
+            self._give_back(deliveries, how)
+        else:
+            for taken in deliveries:
+                if not taken.void:
+                    taken.source.discarded(taken, how)
+        if self.ceiling:
+            self._wake_all()
+
+    def _give_back(self, deliveries: Iterable[Taken], how: Return) -> None:
+        by_queue: dict[LiveQueue, list[Taken]] = {}
+        for taken in deliveries:
+            if not taken.void:
+                by_queue.setdefault(taken.source, []).append(taken)
+        for queue, held in by_queue.items():
+            queue.returned(held, how)
+
+    def _named(self, tag: int, *, multiple: bool) -> list[Taken]:
+        """Take the deliveries that a settlement names off the books."""
+        if multiple and tag == 0:
+            held, self.unacked = list(self.unacked.values()), {}
+            return held
+        taken = self.unacked.pop(tag, None)
+        if taken is None:
+            refusal = precondition_failed(f"unknown delivery tag {tag}")
+            self.fail(refusal)
+            raise refusal
+        if not multiple:
+            return [taken]
+        older = (self.unacked.pop(number, None) for number in range(self._lowest, tag))
+        held = [each for each in older if each is not None]
+        self._lowest = tag + 1
+        return [*held, taken]
+
+
+def _check_priority(queue: LiveQueue, arguments: Headers) -> None:
+    if "x-priority" not in arguments:
+        return
+    problem = integer_problem(arguments["x-priority"])
+    if problem is not None:
+        raise precondition_failed(
+            f"invalid arg 'x-priority' for {where('queue', queue.name)}: {problem}"
+        )

@@ -1,0 +1,142 @@
+"""What a queue does, put together from its arguments and the policies that apply to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.topology.policy_pattern import pattern_matches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hopback.broker.embedded.profile import Profile
+    from hopback.fields import FieldValue, Headers
+    from hopback.topology.model import Policy
+
+__all__ = ["Settings", "policy_for", "settings_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The effective settings of a queue; None where there is no such limit."""
+
+    ttl: float | None = None
+    """Seconds a message may stay."""
+    expires: float | None = None
+    """Seconds the queue may stay unused."""
+    max_length: int | None = None
+    max_bytes: int | None = None
+    overflow: str = "drop-head"
+    dead_letter_exchange: str | None = None
+    dead_letter_routing_key: str | None = None
+    at_least_once: bool = False
+    delivery_limit: int | None = None
+    consumer_timeout: float | None = None
+    retry_delay: str = "disabled"
+    retry_min: float = 0.0
+    retry_max: float = 0.0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a limit to how much it holds."""
+        return self.max_length is not None or self.max_bytes is not None
+
+
+class _Sources:
+    """Arguments, policy and operator policy, asked together for one setting."""
+
+    def __init__(self, arguments: Headers, policy: Headers, operator: Headers) -> None:
+        self._arguments = arguments
+        self._policies = (policy, operator)
+
+    def first(self, name: str, *, policy_wins: bool = False) -> FieldValue:
+        """The argument if given, else the policy's value (or the other way round)."""
+        argument = self._arguments.get(f"x-{name}")
+        policy = next((each[name] for each in self._policies if name in each), None)
+        if policy_wins and policy is not None:
+            return policy
+        return policy if argument is None else argument
+
+    def text(self, name: str, *, policy_wins: bool = False) -> str | None:
+        """The same for a string."""
+        found = self.first(name, policy_wins=policy_wins)
+        return found if isinstance(found, str) else None
+
+    def least(self, name: str) -> int | None:
+        """The smallest of those given."""
+        return self._choose(name, min)
+
+    def limit(self, name: str) -> int | None:
+        """The smallest of those given, but the largest where one is negative: no limit."""
+        return self._choose(name, lambda given: max(given) if min(given) < 0 else min(given))
+
+    def seconds(self, name: str) -> float | None:
+        """The smallest of those given, from milliseconds."""
+        least = self.least(name)
+        return None if least is None else least / 1000
+
+    def _choose(self, name: str, choice: Callable[[list[int]], int]) -> int | None:
+        given = (self._arguments.get(f"x-{name}"), *(each.get(name) for each in self._policies))
+        numbers = [int(value) for value in given if isinstance(value, int)]
+        return choice(numbers) if numbers else None
+
+
+def settings_for(
+    arguments: Headers, policy: Headers, operator: Headers, *, quorum: bool, profile: Profile
+) -> Settings:
+    """What the arguments and the definitions of both policies amount to."""
+    sources = _Sources(arguments, policy, operator)
+    overflow = sources.text("overflow", policy_wins=quorum) or "drop-head"
+    exchange = sources.text("dead-letter-exchange")
+    strategy = sources.text("dead-letter-strategy")
+    retry_min = sources.seconds("delayed-retry-min")
+    retry_max = sources.seconds("delayed-retry-max")
+    delays = quorum and profile.delayed_retry and retry_min is not None
+    return Settings(
+        ttl=sources.seconds("message-ttl"),
+        expires=_expires(sources, quorum=quorum, profile=profile),
+        max_length=sources.least("max-length"),
+        max_bytes=sources.least("max-length-bytes"),
+        overflow="drop-head" if quorum and overflow == "reject-publish-dlx" else overflow,
+        dead_letter_exchange=exchange,
+        dead_letter_routing_key=sources.text("dead-letter-routing-key"),
+        at_least_once=quorum
+        and exchange is not None
+        and strategy == "at-least-once"
+        and overflow == "reject-publish",
+        delivery_limit=_delivery_limit(sources, profile) if quorum else None,
+        consumer_timeout=(
+            sources.seconds("consumer-timeout") if profile.consumer_timeout_per_queue else None
+        ),
+        retry_delay=(sources.text("delayed-retry-type") or "disabled") if delays else "disabled",
+        retry_min=retry_min or 0.0,
+        retry_max=retry_max if retry_max is not None else retry_min or 0.0,
+    )
+
+
+def _expires(sources: _Sources, *, quorum: bool, profile: Profile) -> float | None:
+    if quorum and profile.policy_expires_wins:
+        found = sources.first("expires", policy_wins=True)
+        return found / 1000 if isinstance(found, int) else None
+    return sources.seconds("expires")
+
+
+def _delivery_limit(sources: _Sources, profile: Profile) -> int | None:
+    """The limit in force; a negative one is none from 4.0 on, and deletes at once before."""
+    limit = sources.limit("delivery-limit") if profile.negative_limit_is_none else None
+    if limit is None and not profile.negative_limit_is_none:
+        limit = sources.least("delivery-limit")
+    if limit is None:
+        return profile.delivery_limit
+    return None if limit < 0 and profile.negative_limit_is_none else limit
+
+
+def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> Policy | None:
+    """The one policy that applies: of all that match, that of the highest priority."""
+    matching = [
+        policy
+        for policy in policies
+        if policy.apply_to in kinds and pattern_matches(policy.pattern, name)
+    ]
+    return max(matching, key=lambda policy: (policy.priority, policy.name), default=None)

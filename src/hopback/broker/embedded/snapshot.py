@@ -1,0 +1,122 @@
+"""Everything inside a node at one moment, as values: for tests, pages and simulations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.stored import copied_table, with_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.embedded.queue import LiveQueue
+    from hopback.broker.embedded.stored import Entry
+    from hopback.message import Properties
+    from hopback.topology.model import Binding, Exchange
+
+__all__ = ["NodeSnapshot", "QueueSnapshot", "StoredMessage", "snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One copy of a message in a queue. `expires` is in seconds since 1970."""
+
+    copy: int
+    origin: int
+    exchange: str
+    routing_key: str
+    body: bytes
+    properties: Properties
+    redelivered: bool
+    returns: int
+    """How often it came back to this quorum queue."""
+    failures: int
+    """How many deliveries of it failed (4.x quorum queues)."""
+    expires: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """One queue with all it holds."""
+
+    name: str
+    type: str
+    durable: bool
+    ready: tuple[StoredMessage, ...]
+    """In the order in which they would be handed out."""
+    unacked: tuple[StoredMessage, ...]
+    held: tuple[StoredMessage, ...]
+    """Dead letters that no target has taken yet (at-least-once)."""
+    delayed: tuple[StoredMessage, ...]
+    consumers: tuple[str, ...]
+
+    @property
+    def messages(self) -> tuple[StoredMessage, ...]:
+        """All of them."""
+        return self.ready + self.unacked + self.held + self.delayed
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """A whole node."""
+
+    at: float
+    queues: tuple[QueueSnapshot, ...]
+    exchanges: tuple[Exchange, ...]
+    bindings: tuple[Binding, ...]
+
+    def queue(self, name: str) -> QueueSnapshot:
+        """The queue of that name; KeyError if there is none."""
+        found = next((queue for queue in self.queues if queue.name == name), None)
+        if found is None:
+            known = ", ".join(queue.name for queue in self.queues) or "none"
+            raise KeyError(f"expected a queue of the node ({known}), got {name!r}")
+        return found
+
+
+def snapshot(node: Node) -> NodeSnapshot:
+    """The node at this moment."""
+    held: dict[LiveQueue, list[Entry]] = {}
+    for taken in node.deliveries():
+        held.setdefault(taken.source, []).append(taken.entry)
+    return NodeSnapshot(
+        at=node.now(),
+        queues=tuple(_queue(queue, held.get(queue, ())) for queue in node.queues.values()),
+        exchanges=tuple(node.wiring.exchanges.values()),
+        bindings=node.wiring.bindings,
+    )
+
+
+def _queue(queue: LiveQueue, unacked: Iterable[Entry]) -> QueueSnapshot:
+    return QueueSnapshot(
+        name=queue.name,
+        type="quorum" if queue.is_quorum else "classic",
+        durable=queue.durable,
+        ready=_stored(queue.ready),
+        unacked=_stored(unacked),
+        held=_stored(letter.entry for letter in queue.safe.letters),
+        delayed=_stored(queue.delays.entries),
+        consumers=tuple(consumer.tag for consumer in queue.rota.consumers),
+    )
+
+
+def _stored(entries: Iterable[Entry]) -> tuple[StoredMessage, ...]:
+    return tuple(map(_message, entries))
+
+
+def _message(entry: Entry) -> StoredMessage:
+    content = entry.content
+    return StoredMessage(
+        copy=entry.number,
+        origin=content.origin,
+        exchange=content.exchange,
+        routing_key=content.keys[0],
+        body=content.body,
+        properties=with_headers(content.properties, copied_table(content.headers)),
+        redelivered=entry.redelivered,
+        returns=entry.acquired,
+        failures=entry.failed,
+        expires=entry.expires,
+    )

@@ -1,0 +1,108 @@
+"""The designs: five documented systems, faithful or hardened, and Hopback's own.
+
+Each is a function that returns a topology with its plans; `DESIGNS` names them for the command.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hopback.designs.design import (
+    Design,
+    Parameter,
+    delays_ms,
+    duration_ms,
+    names,
+    queue_type,
+    whole_number,
+)
+from hopback.designs.event_bus import event_bus
+from hopback.designs.file_pipeline import file_pipeline
+from hopback.designs.freeflow import freeflow
+from hopback.designs.raffle import raffle
+from hopback.designs.ratatoskr import ratatoskr
+from hopback.designs.recommended import recommended
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "DESIGNS",
+    "Design",
+    "Parameter",
+    "event_bus",
+    "file_pipeline",
+    "freeflow",
+    "raffle",
+    "ratatoskr",
+    "recommended",
+]
+
+_NAMES = "names separated by commas"
+_NUMBER = "a whole number"
+_DELAY = "a duration like 5s, 1m30s or 250ms"
+
+_EVERY = (
+    Design(
+        "file-pipeline",
+        "seven consumers, each with its own 15 s retry queue and dead-letter queue",
+        file_pipeline,
+    ),
+    Design(
+        "event-bus",
+        "a fanout to services by HTTP, ten retries of 5 s, a dead-letter queue for each service",
+        event_bus,
+        (Parameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
+        codes={"delivery.parked.exhausted": "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"},
+    ),
+    Design(
+        "freeflow",
+        "domain events with retry tiers of 30 s, 5 min and 30 min and one dead-letter queue",
+        freeflow,
+    ),
+    Design(
+        "raffle",
+        "users inserted in batches, three retries of 10 s, one dead-letter queue",
+        raffle,
+        (
+            Parameter("retry_ttl_ms", "10000", _NUMBER, whole_number, "the wait, in ms"),
+            Parameter("max_retries", "3", _NUMBER, whole_number, "retries after the first run"),
+        ),
+    ),
+    Design(
+        "ratatoskr",
+        "quorum queues with a broker-side retry loop and a fanout into the dead-letter queue",
+        ratatoskr,
+        (
+            Parameter("queue", "my-service.events", "a queue name", str, "the main queue"),
+            Parameter("exchange", "ratatoskr.events", "an exchange name", str, "what feeds it"),
+            Parameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
+            Parameter(
+                "retry_delay", "5s", _DELAY, duration_ms, "the wait", argument="retry_delay_ms"
+            ),
+            Parameter("max_retries", "3", _NUMBER, whole_number, "retries after the first run"),
+            Parameter("queue_type", "quorum", "quorum or classic", queue_type, "of all queues"),
+        ),
+    ),
+    Design(
+        "recommended",
+        "Hopback's own for new queues: any number of tiers, straight back, nothing lost",
+        recommended,
+        (
+            Parameter("queue", "orders", "a queue name", str, "the main queue"),
+            Parameter(
+                "tiers",
+                "30s,5m,30m",
+                f"{_DELAY}, separated by commas",
+                delays_ms,
+                "the waits",
+                argument="tiers_ms",
+            ),
+        ),
+        documented=False,
+    ),
+)
+
+DESIGNS: Mapping[str, Design] = MappingProxyType({design.name: design for design in _EVERY})
+"""Every design by the name that the command knows it by."""

@@ -1,0 +1,106 @@
+"""The file pipeline: one retry queue and one dead-letter queue for each consumer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.designs.design import count_problems, delay_problems, refuse
+from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
+from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["file_pipeline"]
+
+_EVENTS = "domain.events"
+_COMMANDS = "domain.commands"
+
+_BOUND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("q.upload.commands", _COMMANDS, ("commands.upload.#", "commands.file.reprocess.*")),
+    ("q.validator", _EVENTS, ("files.uploaded.*",)),
+    ("q.thumbnail", _EVENTS, ("files.validated.*",)),
+    ("q.extractor", _EVENTS, ("files.validated.*",)),
+    ("q.projection", _EVENTS, ("#",)),
+    ("q.notification", _EVENTS, ("processing.#", "files.rejected.*")),
+    ("q.audit", _EVENTS, ("#",)),
+)
+
+_PARKED = (
+    Stamp("x-parked-at", Fact.NOW),
+    Stamp("x-parked-from-queue", Fact.QUEUE),
+    Stamp("x-parked-delivery-attempt", Fact.ATTEMPT),
+    Stamp("x-parked-reason", Fact.REASON),
+)
+
+
+def file_pipeline(
+    *, hardened: bool = False, retry_ttl_ms: int = 15_000, attempts: int = 3
+) -> Topology:
+    """The documented "RabbitMQ Topologia, Retry e DLQ" of a file-processing pipeline.
+
+    Two topic exchanges feed seven queues. A failed message is rejected into `retry.q.X`, waits
+    15 s in `q.X.retry` and comes back to `q.X` alone; its third failure is parked in `q.X.dlq` by
+    a confirmed publish. A re-driven message waits once more and begins anew.
+
+    Guaranteed: a retry reaches no consumer but the one that failed, and parking loses nothing.
+    In the faithful form (classic queues) the broker moves messages into and out of the retry
+    queue at most once, so a node that dies can take some along; the hardened form loses none.
+    """
+    problems = [
+        *delay_problems("params.retry_ttl_ms", retry_ttl_ms),
+        *count_problems("params.attempts", attempts, least=1),
+    ]
+    refuse(problems, "file-pipeline")
+    faithful = tuple(_plan(queue, retry_ttl_ms, attempts) for queue, _, _ in _BOUND)
+    plans = tuple(map(harden, faithful)) if hardened else faithful
+    return Topology(
+        name="file-pipeline",
+        exchanges=(
+            Exchange(_EVENTS, ExchangeType.TOPIC),
+            Exchange(_COMMANDS, ExchangeType.TOPIC),
+            *(exchange for plan in plans for exchange in _exchanges(plan.queue)),
+        ),
+        queues=tuple(
+            queue
+            for plan in plans
+            for queue in (hardened_queues(plan) if hardened else _faithful_queues(plan))
+        ),
+        bindings=tuple(_bindings()),
+        plans=plans,
+    )
+
+
+def _plan(queue: str, retry_ttl_ms: int, attempts: int) -> Plan:
+    return Plan(
+        queue=queue,
+        attempts=attempts,
+        tiers=one_tier(retry_ttl_ms, f"retry.{queue}", "retry", f"{queue}.retry"),
+        leave=Leave.REJECT,
+        returns=Return.QUEUE,
+        parking=Parking(f"{queue}.dlq", Leave.PUBLISH, f"dlq.{queue}", "parking"),
+        count=Count.X_DEATH,
+        redrive=Redrive(f"retry.{queue}", "retry"),
+        park_stamps=_PARKED,
+    )
+
+
+def _exchanges(queue: str) -> tuple[Exchange, Exchange]:
+    return Exchange(f"retry.{queue}"), Exchange(f"dlq.{queue}")
+
+
+def _faithful_queues(plan: Plan) -> tuple[Queue, Queue, Queue]:
+    name, delay_ms = plan.queue, plan.tiers[0].delay_ms
+    return (
+        Queue(name, arguments=dead_lettering(f"retry.{name}", "retry")),
+        Queue(f"{name}.retry", arguments=dead_lettering("", name, ttl_ms=delay_ms)),
+        Queue(f"{name}.dlq"),
+    )
+
+
+def _bindings() -> Iterable[Binding]:
+    for queue, source, keys in _BOUND:
+        yield from (Binding(source, queue, key) for key in keys)
+        yield Binding(f"retry.{queue}", f"{queue}.retry", "retry")
+        yield Binding(f"dlq.{queue}", f"{queue}.dlq", "parking")

@@ -1,0 +1,168 @@
+"""FreeFlow: three waiting times for each domain, chosen by the consumer."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hopback.designs.design import delay_problems, name_problems, refuse
+from hopback.errors import Problem
+from hopback.topology.expand import (
+    dead_lettering,
+    harden,
+    hardened_queues,
+    retry_queues,
+    unique_queues,
+)
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
+from hopback.topology.plan import (
+    Count,
+    Fact,
+    Leave,
+    Parking,
+    Plan,
+    Redrive,
+    Return,
+    Route,
+    Stamp,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["QUEUES", "TIERS_MS", "freeflow"]
+
+_MAIN = "freeflow.events"
+_RETRY = "freeflow.events.retry"
+_DLX = "freeflow.events.dlx"
+_DLQ = "freeflow.events.dlq"
+
+QUEUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "freeflow.users.queue": ("user", "auth"),
+        "freeflow.alarms.queue": ("alarm",),
+        "freeflow.documents.queue": ("document",),
+        "freeflow.workflows.queue": ("workflow",),
+        "freeflow.notifications.queue": ("notification",),
+        "freeflow.audit.queue": ("audit",),
+    }
+)
+"""The documented queues and the domains that each of them serves."""
+
+TIERS_MS: Mapping[str, int] = MappingProxyType({"30s": 30_000, "5m": 300_000, "30m": 1_800_000})
+"""The documented waiting times by the name that stands in routing keys and queue names."""
+
+_ORIGIN = (
+    Stamp("x-original-routing-key", Fact.ORIGIN_ROUTING_KEY, once=True),
+    Stamp("x-original-exchange", Fact.ORIGIN_EXCHANGE, once=True),
+)
+
+
+def freeflow(
+    *,
+    hardened: bool = False,
+    queues: Mapping[str, Sequence[str]] = QUEUES,
+    tiers_ms: Mapping[str, int] = TIERS_MS,
+) -> Topology:
+    """The documented "RabbitMQ Retry Topology (TTL + DLX)" of FreeFlow's events.
+
+    A topic exchange feeds a queue for each group of domains, and `freeflow.audit.queue` with
+    everything. A failed message is published to `freeflow.events.retry` as `<domain>.<tier>`,
+    waits 30 s, then 5 min, then 30 min, and comes back as `<domain>.retry`; after that, or when
+    it is hopeless, it is rejected into the one dead-letter queue `freeflow.events.dlq`. The
+    original routing key travels with it.
+
+    Guaranteed: leaving for retry loses nothing. In the faithful form (classic queues) the broker
+    moves messages back, and into the dead-letter queue, at most once; and what comes back goes
+    through the shared exchange, so the audit queue receives every retry again. In the hardened
+    form nothing is lost and a retry comes straight back to the queue that failed.
+    """
+    refuse([*_problems(queues, tiers_ms)], "freeflow")
+    faithful = tuple(_plan(name, domains, tiers_ms) for name, domains in queues.items())
+    plans = tuple(map(harden, faithful)) if hardened else faithful
+    every = (hardened_queues(plan) if hardened else _faithful_queues(plan) for plan in plans)
+    return Topology(
+        name="freeflow",
+        exchanges=(
+            Exchange(_MAIN, ExchangeType.TOPIC),
+            Exchange(_RETRY),
+            Exchange(_DLX),
+        ),
+        queues=unique_queues(queue for family in every for queue in family),
+        bindings=(*_bindings(queues, plans), Binding(_DLX, _DLQ, "dlq")),
+        plans=plans,
+    )
+
+
+def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Plan:
+    return Plan(
+        queue=queue,
+        attempts=len(tiers_ms) + 1,
+        tiers=tuple(
+            Tier(tier, delay_ms, tuple(_routes(domains, tier)))
+            for tier, delay_ms in tiers_ms.items()
+        ),
+        leave=Leave.PUBLISH,
+        returns=Return.EXCHANGE,
+        parking=Parking(_DLQ, Leave.REJECT, _DLX, "dlq"),
+        count=Count.HEADER,
+        redrive=Redrive("", queue),
+        count_header="x-retry-count",
+        retry_stamps=_ORIGIN,
+    )
+
+
+def _routes(domains: Sequence[str], tier: str) -> Iterator[Route]:
+    """By domain of the original routing key; whatever else a queue received goes to its first.
+
+    Each domain comes back as `<domain>.retry`, which must match a binding of the failing queue:
+    so the audit queue, bound to everything, always waits in its own domain's queues.
+    """
+    if len(domains) > 1:
+        yield from (_route(domain, tier, f"{domain}.*") for domain in domains)
+    yield _route(domains[0], tier, "#")
+
+
+def _route(domain: str, tier: str, pattern: str) -> Route:
+    return Route(_RETRY, f"{domain}.{tier}", f"freeflow.{domain}.retry.{tier}", pattern)
+
+
+def _faithful_queues(plan: Plan) -> Iterator[Queue]:
+    yield Queue(plan.queue, arguments=dead_lettering(_DLX, "dlq"))
+    for name, delay_ms in retry_queues(plan):
+        domain = name.removeprefix("freeflow.").partition(".retry.")[0]
+        back = dead_lettering(_MAIN, f"{domain}.retry", ttl_ms=delay_ms)
+        yield Queue(name, arguments=back)
+    yield Queue(_DLQ)
+
+
+def _bindings(queues: Mapping[str, Sequence[str]], plans: Iterable[Plan]) -> Iterator[Binding]:
+    for name, domains in queues.items():
+        keys = ("#",) if "audit" in domains else tuple(f"{domain}.*" for domain in domains)
+        yield from (Binding(_MAIN, name, key) for key in keys)
+    ways = {route.queue: route for plan in plans for tier in plan.tiers for route in tier.routes}
+    for route in ways.values():
+        yield Binding(_RETRY, route.queue, route.routing_key)
+
+
+def _problems(
+    queues: Mapping[str, Sequence[str]], tiers_ms: Mapping[str, int]
+) -> Iterator[Problem]:
+    if not queues:
+        yield Problem("params.queues", "at least one queue", "none")
+    if not tiers_ms:
+        yield Problem("params.tiers_ms", "at least one tier", "none")
+    for tier, delay_ms in tiers_ms.items():
+        yield from delay_problems(f"params.tiers_ms.{tier}", delay_ms)
+    seen: set[str] = set()
+    for name, domains in queues.items():
+        yield from name_problems(f"params.queues.{name}", name)
+        if not domains:
+            yield Problem(f"params.queues.{name}", "at least one domain", "none")
+        for domain in domains:
+            if not domain or "." in domain:
+                yield Problem(f"params.queues.{name}", "domains of one word", repr(domain))
+            if domain in seen:
+                yield Problem(f"params.queues.{name}", "each domain once", f"{domain!r} again")
+            seen.add(domain)

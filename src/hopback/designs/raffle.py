@@ -1,0 +1,70 @@
+"""The raffle: users enqueued for insertion, with one retry queue of ten seconds."""
+
+from __future__ import annotations
+
+from hopback.designs.design import count_problems, delay_problems, refuse
+from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
+from hopback.topology.model import Binding, Exchange, Queue, Topology
+from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
+
+__all__ = ["raffle"]
+
+_EXCHANGE, _QUEUE = "raffle_exchange", "raffle_queue"
+_RETRY_EXCHANGE, _RETRY_QUEUE = "raffle_retry_exchange", "raffle_retry_10s"
+_DLX, _DLQ = "raffle_dlx", "raffle_dlq"
+
+
+def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: int = 3) -> Topology:
+    """The documented "Processo de Enfileiramento de Usuários" of the RaffleAPI.
+
+    A failed message is published to `raffle_retry_exchange` with `x-retries` one higher and its
+    `x-retry-reason`, waits `retry_ttl_ms` in `raffle_retry_10s` and comes back through
+    `raffle_exchange`. `x-retries` is compared before it is raised, so the failure after
+    `max_retries` retries (the fourth run by default) is rejected into `raffle_dlq`.
+
+    Guaranteed: leaving for retry loses nothing. In the faithful form (classic queues) the broker
+    moves messages back, and into the dead-letter queue, at most once; the hardened form loses
+    none.
+    """
+    problems = [
+        *delay_problems("params.retry_ttl_ms", retry_ttl_ms),
+        *count_problems("params.max_retries", max_retries, least=0),
+    ]
+    refuse(problems, "raffle")
+    faithful = _plan(retry_ttl_ms, max_retries)
+    plan = harden(faithful) if hardened else faithful
+    return Topology(
+        name="raffle",
+        exchanges=(Exchange(_EXCHANGE), Exchange(_RETRY_EXCHANGE), Exchange(_DLX)),
+        queues=hardened_queues(plan) if hardened else _faithful_queues(retry_ttl_ms),
+        bindings=(
+            Binding(_EXCHANGE, _QUEUE, _QUEUE),
+            Binding(_RETRY_EXCHANGE, _RETRY_QUEUE, _RETRY_QUEUE),
+            Binding(_DLX, _DLQ, _DLQ),
+        ),
+        plans=(plan,),
+    )
+
+
+def _plan(retry_ttl_ms: int, max_retries: int) -> Plan:
+    return Plan(
+        queue=_QUEUE,
+        attempts=max_retries + 1,
+        tiers=one_tier(retry_ttl_ms, _RETRY_EXCHANGE, _RETRY_QUEUE, _RETRY_QUEUE),
+        leave=Leave.PUBLISH,
+        returns=Return.EXCHANGE,
+        parking=Parking(_DLQ, Leave.REJECT, _DLX, _DLQ),
+        count=Count.HEADER,
+        redrive=Redrive("", _QUEUE),
+        count_header="x-retries",
+        retry_stamps=(Stamp("x-retry-reason", Fact.REASON),),
+    )
+
+
+def _faithful_queues(retry_ttl_ms: int) -> tuple[Queue, Queue, Queue]:
+    back = dead_lettering(_EXCHANGE, _QUEUE, ttl_ms=retry_ttl_ms)
+    return (
+        Queue(_QUEUE, arguments=dead_lettering(_DLX, _DLQ)),
+        Queue(_RETRY_QUEUE, arguments=back),
+        Queue(_DLQ),
+    )

@@ -1,0 +1,51 @@
+"""Hopback's own design for new queues: hardened from the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.designs.design import name_problems, refuse
+from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
+from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TIERS_MS", "recommended"]
+
+TIERS_MS = (30_000, 300_000, 1_800_000)
+"""How long a failed message waits when nothing else is said: 30 s, 5 min, 30 min."""
+
+_LONGEST_SUFFIX = ".retry.3650d23h59m59s999ms"
+
+
+def recommended(
+    queue: str = "orders",
+    *,
+    hardened: bool = True,
+    tiers_ms: Sequence[int] = TIERS_MS,
+    attempts: int | None = None,
+    exchange: str | None = None,
+    routing_keys: Sequence[str] = ("#",),
+    delivery_limit: int = DELIVERY_LIMIT,
+) -> Topology:
+    """Hopback's own design; it reproduces no document, it avoids what they warn of.
+
+    One quorum queue per waiting time (`{queue}.retry.30s`, …), one hop, straight back to the
+    queue that failed, and a dead-letter queue of its own, `{queue}.dlq`; everything is reached
+    through the default exchange. If `exchange` is named, that topic exchange feeds the queue.
+
+    Guaranteed: no failed message is lost, whatever dies and when, and no retry reaches a consumer
+    that did not fail. There is no other form of it, so `hardened` makes no difference.
+    """
+    problems = name_problems("params.queue", queue, room=len(_LONGEST_SUFFIX))
+    refuse([*problems], "recommended")
+    plan = recommended_plan(queue, tiers_ms=tiers_ms, attempts=attempts)
+    feeds = () if exchange is None else tuple(Binding(exchange, queue, k) for k in routing_keys)
+    return Topology(
+        name="recommended",
+        exchanges=() if exchange is None else (Exchange(exchange, ExchangeType.TOPIC),),
+        queues=hardened_queues(plan, delivery_limit=delivery_limit),
+        bindings=feeds,
+        plans=(plan,),
+    )

@@ -1,0 +1,81 @@
+"""Modules that had another name in an earlier version: the old name still finds them, with a warning.
+
+The finder gives out the module of today itself: a class reached by its old path is the same class.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+__all__ = ["RENAMED", "OldNames", "find_old_names", "new_name"]
+
+RENAMED = {
+    "hopback.broker.simulator": "hopback.broker.embedded",
+    "hopback.broker.simulator.embedded": "hopback.broker.embedded.broker",
+    "hopback.patterns": "hopback.designs",
+}
+"""Old name → new name, of modules and packages; what stands below a package follows it."""
+
+
+def new_name(old: str) -> str | None:
+    """What a module is called now, or None where it never had another name."""
+    if not old.startswith("hopback."):
+        return None
+    package, below = old, ""
+    while package not in RENAMED:
+        package, _, last = package.rpartition(".")
+        if not package:
+            return None
+        below = f".{last}{below}"
+    return RENAMED[package] + below
+
+
+class OldNames:
+    """Finds a module by the name it had; loading it is importing the one of today."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Nothing, unless the name is an old one."""
+        del path, target
+        now = new_name(fullname)
+        if now is None:
+            return None
+        import warnings
+        from importlib.machinery import ModuleSpec
+
+        warnings.warn(
+            f"{fullname} is called {now} now; the old name goes with version 1.0",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        loader: Any = self  # a loader by its methods: importlib.abc is not light
+        return ModuleSpec(fullname, loader, origin=now, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module of today, under both names."""
+        import importlib
+
+        module = importlib.import_module(spec.origin or "")
+        # The machinery now writes the old spec into the module; exec_module puts the true one back.
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is run twice."""
+        old = module.__spec__
+        if old is not None and isinstance(cast("object", old.loader), OldNames):
+            module.__spec__ = old.loader_state
+
+
+def find_old_names() -> None:
+    """Ask for old names from now on, once per process."""
+    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
+        # First, or Python would find the files of a renamed package once more, under its old name.
+        sys.meta_path.insert(0, cast("Any", OldNames()))

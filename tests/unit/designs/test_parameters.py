@@ -1,0 +1,202 @@
+"""Designs built from text: defaults, values, and every wrong one named at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.designs import (
+    DESIGNS,
+    event_bus,
+    file_pipeline,
+    freeflow,
+    raffle,
+    ratatoskr,
+    recommended,
+)
+from hopback.errors import InvalidTopology
+from hopback.topology.model import QueueType, Topology
+
+
+def _said(name: str, params: dict[str, str]) -> list[str]:
+    with pytest.raises(InvalidTopology) as caught:
+        DESIGNS[name].build(params)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_the_command_knows_five_documented_designs_and_our_own() -> None:
+    """The registry names them in their order, each with a summary."""
+    documented = [name for name, design in DESIGNS.items() if design.documented]
+    assert documented == ["file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr"]
+    assert set(DESIGNS) - set(documented) == {"recommended"}
+    assert all(design.summary for design in DESIGNS.values())
+
+
+def test_parameters_have_the_promised_defaults() -> None:
+    """Name and default of every parameter, as the command shows them."""
+    shown = {
+        name: {parameter.name: parameter.default for parameter in design.parameters}
+        for name, design in DESIGNS.items()
+    }
+    assert shown == {
+        "file-pipeline": {},
+        "event-bus": {"services": "wms-cincout,wms-orders"},
+        "freeflow": {},
+        "raffle": {"retry_ttl_ms": "10000", "max_retries": "3"},
+        "ratatoskr": {
+            "queue": "my-service.events",
+            "exchange": "ratatoskr.events",
+            "routing_keys": "#",
+            "retry_delay": "5s",
+            "max_retries": "3",
+            "queue_type": "quorum",
+        },
+        "recommended": {"queue": "orders", "tiers": "30s,5m,30m"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "built"),
+    [
+        ("file-pipeline", file_pipeline()),
+        ("event-bus", event_bus()),
+        ("freeflow", freeflow()),
+        ("raffle", raffle()),
+        ("ratatoskr", ratatoskr()),
+        ("recommended", recommended()),
+    ],
+)
+def test_defaults_by_text_are_the_defaults_of_the_function(name: str, built: Topology) -> None:
+    """Building without parameters is calling the function without arguments."""
+    assert DESIGNS[name].build() == built
+
+
+def test_values_reach_the_design() -> None:
+    """Every parameter of ratatoskr given as text is the argument given in Python."""
+    given = {
+        "queue": "orders",
+        "exchange": "shop",
+        "routing_keys": "order.*, refund.#",
+        "retry_delay": "1m30s",
+        "max_retries": "7",
+        "queue_type": "classic",
+    }
+    assert DESIGNS["ratatoskr"].build(given) == ratatoskr(
+        "orders",
+        exchange="shop",
+        routing_keys=("order.*", "refund.#"),
+        retry_delay_ms=90_000,
+        max_retries=7,
+        queue_type=QueueType.CLASSIC,
+    )
+    assert DESIGNS["recommended"].build({"tiers": "1s,5m"}) == recommended(tiers_ms=(1000, 300_000))
+    services = DESIGNS["event-bus"].build({"services": "a-x,b-y"}, True)
+    assert services == event_bus(["a-x", "b-y"], hardened=True)
+
+
+def test_everything_wrong_is_said_at_once_with_its_path() -> None:
+    """Unknown names, with a guess at what was meant, and values that cannot be read."""
+    assert _said(
+        "ratatoskr",
+        {"retry_dely": "3s", "zzz": "", "max_retries": "-1", "queue_type": "q", "routing_keys": ""},
+    ) == [
+        "params.retry_dely: expected one of queue, exchange, routing_keys, retry_delay,"
+        " max_retries, queue_type (did you mean retry_delay?), got 'retry_dely'",
+        "params.zzz: expected one of queue, exchange, routing_keys, retry_delay, max_retries,"
+        " queue_type, got 'zzz'",
+        "params.routing_keys: expected names separated by commas, got ''",
+        "params.max_retries: expected a whole number, got '-1'",
+        "params.queue_type: expected quorum or classic, got 'q'",
+    ]
+
+
+def test_a_design_without_parameters_takes_none() -> None:
+    """The refusal says so."""
+    assert _said("freeflow", {"services": "a"}) == [
+        "params.services: expected no parameter (freeflow has none), got 'services'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "problem"),
+    [
+        (
+            "event-bus",
+            {"services": "a-b,a-b"},
+            "params.services[1]: expected each service once, got 'a-b' again",
+        ),
+        (
+            "event-bus",
+            {"services": "-b"},
+            "params.services[0]: expected a name that does not begin with a hyphen, got '-b'",
+        ),
+        (
+            "event-bus",
+            {"services": "x" * 250},
+            "params.services[0]: expected a name of at most 232 bytes, got 250 bytes",
+        ),
+        (
+            "raffle",
+            {"retry_ttl_ms": "0"},
+            "params.retry_ttl_ms: expected 1 to 315360000000 ms, got 0 ms",
+        ),
+        ("raffle", {"retry_ttl_ms": "٣"}, "params.retry_ttl_ms: expected a whole number, got '٣'"),
+        ("ratatoskr", {"queue": ""}, "params.queue: expected a name, got ''"),
+        (
+            "ratatoskr",
+            {"queue": "amq.x"},
+            "params.queue: expected a name not reserved by the broker (amq.…), got 'amq.x'",
+        ),
+        (
+            "ratatoskr",
+            {"exchange": "my-service.events.dlq"},
+            "params.exchange: expected an exchange other than the fanout of the dead-letter queue,"
+            " got 'my-service.events.dlq'",
+        ),
+        (
+            "ratatoskr",
+            {"queue_type": "stream"},
+            "params.queue_type: expected quorum or classic, got 'stream'",
+        ),
+        (
+            "ratatoskr",
+            {"retry_delay": "soon"},
+            "params.retry_delay: expected a duration like 5s, 1m30s or 250ms, got 'soon'",
+        ),
+        ("recommended", {"queue": ""}, "params.queue: expected a name, got ''"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(
+    name: str, params: dict[str, str], problem: str
+) -> None:
+    """Each says where, what was expected and what was found."""
+    assert _said(name, params) == [problem]
+
+
+def test_functions_refuse_what_no_text_can_say() -> None:
+    """Called from Python, a design checks its arguments all the same."""
+    with pytest.raises(InvalidTopology, match=r"params\.services: expected at least one"):
+        event_bus([])
+    with pytest.raises(InvalidTopology, match=r"params\.routing_keys: expected at least one"):
+        ratatoskr(routing_keys=())
+    with pytest.raises(InvalidTopology, match=r"params\.max_retries: expected at least 0, got -1"):
+        raffle(max_retries=-1)
+    with pytest.raises(InvalidTopology, match=r"params\.attempts: expected at least 1, got 0"):
+        file_pipeline(attempts=0)
+
+
+def test_freeflow_names_every_wrong_queue_domain_and_tier() -> None:
+    """Empty, repeated and dotted domains, no domains, no delay: all at once."""
+    with pytest.raises(InvalidTopology) as caught:
+        freeflow(queues={"a": ("x", "x.y"), "b": ("x",), "c": ()}, tiers_ms={"now": 0})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "params.tiers_ms.now: expected 1 to 315360000000 ms, got 0 ms",
+        "params.queues.a: expected domains of one word, got 'x.y'",
+        "params.queues.b: expected each domain once, got 'x' again",
+        "params.queues.c: expected at least one domain, got none",
+    ]
+    with pytest.raises(InvalidTopology) as nothing:
+        freeflow(queues={}, tiers_ms={})
+    assert [problem.path for problem in nothing.value.problems] == [
+        "params.queues",
+        "params.tiers_ms",
+    ]

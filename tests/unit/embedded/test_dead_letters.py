@@ -1,0 +1,325 @@
+"""Dead-lettering: what the broker writes on a dead letter, and which ones it loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.broker.embedded import EventKind, Loss, Refusal
+from hopback.fields import Headers, Timestamp
+from hopback.message import Properties
+from hopback.topology.model import Queue, QueueType
+from tests.unit.embedded.stage import EVERY_VERSION, START, Client, Stage, deaths, to
+
+_SCRAMBLING = ("3.10.8", "3.12")
+
+
+def _reject(client: Client, queue: str) -> None:
+    client.channel.nack(client.get(queue).tag, requeue=False)
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
+    """The table has these fields with these types, and the names of the first death stand apart."""
+    client = Client(Stage(version))
+    client.exchange("in")
+    client.classic("dead")
+    client.classic("q", to("dead"))
+    client.bind("in", "q", "k")
+    client.put("k", exchange="in", expiration="60000", headers={"mine": "kept"})
+    _reject(client, "q")
+    letter = client.get("dead")
+    assert deaths(letter) == [
+        {
+            "count": 1,
+            "reason": "rejected",
+            "queue": "q",
+            "time": Timestamp(START),
+            "exchange": "in",
+            "routing-keys": ["k"],
+            "original-expiration": "60000",
+        }
+    ]
+    assert type(deaths(letter)[0]["count"]) is int
+    assert type(deaths(letter)[0]["time"]) is Timestamp
+    first = {
+        name: letter.properties.headers[f"x-first-death-{name}"]
+        for name in ("exchange", "queue", "reason")
+    }
+    assert first == {"exchange": "in", "queue": "q", "reason": "rejected"}
+    assert letter.properties.headers["mine"] == "kept"
+    assert ("x-last-death-queue" in letter.properties.headers) == (version not in _SCRAMBLING)
+
+
+def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
+    """Exchange and key are those of the dead-lettering, redelivered is false again."""
+    client = Client(Stage())
+    client.exchange("dlx", "fanout")
+    client.classic("dead")
+    client.classic("q", {"x-dead-letter-exchange": "dlx"})
+    client.bind("dlx", "dead")
+    client.put("q", "body", expiration="5000", delivery_mode=2, message_id="1", user_id="guest")
+    client.channel.nack(client.get("q").tag, requeue=True)
+    _reject(client, "q")
+    letter = client.get("dead")
+    expected = Properties(
+        headers=letter.properties.headers, delivery_mode=2, message_id="1", user_id="guest"
+    )
+    assert letter.properties == expected
+    assert (letter.exchange, letter.routing_key, letter.redelivered) == ("dlx", "q", False)
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_a_further_death_of_the_same_kind_only_counts(version: str) -> None:
+    """Laps of reject and expiry: two entries, counts growing, times those of the first deaths."""
+    client = Client(Stage(version))
+    client.classic("main", to("wait"))
+    client.classic("wait", to("main", message_ttl=1000))
+    client.put("main")
+    for _ in range(25):
+        _reject(client, "main")
+        client.stage.wait(1)
+    found = {(death["queue"], death["reason"]): death for death in deaths(client.get("main"))}
+    assert {key: death["count"] for key, death in found.items()} == {
+        ("main", "rejected"): 25,
+        ("wait", "expired"): 25,
+    }
+    assert found["wait", "expired"]["time"] == Timestamp(START + 1)
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_the_order_of_deaths_is_scrambled_before_3_13(version: str) -> None:
+    """a → b → c → d: the newest first, then the others backwards or in order."""
+    client = Client(Stage(version))
+    for name, target in (("a", "b"), ("b", "c"), ("c", "d")):
+        client.classic(name, to(target, message_ttl=10))
+    client.classic("d")
+    client.put("a")
+    client.stage.wait(1)
+    expected = ["c", "a", "b"] if version in _SCRAMBLING else ["c", "b", "a"]
+    assert [death["queue"] for death in deaths(client.get("d"))] == expected
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_a_cycle_without_rejection_is_dropped(version: str) -> None:
+    """Expired, overlong or over the limit: back where it was, it is gone."""
+    client = Client(Stage(version))
+    client.classic("a", to("b", message_ttl=10))
+    client.classic("b", to("a", message_ttl=10))
+    client.classic("self", to("self", message_ttl=10))
+    client.put("a")
+    client.put("self")
+    client.stage.wait(1)
+    assert client.stage.lost() == [Loss.CYCLE, Loss.CYCLE]
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_two_waits_in_a_row_lose_the_message_on_the_second_lap_before_3_13(version: str) -> None:
+    """The scrambled order hides the rejection from the detection of cycles."""
+    client = Client(Stage(version))
+    client.classic("main", to("one"))
+    client.classic("one", to("two", message_ttl=10))
+    client.classic("two", to("main", message_ttl=10))
+    client.put("main", "m")
+    for _ in range(2):
+        _reject(client, "main")
+        client.stage.wait(1)
+    scrambles = version in _SCRAMBLING
+    assert client.stage.ready("main") == ([] if scrambles else ["m"])
+    assert client.stage.lost() == ([Loss.CYCLE] if scrambles else [])
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_a_published_x_death_counts_only_on_some_versions(version: str) -> None:
+    """Republish with the headers kept, die again: the count goes on, or begins anew."""
+    client = Client(Stage(version))
+    client.classic("q", to("dead"))
+    client.classic("dead")
+    client.put("q")
+    for _ in range(2):
+        _reject(client, "q")
+        letter = client.drain("dead")[0]
+        client.put("q", headers=letter.properties.headers)
+    assert deaths(client.drain("q")[0])[0]["count"] == (
+        1 if version in ("3.13", "4.0.5", "4.3.6") else 2
+    )
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.3.6"])
+def test_a_published_x_death_is_delivered_unchanged_until_the_next_death(version: str) -> None:
+    """Then it is replaced as a whole, with the names of the first death."""
+    client = Client(Stage(version))
+    client.classic("q", to("dead"))
+    client.classic("dead")
+    foreign: Headers = {
+        "x-death": [{"queue": "old", "reason": "expired", "count": 9}],
+        "x-first-death-queue": "old",
+    }
+    client.put("q", headers=foreign)
+    taken = client.get("q")
+    assert taken.properties.headers == foreign
+    client.channel.nack(taken.tag, requeue=False)
+    letter = client.get("dead")
+    assert [death["queue"] for death in deaths(letter)] == ["q"]
+    assert letter.properties.headers["x-first-death-queue"] == "q"
+
+
+@pytest.mark.parametrize(
+    "broken", [[{"queue": "q", "reason": "rejected", "count": "3"}], ["a", "b"]]
+)
+def test_a_malformed_x_death_crashes_an_old_classic_queue(broken: list[object]) -> None:
+    """Consumers are cancelled, what is durable comes back with the poison, the rest is lost."""
+    client = Client(Stage("3.10.8"))
+    client.classic("q", to("dead"))
+    client.classic("dead")
+    client.put("q", "poison", headers={"x-death": broken}, delivery_mode=2)  # type: ignore[dict-item]
+    client.put("q", "transient", delivery_mode=1)
+    client.put("q", "durable", delivery_mode=2)
+    tag = client.channel.consume("q")
+    client.channel.nack(1, requeue=False)
+    assert client.cancellations == [tag]
+    assert client.stage.ready("q") == ["poison", "durable"]
+    assert all(message.redelivered for message in client.stage.queue("q").ready)
+    assert client.stage.lost() == [Loss.CRASH]
+    client.channel.ack(2)
+    assert client.stage.ready("q") == ["poison", "durable"]
+
+
+def test_a_queue_that_crashes_again_and_again_is_given_up() -> None:
+    """A poison that has expired as well: it dies at every start, until the supervisor gives up."""
+    client = Client(Stage("3.10.8"))
+    client.classic("q", to("dead", message_ttl=0))
+    client.put("q", headers={"x-death": ["broken"]}, delivery_mode=2)
+    client.stage.wait(3600)
+    assert client.stage.ready("q") == ["m"]
+    assert client.put("q") == [EventKind.REFUSED]
+    with pytest.raises(Refusal, match="process is stopped by supervisor"):
+        client.get("q")
+
+
+def test_a_malformed_x_death_is_lost_from_an_old_quorum_queue() -> None:
+    """Only that message is gone."""
+    client = Client(Stage("3.10.8"))
+    client.quorum("q", to("dead"))
+    client.classic("dead")
+    client.put("q", "poison", headers={"x-death": ["a"]})
+    client.put("q", "other")
+    _reject(client, "q")
+    assert (client.stage.ready("q"), client.stage.ready("dead")) == (["other"], [])
+    assert client.stage.lost() == [Loss.CRASH]
+
+
+@pytest.mark.parametrize("version", EVERY_VERSION)
+def test_an_x_death_that_is_no_array_is_begun_anew(version: str) -> None:
+    """A string in its place harms nobody."""
+    client = Client(Stage(version))
+    client.classic("q", to("dead"))
+    client.classic("dead")
+    client.put("q", headers={"x-death": "nonsense"})
+    _reject(client, "q")
+    assert [death["count"] for death in deaths(client.get("dead"))] == [1]
+
+
+@pytest.mark.parametrize(("version", "kept"), [("3.10.8", False), ("4.0.5", True), ("4.3.6", True)])
+def test_a_dead_letter_key_takes_cc_away_only_on_old_versions(version: str, kept: bool) -> None:
+    """Without such a key the letter goes to all its keys; BCC is never seen."""
+    client = Client(Stage(version))
+    client.classic("q", to("dead"))
+    for name in ("copy", "blind", "dead"):
+        client.classic(name)
+    client.put("q", headers={"CC": ["copy"], "BCC": ["blind"]})
+    assert [len(client.stage.ready(name)) for name in ("q", "copy", "blind")] == [1, 1, 1]
+    assert "BCC" not in client.get("blind").properties.headers
+    _reject(client, "q")
+    letter = client.get("dead")
+    assert ("CC" in letter.properties.headers) == kept
+    assert deaths(letter)[0]["routing-keys"] == ["q", "copy"]
+
+
+def test_without_a_dead_letter_key_all_original_keys_are_used() -> None:
+    """The letter goes where the message went, blind copies too."""
+    client = Client(Stage())
+    client.exchange("dlx")
+    client.classic("q", {"x-dead-letter-exchange": "dlx"})
+    for name in ("copy", "blind"):
+        client.classic(name)
+        client.classic(f"dead.{name}")
+        client.bind("dlx", f"dead.{name}", name)
+    client.put("q", headers={"CC": ["copy"], "BCC": ["blind"]})
+    _reject(client, "q")
+    assert client.stage.ready("dead.copy") == client.stage.ready("dead.blind") == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "loss"),
+    [
+        ({}, Loss.NO_DEAD_LETTER_EXCHANGE),
+        ({"x-dead-letter-exchange": "missing"}, Loss.MISSING_EXCHANGE),
+        (to("missing"), Loss.UNROUTABLE_DEAD_LETTER),
+    ],
+)
+def test_dead_letters_without_a_home_are_lost_in_silence(
+    arguments: dict[str, str], loss: Loss
+) -> None:
+    """At most once means just that."""
+    client = Client(Stage())
+    client.classic("q", arguments)
+    client.put("q")
+    _reject(client, "q")
+    assert client.stage.lost() == [loss]
+
+
+def test_an_alternate_exchange_catches_unroutable_dead_letters() -> None:
+    """It is honoured on the dead-letter exchange as on any other."""
+    client = Client(Stage())
+    client.exchange("spare", "fanout")
+    client.exchange("dlx", "direct", {"alternate-exchange": "spare"})
+    client.classic("caught")
+    client.bind("spare", "caught")
+    client.classic("q", {"x-dead-letter-exchange": "dlx"})
+    client.put("q")
+    _reject(client, "q")
+    assert client.stage.ready("caught") == ["m"]
+
+
+def test_a_full_classic_target_discards_dead_letters_and_a_quorum_one_does_not() -> None:
+    """`reject-publish` has nobody to refuse them to."""
+    client = Client(Stage())
+    limit: Headers = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    client.classic("classic", limit)
+    client.quorum("quorum", limit)
+    for target in ("classic", "quorum"):
+        client.classic(f"from.{target}", to(target))
+        client.put(f"from.{target}", "1", "2", "3")
+        for _ in range(3):
+            _reject(client, f"from.{target}")
+    assert client.stage.ready("classic") == ["1"]
+    assert client.stage.ready("quorum") == ["1", "2", "3"]
+    assert client.stage.lost() == [Loss.FULL, Loss.FULL]
+
+
+@pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
+def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
+    """Each dead letter is moved from the same depth, kept ones too."""
+    client = Client(Stage())
+    length = 400
+    kept = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
+    more = kept if kind is QueueType.QUORUM else {}
+    for number in range(length):
+        arguments = to(f"q{number + 1}", message_ttl=0, **more)
+        client.declare(Queue(f"q{number}", kind, arguments=arguments))
+    client.classic(f"q{length}")
+    client.put("q0")
+    assert client.stage.ready(f"q{length}") == ["m"]
+    died = [event for event in client.stage.events if event.kind is EventKind.DIED]
+    assert len(died) == length
+
+
+def test_a_letter_that_an_old_broker_sends_round_for_ever_lets_others_live() -> None:
+    """The scrambled order hides the cycle: here as there the letter goes round, but time goes on."""
+    client = Client(Stage("3.10.8"))
+    client.classic("a", to("b", message_ttl=0))
+    client.classic("b", to("a", message_ttl=0))
+    death: Headers = {"queue": "a", "reason": "rejected", "count": 1}
+    client.put("a", headers={"x-death": [death]})
+    client.stage.wait(60)
+    assert len(client.stage.queue("a").messages + client.stage.queue("b").messages) == 1

@@ -1,0 +1,120 @@
+"""Policies: which one applies, and who wins against the arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.embedded import Loss
+from hopback.topology.model import Policy, QueueType
+from tests.unit.embedded.stage import Client, Stage
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+
+def test_a_policy_moves_the_dead_letters_of_what_is_there() -> None:
+    """Set, replaced and removed, it holds at once."""
+    client = Client(Stage())
+    client.classic("q")
+    client.classic("dead")
+    client.put("q", "1", "2")
+    policies = client.stage.node.policies
+    definition = {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
+    policies.put(Policy("p", "^q$", definition, apply_to="queues"))
+    client.channel.nack(client.get("q").tag, requeue=False)
+    policies.remove("p")
+    client.channel.nack(client.get("q").tag, requeue=False)
+    assert client.stage.ready("dead") == ["1"]
+    assert client.stage.lost() == [Loss.NO_DEAD_LETTER_EXCHANGE]
+
+
+def test_only_the_policy_of_highest_priority_applies() -> None:
+    """Policies do not merge; an operator's comes on top, with the smaller value."""
+    client = Client(Stage())
+    client.classic("q")
+    policies = client.stage.node.policies
+    policies.put(Policy("low", ".*", {"max-length": 5, "message-ttl": 1000}, priority=1))
+    policies.put(Policy("high", "q", {"max-length": 9}, priority=2))
+    policies.put(Policy("others", "^x", {"max-length": 1}, priority=3))
+    policies.put(Policy("exchanges", "q", {"max-length": 1}, priority=3, apply_to="exchanges"))
+    settings = client.stage.node.queues["q"].settings
+    assert (settings.max_length, settings.ttl) == (9, None)
+    policies.put(Policy("operator", "q", {"max-length": 7}), operator=True)
+    assert client.stage.node.queues["q"].settings.max_length == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "policy", "name", "expected"),
+    [
+        (QueueType.CLASSIC, "a", "p", "dead-letter-exchange", "a"),
+        (QueueType.QUORUM, "a", "p", "dead-letter-exchange", "a"),
+        (QueueType.CLASSIC, "reject-publish", "drop-head", "overflow", "reject-publish"),
+        (QueueType.QUORUM, "reject-publish", "drop-head", "overflow", "drop-head"),
+        (QueueType.CLASSIC, 1000, 500, "message-ttl", 0.5),
+        (QueueType.QUORUM, 500, 1000, "message-ttl", 0.5),
+        (QueueType.CLASSIC, 1000, 500, "expires", 0.5),
+        (QueueType.QUORUM, 500, 1000, "expires", 0.5),
+    ],
+)
+def test_argument_against_policy(
+    kind: QueueType, argument: FieldValue, policy: FieldValue, name: str, expected: object
+) -> None:
+    """The argument wins, or the smaller one, and for a quorum queue's overflow the policy."""
+    client = Client(Stage("4.0.5"))
+    getattr(client, kind)("q", {f"x-{name}": argument})
+    client.stage.node.policies.put(Policy("p", "q", {name: policy}))
+    attribute = {"message-ttl": "ttl"}.get(name, name.replace("-", "_"))
+    assert getattr(client.stage.node.queues["q"].settings, attribute) == expected
+
+
+def test_the_policy_decides_when_an_old_quorum_queue_expires() -> None:
+    """On 3.10, whichever is smaller."""
+    client = Client(Stage("3.10.8"))
+    client.quorum("q", {"x-expires": 500})
+    client.stage.node.policies.put(Policy("p", "q", {"expires": 1000}))
+    assert client.stage.node.queues["q"].settings.expires == 1.0
+
+
+@pytest.mark.parametrize(
+    ("version", "policy", "problem"),
+    [
+        ("4.0.5", Policy("p", "q", {"max-lenght": 1}), "max-lenght"),
+        ("3.10.8", Policy("p", "q", {}, apply_to="quorum_queues"), "quorum_queues"),
+        ("3.10.8", Policy("p", "q", {"delivery-limit": -1}), "-1"),
+    ],
+)
+def test_policies_that_the_broker_refuses(version: str, policy: Policy, problem: str) -> None:
+    """Unknown keys, and what an old version does not know."""
+    with pytest.raises(ValueError, match=problem):
+        Stage(version).node.policies.put(policy)
+    Stage("4.0.5").node.policies.put(
+        Policy("p", "q", {"delivery-limit": -1}, apply_to="quorum_queues")
+    )
+
+
+def test_a_shorter_length_drops_what_is_too_much() -> None:
+    """At once, from the head."""
+    client = Client(Stage())
+    client.classic("q")
+    client.put("q", *"1234")
+    client.stage.node.policies.put(Policy("p", "q", {"max-length": 2}))
+    assert client.stage.ready("q") == ["3", "4"]
+
+
+def test_a_restart_keeps_what_is_durable() -> None:
+    """Queues, messages and exchanges; quorum queues keep everything."""
+    stage = Stage()
+    client = Client(stage)
+    client.classic("durable")
+    client.quorum("quorum")
+    client.classic("transient", durable=False)
+    for name in ("durable", "quorum", "transient"):
+        client.put(name, "1", delivery_mode=2)
+        client.put(name, "2", delivery_mode=1)
+    client.get("durable")
+    stage.node.restart()
+    assert (stage.ready("durable"), stage.ready("quorum")) == (["1"], ["1", "2"])
+    assert "transient" not in stage.node.queues
+    assert set(stage.lost()) == {Loss.RESTART}

@@ -1,0 +1,170 @@
+"""Where a message stands after it came back, and how it is settled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.topology.model import Queue, QueueType
+from tests.unit.embedded.stage import Client, Stage, to
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+
+_KEPT, _TAIL = "123456", "456123"
+
+
+def _order(version: str, kind: QueueType, how: str, limit: int | None = None) -> str:
+    client = Client(Stage(version))
+    arguments = {} if limit is None else {"x-delivery-limit": limit}
+    client.declare(Queue("q", kind, arguments=arguments))
+    client.put("q", *"123456")
+    tags = [client.get("q").tag for _ in range(3)]
+    match how:
+        case "multiple":
+            client.channel.nack(tags[-1], requeue=True, multiple=True)
+        case "ascending":
+            for tag in tags:
+                client.channel.nack(tag, requeue=True)
+        case "descending":
+            for tag in reversed(tags):
+                client.channel.nack(tag, requeue=True)
+        case "recover":
+            client.channel.recover()
+        case "close":
+            client.channel.close()
+    return "".join(client.stage.ready("q"))
+
+
+@pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.6"])
+@pytest.mark.parametrize("how", ["multiple", "ascending", "descending", "recover", "close"])
+def test_a_classic_queue_puts_returned_messages_back_in_their_place(version: str, how: str) -> None:
+    """In whatever order they come back."""
+    assert _order(version, QueueType.CLASSIC, how) == _KEPT
+
+
+@pytest.mark.parametrize(
+    ("version", "how", "expected"),
+    [
+        ("3.10.8", "multiple", _TAIL),
+        ("3.10.8", "ascending", _TAIL),
+        ("3.10.8", "descending", "456321"),
+        ("3.10.8", "recover", _TAIL),
+        ("3.10.8", "close", _KEPT),
+        ("4.0.5", "multiple", _KEPT),
+        ("4.0.5", "ascending", _KEPT),
+        ("4.0.5", "descending", "321456"),
+        ("4.0.5", "close", _KEPT),
+        ("4.3.6", "ascending", _KEPT),
+        ("4.3.6", "descending", "321456"),
+    ],
+)
+def test_a_quorum_queue_lines_returned_messages_up(version: str, how: str, expected: str) -> None:
+    """At the head in the order of their return; without a limit a nack sends them to the tail."""
+    assert _order(version, QueueType.QUORUM, how) == expected
+
+
+def test_a_limit_brings_returned_messages_to_the_head_on_3_10() -> None:
+    """And no limit sends them to the tail on 4.0."""
+    assert _order("3.10.8", QueueType.QUORUM, "ascending", limit=50) == _KEPT
+    assert _order("4.0.5", QueueType.QUORUM, "ascending", limit=-1) == _TAIL
+
+
+def test_returned_messages_are_marked() -> None:
+    """Redelivered, those that were handed out, and no others."""
+    client = Client(Stage())
+    client.classic("q")
+    client.put("q", "1", "2")
+    client.channel.nack(client.get("q").tag, requeue=True)
+    assert [taken.redelivered for taken in client.drain("q")] == [True, False]
+
+
+def test_a_close_gives_back_before_others_are_served() -> None:
+    """Another consumer gets what was returned, oldest first."""
+    client = Client(Stage())
+    client.classic("q")
+    client.put("q", *"1234")
+    client.channel.qos(2)
+    client.channel.consume("q")
+    other = client.again()
+    other.channel.qos(1)
+    other.channel.consume("q")
+    client.session.close()
+    for _ in range(3):
+        other.channel.ack(other.deliveries[-1].tag)
+    assert other.bodies == ["3", "1", "2", "4"]
+
+
+def test_multiple_settles_everything_up_to_a_tag() -> None:
+    """What was settled before is left alone; 0 means all."""
+    client = Client(Stage())
+    client.classic("q")
+    client.put("q", *"123456")
+    tags = [client.get("q").tag for _ in range(6)]
+    client.channel.ack(tags[1])
+    client.channel.ack(tags[2], multiple=True)
+    assert sorted(client.channel.unacked) == tags[3:]
+    client.channel.nack(0, requeue=True, multiple=True)
+    assert client.stage.ready("q") == ["4", "5", "6"]
+
+
+def test_multiple_rejection_dead_letters_in_order() -> None:
+    """From several queues at once, each to its own place."""
+    client = Client(Stage())
+    for name in ("one", "two"):
+        client.classic(f"dead.{name}")
+        client.classic(name, to(f"dead.{name}"))
+        client.put(name, f"{name}.1", f"{name}.2")
+    tags = [client.get(name).tag for name in ("one", "two", "one", "two")]
+    client.channel.nack(tags[-1], requeue=False, multiple=True)
+    assert client.stage.ready("dead.one") == ["one.1", "one.2"]
+    assert client.stage.ready("dead.two") == ["two.1", "two.2"]
+
+
+def test_settling_what_a_deleted_queue_had_handed_out_means_nothing() -> None:
+    """The channel survives it."""
+    client = Client(Stage())
+    client.classic("q")
+    client.put("q", "1", "2")
+    tags = [client.get("q").tag for _ in range(2)]
+    client.channel.delete_queue("q")
+    client.channel.ack(tags[0])
+    client.channel.nack(tags[1], requeue=True)
+    assert client.channel.is_open
+    assert client.stage.node.queues == {}
+
+
+def test_delayed_retry_of_4_3_waits_longer_with_each_failure() -> None:
+    """Linear up to the maximum for failures, constant for a nack; others are not held up."""
+    arguments: Headers = {
+        "x-delayed-retry-type": "all",
+        "x-delayed-retry-min": 300,
+        "x-delayed-retry-max": 700,
+    }
+    client = Client(Stage("4.3.6"))
+    client.quorum("q", arguments)
+    client.put("q", "1", "2")
+    for settle, delay in (("reject", 0.3), ("reject", 0.6), ("reject", 0.7), ("nack", 0.7)):
+        getattr(client.channel, settle)(client.get("q").tag, requeue=True)
+        assert client.stage.ready("q") == ["2"]
+        client.stage.wait(delay - 0.01)
+        assert client.stage.ready("q") == ["2"]
+        client.stage.wait(0.02)
+        assert client.stage.ready("q") == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nack", "reject"), [("failed", False, True), ("returned", True, False)]
+)
+def test_delayed_retry_for_one_kind_of_return(kind: str, nack: bool, reject: bool) -> None:
+    """Failed or returned, as the queue is told; the argument is unknown before 4.3."""
+    for version in ("4.0.5", "4.3.6"):
+        client = Client(Stage(version))
+        client.quorum("q", {"x-delayed-retry-type": kind, "x-delayed-retry-min": 300})
+        client.put("q")
+        for settle, delayed in (("nack", nack), ("reject", reject)):
+            getattr(client.channel, settle)(client.get("q").tag, requeue=True)
+            held = len(client.stage.queue("q").delayed)
+            assert held == int(delayed and version == "4.3.6")
+            client.stage.wait(1)

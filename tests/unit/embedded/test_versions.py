@@ -1,0 +1,109 @@
+"""One and the same program on RabbitMQ 3.10 and on 4.0: what is documented to differ, differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedChannel, profile_for, run_virtual
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue, QueueType
+from hopback.version import BrokerVersion
+from tests.unit.embedded.stage import deaths, pass_time, to
+
+if TYPE_CHECKING:
+    from hopback.broker.embedded.stored import Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the program has seen."""
+
+    redriven_count: object
+    """The count after a dead letter was published again with its headers and died once more."""
+    deliveries: int
+    """How often a message was handed out whose handler always gives it back."""
+    order: str
+    """What was taken and given back, and then taken again."""
+    cc_copies: int
+    """How many copies the `CC` queue has after the dead letter was published again."""
+
+
+async def _program(version: str) -> Seen:
+    broker = EmbeddedBroker(version=BrokerVersion.parse(version))
+    channel = await (await broker.connect()).open_channel()
+    return Seen(
+        redriven_count=await _redrive(channel),
+        deliveries=await _give_back(channel),
+        order=await _look(channel),
+        cc_copies=await _copies(channel),
+    )
+
+
+async def _redrive(channel: EmbeddedChannel) -> object:
+    await channel.declare_queue(Queue("dead"))
+    await channel.declare_queue(Queue("main", arguments=to("dead")))
+    await channel.publish(Message("", "main"))
+    for _ in range(2):
+        channel.nack((await _take(channel, "main")).tag, requeue=False)
+        letter = await _take(channel, "dead")
+        channel.ack(letter.tag)
+        await channel.publish(Message("", "main", b"", letter.properties))
+    return deaths(await _take(channel, "main"))[0]["count"]
+
+
+async def _give_back(channel: EmbeddedChannel) -> int:
+    await channel.declare_queue(Queue("returns", QueueType.QUORUM))
+    await channel.publish(Message("", "returns"))
+    seen = 0
+    while seen < 100 and (taken := await channel.get("returns")) is not None:
+        seen += 1
+        channel.nack(taken.tag, requeue=True)
+    return seen
+
+
+async def _look(channel: EmbeddedChannel) -> str:
+    await channel.declare_queue(Queue("looked at", QueueType.QUORUM))
+    for body in "123456":
+        await channel.publish(Message("", "looked at", body.encode()))
+    held = [await _take(channel, "looked at") for _ in range(3)]
+    channel.nack(held[-1].tag, requeue=True, multiple=True)
+    return "".join([(await _take(channel, "looked at")).body.decode() for _ in range(6)])
+
+
+async def _copies(channel: EmbeddedChannel) -> int:
+    for queue in (Queue("copy"), Queue("parked"), Queue("source", arguments=to("parked"))):
+        await channel.declare_queue(queue)
+    properties = Properties(headers={"CC": ["copy"]})
+    await channel.publish(Message("", "source", b"", properties))
+    channel.nack((await _take(channel, "source")).tag, requeue=False)
+    await pass_time(1)
+    letter = await _take(channel, "parked")
+    await channel.publish(Message("", "source", b"", letter.properties))
+    return (await channel.declare_queue(Queue("copy"), passive=True)).messages
+
+
+async def _take(channel: EmbeddedChannel, queue: str) -> Taken:
+    taken = await channel.get(queue)
+    assert taken is not None
+    return taken
+
+
+def test_the_same_program_sees_the_documented_differences() -> None:
+    """Republished `x-death`, the delivery limit, the order after a return, and `CC`."""
+    assert run_virtual(_program("3.10.8")) == Seen(2, 100, "456123", 1)
+    assert run_virtual(_program("4.0.5")) == Seen(1, 21, "123456", 2)
+
+
+def test_a_version_between_two_profiles_behaves_as_the_older_one() -> None:
+    """And keeps its own name."""
+    versions = ("3.9", "3.11.28", "3.12.14", "3.13.2", "3.13.7", "4.2", "5.0")
+    found = {text: profile_for(BrokerVersion.parse(text)) for text in versions}
+    assert {text: str(profile.version) for text, profile in found.items()} == {
+        text: str(BrokerVersion.parse(text)) for text in versions
+    }
+    assert [profile.interprets_published_deaths for profile in found.values()] == [
+        True, True, True, False, True, False, False,
+    ]  # fmt: skip
+    assert [profile.delivery_limit for profile in found.values()] == [None] * 5 + [20, 20]
+    assert [profile.delayed_retry for profile in found.values()] == [False] * 6 + [True]
