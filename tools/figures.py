@@ -1,0 +1,490 @@
+"""Figures of the source that show whether it stays readable: `python3 tools/figures.py`.
+
+Files and lines per package, class names with several meanings, private functions used once, and
+numeric constants without a reason. `--redrive` also counts what one re-drive passes; that runs it, so it
+needs the project's environment. `--at COMMIT` counts another commit. `--list` names what was counted.
+The guards in tests/architecture count with the functions below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tokenize
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+ROOT = Path(__file__).resolve().parent.parent
+# A helper of so few lines, used once, costs its reader more than it explains.
+SMALL = 4
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the package, parsed."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """The part of `hopback` it belongs to; the file itself at the top."""
+        return self.name.split(".")[1] if self.name.count(".") > 0 else "hopback"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A private function that has one use, and its length without its docstring."""
+
+    where: str
+    name: str
+    lines: int
+
+
+def sources(root: Path = ROOT) -> tuple[Source, ...]:
+    """All files of the package under `root`."""
+    found = []
+    for path in sorted((root / "src").rglob("*.py")):
+        parts = path.relative_to(root / "src").with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        found.append(Source(name, path, text, ast.parse(text, filename=str(path))))
+    return tuple(found)
+
+
+def sizes(files: Iterable[Source]) -> dict[str, tuple[int, int]]:
+    """Files and lines of each package."""
+    counted: dict[str, tuple[int, int]] = {}
+    for each in files:
+        number, lines = counted.get(each.package, (0, 0))
+        counted[each.package] = number + 1, lines + len(each.text.splitlines())
+    return counted
+
+
+def shared_class_names(files: Iterable[Source]) -> dict[str, list[str]]:
+    """Class names that more than one class of the package has, with the modules of each."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for each in files:
+        for node in ast.walk(each.tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(each.name)
+    return {name: found for name, found in sorted(homes.items()) if len(found) > 1}
+
+
+def functions(files: Iterable[Source]) -> int:
+    """How many functions and methods there are."""
+    return sum(isinstance(node, _FUNCTIONS) for each in files for node in ast.walk(each.tree))
+
+
+def single_use(files: Iterable[Source]) -> list[Function]:
+    """Private functions and methods that their module uses once for each definition.
+
+    Two classes of one module may each have a `_read`: two uses of that name are one each.
+    """
+    found = []
+    for each in files:
+        uses: Counter[str] = Counter()
+        defined: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
+        for node in ast.walk(each.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                defined[node.name].append(node)
+            elif isinstance(node, ast.Name):
+                uses[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                uses[node.attr] += 1
+        found += [
+            Function(each.name, name, _body_lines(node))
+            for name, nodes in defined.items()
+            if name.startswith("_") and not name.endswith("__") and uses[name] == len(nodes)
+            for node in nodes
+        ]
+    return found
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body
+    if ast.get_docstring(function, clean=False) is not None and len(body) > 1:
+        body = body[1:]
+    return (function.end_lineno or 0) - body[0].lineno + 1
+
+
+def constants(files: Iterable[Source]) -> Iterator[tuple[str, str, bool]]:
+    """Every numeric constant of a module or class: where, its name, and whether a reason stands by it.
+
+    A reason is a comment on its lines or above it, or a docstring below; one above a run of
+    constants without a blank line holds for all of the run.
+    """
+    for each in files:
+        comments = _comment_lines(each.text)
+        bodies = [each.tree.body]
+        bodies += [node.body for node in ast.walk(each.tree) if isinstance(node, ast.ClassDef)]
+        for body in bodies:
+            for name, has_reason in _constants_in(body, comments):
+                yield each.name, name, has_reason
+
+
+def without_reason(files: Iterable[Source]) -> list[str]:
+    """Numeric constants that say nothing of why they have their value."""
+    return [f"{where}.{name}" for where, name, reason in constants(files) if not reason]
+
+
+def _constants_in(body: list[ast.stmt], comments: Mapping[int, bool]) -> Iterator[tuple[str, bool]]:
+    last_line, held = -1, False
+    for position, node in enumerate(body):
+        name = _constant_name(node)
+        if name is None:
+            continue
+        end = node.end_lineno or node.lineno
+        after = body[position + 1] if position + 1 < len(body) else None
+        described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        beside = any(line in comments for line in range(node.lineno, end + 1))
+        above = comments.get(node.lineno - 1, False)
+        # The comment above the first of a run holds for those that follow it line by line.
+        held = above or (held and last_line == node.lineno - 1)
+        last_line = (after.end_lineno or 0) if described and after is not None else end
+        yield name, beside or described or held
+
+
+def _constant_name(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        target, value = node.target, node.value
+    else:
+        return None
+    if not isinstance(target, ast.Name) or not target.id.isupper():
+        return None
+    return target.id if _is_number(value) else None
+
+
+def _is_number(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=bool()):
+            return False
+        case ast.Constant(value=int() | float()):
+            return True
+        case ast.BinOp(left=left, right=right):
+            return _is_number(left) and _is_number(right)
+        case ast.UnaryOp(operand=operand):
+            return _is_number(operand)
+        case ast.Tuple(elts=elements):
+            return bool(elements) and all(_is_number(element) for element in elements)
+    return False
+
+
+def _comment_lines(text: str) -> dict[int, bool]:
+    """Lines that carry a comment for people, and whether the comment is all they carry."""
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        said = token.string.lstrip("#: ")
+        if token.type == tokenize.COMMENT and not said.startswith(("type:", "noqa", "fmt:")):
+            found[token.start[0]] = token.line.lstrip().startswith("#")
+    return found
+
+
+# --- one re-drive ---------------------------------------------------------------------------------
+
+_QUEUE = "orders.dlq"
+# Whatever holds this text, or holds something that holds it, carries the re-drive.
+_MARKER = "why-this-re-drive-was-started"
+
+
+def trace_redrive() -> dict[str, Any]:
+    """Re-drive a group by the page's five requests; files and functions passed, and types that carry it.
+
+    The embedded broker's own code is left out. A type carries the re-drive if an instance of it, made
+    after "go" and handed from function to function, holds the reason that was given.
+    """
+    import asyncio
+    import warnings
+
+    warnings.simplefilter("ignore")  # old names do here: the script counts older commits too
+    return asyncio.run(_redrive())
+
+
+async def _redrive() -> dict[str, Any]:
+    import gc
+    import re
+
+    import httpx
+
+    tracer = _Tracer()
+    with tempfile.TemporaryDirectory() as folder:
+        async with _service(Path(folder)) as (app, operations):
+            transport = httpx.ASGITransport(app)
+            base = "http://127.0.0.1"
+            async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+                page = f"/queues/{_QUEUE}/re-drive"
+                look = {"limit": "10", "how": "plain"}
+                opened = await client.post(f"/queues/{_QUEUE}/look", data=look)
+                session = opened.headers["location"].rpartition("/")[2]
+                fields = {"session": session, "filter": "error:LookupError"}
+                with tracer:
+                    await client.get(page, params=fields)
+                    await client.post(page, data={**fields, "step": "2", "on": "1"})
+                    asked = {**fields, "step": "3", "on": "2", "reason": _MARKER}
+                    review = (await client.post(page, data=asked)).text
+                hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', review))
+                tracer.before = {id(each): each for each in gc.get_objects()}
+                with tracer:
+                    began = await client.post(page, data={**hidden, "step": "go"})
+                    where = began.headers["location"]
+                    await operations.wait(where.rpartition("/")[2])
+                    await client.get(where)
+    return {
+        "files": sorted(tracer.files),
+        "functions": len(tracer.functions),
+        "types": sorted(tracer.types),
+    }
+
+
+def _service(folder: Path) -> Any:
+    from contextlib import asynccontextmanager
+
+    from hopback.admin import create_app
+    from hopback.broker.declare import declare
+    from hopback.broker.embedded import EmbeddedBroker
+    from hopback.broker.embedded.management import EmbeddedManagement
+    from hopback.clock import SystemClock
+    from hopback.topology.expand import hardened_queues, recommended_plan
+    from hopback.topology.model import Topology
+
+    @asynccontextmanager
+    async def opened() -> Any:
+        broker = EmbeddedBroker()
+        plan = recommended_plan("orders", tiers_ms=[30_000], attempts=2)
+        topology = Topology("shop", queues=tuple(hardened_queues(plan)), plans=(plan,))
+        connection = await broker.connect("figures")
+        await declare(connection, topology)
+        channel = await connection.open_channel()
+        for number in range(3):
+            await channel.publish(_dead_letter(number))
+        await connection.close()
+        view, clock = EmbeddedManagement(broker), SystemClock()
+        async with (
+            _open_journal(f"sqlite:///{folder}/jobs.db", clock) as journal,
+            _dead_letters()(
+                broker, management=view, topologies=(topology,), journal=journal, clock=clock
+            ) as operations,
+        ):
+            app = create_app(operations, broker, view=view, topologies=(topology,), clock=clock)
+            yield app, operations
+
+    return opened()
+
+
+def _dead_letter(number: int) -> Any:
+    from hopback.headers import Failure, failure_json
+    from hopback.message import Message, Properties
+
+    failure = Failure(type="LookupError", message=f"order {number} cannot be found", attempts=2)
+    headers: dict[str, Any] = {
+        "hopback-attempts": 2,
+        "hopback-queue": "orders",
+        "hopback-failure": failure_json(failure) or "",
+    }
+    return Message("", _QUEUE, b"{}", Properties(message_id=f"m-{number}", headers=headers))
+
+
+def _dead_letters() -> Any:
+    """The operations by the name of today, or the one that they had."""
+    import hopback.deadletters as home
+
+    if "DeadLetters" in home.__all__ and hasattr(home, "Service"):
+        return home.Service
+    from hopback.deadletters.operations import Operations
+
+    return Operations
+
+
+def _open_journal(url: str, clock: Any) -> Any:
+    from importlib import import_module
+
+    for name in ("hopback.deadletters.journal_sql", "hopback.deadletters.sql_journal"):
+        try:
+            return import_module(name).open_journal(url, clock)
+        except ModuleNotFoundError:
+            continue
+    raise SystemExit(
+        "the SQL journal was not found: expected it in hopback.deadletters.journal_sql"
+    )
+
+
+class _Tracer:
+    """Notes our functions while it is on."""
+
+    def __init__(self) -> None:
+        import hopback
+
+        self.files: set[str] = set()
+        self.functions: set[tuple[str, str]] = set()
+        self.types: set[str] = set()
+        self.before: dict[int, Any] | None = None
+        self._root = str(Path(hopback.__file__).parent) + os.sep
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: Any, event: str, _argument: object) -> None:
+        path = frame.f_code.co_filename
+        if event not in ("call", "return") or not path.startswith(self._root):
+            return
+        below = path[len(self._root) :]
+        if below.startswith(("broker/embedded/", "broker/simulator/")):
+            return
+        self.files.add(below)
+        self.functions.add(
+            (below, frame.f_code.co_qualname if _QUALIFIED else frame.f_code.co_name)
+        )
+        if self.before is not None and event == "return":
+            for value in list(frame.f_locals.values()):
+                self._weigh(value)
+
+    def _weigh(self, value: object) -> None:
+        kind = type(value)
+        ours = getattr(kind, "__module__", "").startswith("hopback.")
+        if ours and id(value) not in (self.before or {}) and _holds(value, 3):
+            self.types.add(f"{kind.__module__}.{kind.__qualname__}")
+
+
+_QUALIFIED = sys.version_info >= (3, 11)
+
+
+def _holds(value: object, depth: int) -> bool:
+    if isinstance(value, str):
+        return _MARKER in value
+    if depth == 0 or not getattr(type(value), "__module__", "").startswith("hopback."):
+        return False
+    # A value carries by its fields; what runs the service is no value, however much it can reach.
+    names = getattr(value, "_fields", None) or getattr(value, "__struct_fields__", None)
+    fields = names or getattr(value, "__dataclass_fields__", None) or _slots(value)
+    return any(_holds(getattr(value, name, None), depth - 1) for name in fields)
+
+
+def _slots(value: object) -> list[str]:
+    return list(getattr(value, "__dict__", ())) + [
+        name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())
+    ]
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def figures(root: Path = ROOT) -> dict[str, Any]:
+    """All figures that need no run."""
+    files = sources(root)
+    once, total = single_use(files), functions(files)
+    numbers = list(constants(files))
+    return {
+        "packages": sizes(files),
+        "class_names": shared_class_names(files),
+        "functions": total,
+        "single_use": [f"{each.where}.{each.name}" for each in once],
+        "single_use_small": [f"{each.where}.{each.name}" for each in once if each.lines <= SMALL],
+        "constants": len(numbers),
+        "without_reason": [f"{where}.{name}" for where, name, reason in numbers if not reason],
+        "single_use_by_package": Counter(each.where.split(".")[1] for each in once),
+        "functions_by_package": {
+            name: functions(each for each in files if each.package == name) for name in sizes(files)
+        },
+    }
+
+
+def report(found: Mapping[str, Any], *, listed: bool) -> Iterator[str]:
+    """The figures as lines of text."""
+    yield f"{'package':14}{'files':>7}{'lines':>9}{'functions':>11}{'used once':>11}"
+    for name, (files, lines) in sorted(found["packages"].items()):
+        number = found["functions_by_package"][name]
+        once = found["single_use_by_package"].get(name, 0)
+        share = f"{100 * once / number:.0f} %" if number else "-"
+        yield f"{name:14}{files:7}{lines:9,}{number:11,}{share:>11}"
+    files = sum(each[0] for each in found["packages"].values())
+    lines = sum(each[1] for each in found["packages"].values())
+    yield f"{'all':14}{files:7}{lines:9,}{found['functions']:11,}"
+    shared, once, small = (found[key] for key in ("class_names", "single_use", "single_use_small"))
+    yield f"class names with several meanings: {len(shared)}"
+    yield from (f"  {name} ×{len(homes)}: {', '.join(homes)}" for name, homes in shared.items())
+    share, part = (100 * len(each) / found["functions"] for each in (once, small))
+    yield f"private functions used once: {len(once):,} ({share:.1f} %)"
+    yield f"  of at most {SMALL} lines: {len(small):,} ({part:.1f} %)"
+    yield from (f"    {name}" for name in small if listed)
+    yield (
+        f"numeric constants without a reason: {len(found['without_reason'])} of {found['constants']}"
+    )
+    yield from (f"  {name}" for name in found["without_reason"] if listed)
+    if "redrive" in found:
+        trace = found["redrive"]
+        yield f"one re-drive passes {len(trace['files'])} files, {trace['functions']} functions"
+        yield f"and is carried by {len(trace['types'])} types:"
+        yield from (f"  {name}" for name in trace["types"])
+        yield from (f"    {name}" for name in trace["files"] if listed)
+
+
+def _redrive_of(root: Path) -> Any:
+    """Trace in an interpreter of its own, on the source under `root`."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    command = [sys.executable, str(Path(__file__).resolve()), "--trace-only"]
+    ran = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, cwd=root
+    )
+    return json.loads(ran.stdout)
+
+
+def _measured(root: Path, *, redrive: bool) -> dict[str, Any]:
+    found = figures(root)
+    return {**found, "redrive": _redrive_of(root)} if redrive else found
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--redrive", action="store_true", help="also trace one re-drive")
+    parser.add_argument(
+        "--at", metavar="COMMIT", help="count this commit instead of the files here"
+    )
+    parser.add_argument("--list", action="store_true", help="name everything that was counted")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument("--trace-only", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.trace_only:
+        print(json.dumps(trace_redrive()))
+        return
+    if chosen.at is None:
+        found = _measured(ROOT, redrive=chosen.redrive)
+    else:
+        packed = subprocess.run(
+            ["git", "archive", chosen.at, "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+                archive.extractall(folder, filter="data")
+            found = _measured(Path(folder), redrive=chosen.redrive)
+    if chosen.json:
+        print(json.dumps(found, indent=2))
+        return
+    for line in report(found, listed=chosen.list):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
