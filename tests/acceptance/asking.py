@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from hopback.admin.application import ENDPOINTS
-from hopback.admin.documented_schema import DOCUMENTED_PATHS
+from hopback.admin.app import ENDPOINTS
+from hopback.admin.documented import DOCUMENTED_PATHS
 from hopback.admin.keys import new_key
 from hopback.admin.openapi import openapi_document
 from hopback.admin.roles import Grant, Role

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NoReturn
 
-from hopback.admin.application import ENDPOINTS
-from hopback.admin.documented_schema import DOCUMENTED_PATHS
+from hopback.admin.app import ENDPOINTS
+from hopback.admin.documented import DOCUMENTED_PATHS
 from hopback.admin.openapi import openapi_document
 from hopback.admin.problems import Refused
 from hopback.deadletters.operations import Operations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hopback.extras import needs
 
 with needs("admin", "hopback.admin"):
-    from hopback.admin.application import create_app
+    from hopback.admin.app import create_app
     from hopback.admin.server import refuse_public, serve
     from hopback.admin.settings import AdminSettings, read_settings
 

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from hopback import __version__
 from hopback.admin.answers import Moment, moment
-from hopback.admin.endpoints import Answer, Call, Empty, Endpoint, Reach
+from hopback.admin.api import Answer, Call, Empty, Endpoint, Reach
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role

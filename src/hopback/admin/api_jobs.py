@@ -17,13 +17,12 @@ from hopback.admin.answers import (
     job_answer,
 )
 from hopback.admin.answers_messages import GroupAnswer, group_answer
-from hopback.admin.endpoints import Answer, Call, Empty, Endpoint
-from hopback.admin.gate import forbidden
-from hopback.admin.granted_targets import need_target
-from hopback.admin.job_events import job_events
+from hopback.admin.api import Answer, Call, Empty, Endpoint
+from hopback.admin.auth import forbidden
+from hopback.admin.events import job_events
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
-from hopback.admin.services import who
+from hopback.admin.services import need_target, who
 from hopback.deadletters.jobs import JobKind
 from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT, UNHURRIED, Pace
 from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest

@@ -24,7 +24,7 @@ from hopback.admin.answers_messages import (
     message_answer,
     session_answer,
 )
-from hopback.admin.endpoints import Answer, Call, Empty, Endpoint, Reach
+from hopback.admin.api import Answer, Call, Empty, Endpoint, Reach
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.sessions import GroupBy, Window

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from hopback.admin.answers import Moment  # noqa: TC001  msgspec reads it at run time
-from hopback.admin.endpoints import Call, Empty, Endpoint, Reach
+from hopback.admin.api import Call, Empty, Endpoint, Reach
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.headers import timestamp

@@ -1,23 +1,25 @@
 """The three documented endpoints of dead letters, exactly as the file pipeline's document has them.
 
-List the queues, peek, re-drive. What they answer is a contract: fields are only ever added. Whoever
+List the queues, peek, re-drive. What they answer is a contract: fields are only ever added. The code that
 mounts them says who may call and which queues are accepted.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from decimal import Decimal
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hopback.admin.documented_messages import PARSED_BYTES, message_item
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
 from hopback.deadletters.held_size import held_size
 from hopback.deadletters.jobs import JobState
@@ -32,11 +34,20 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.clock import Clock
+    from hopback.deadletters.browsing import MessageView
     from hopback.deadletters.jobs import Job
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.overview import QueueSummary
+    from hopback.message import Properties
 
-__all__ = ["Authorize", "ReadQueues", "documented_routes"]
+__all__ = [
+    "DOCUMENTED_PATHS",
+    "PARSED_BYTES",
+    "Authorize",
+    "ReadQueues",
+    "documented_routes",
+    "message_item",
+]
 
 _PEEKED = 20
 _REDRIVEN = 10
@@ -275,3 +286,221 @@ def _limit(asked: object, default: int) -> int:
     if asked > _MOST:
         raise Refused(400, "bad-limit", f"limit must be <= {_MOST}.")
     return asked
+
+
+PARSED_BYTES = 1024 * 1024
+"""How much of a peek is shown as parsed JSON; larger payloads are shown as text."""
+
+
+def message_item(view: MessageView, hint: int, room: int = PARSED_BYTES) -> dict[str, Any]:
+    """The message; `hint` is how many were behind it, `room` the largest payload to be parsed."""
+    delivery = view.delivery
+    payload, encoding = _payload(delivery.body, room)
+    return {
+        "messageCountHint": hint,
+        "redelivered": delivery.redelivered,
+        "exchange": delivery.exchange,
+        "routingKey": delivery.routing_key,
+        "payload": payload,
+        "payloadEncoding": encoding,
+        "properties": _properties(delivery.properties),
+    }
+
+
+def _payload(body: bytes, room: int) -> tuple[Any, str]:
+    """Parsed where it is JSON and not too large, else as text, else as base64."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode(), "base64"
+    if len(body) > room:
+        return text, "string"
+    try:
+        parsed = json.loads(text, parse_constant=_refuse)
+        json.dumps(parsed)  # what cannot be written again is shown as it came
+    except (ValueError, RecursionError):
+        return text, "string"
+    return parsed, "string"
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _properties(properties: Properties) -> dict[str, Any]:
+    found = ((field.name, getattr(properties, field.name)) for field in fields(properties))
+    shown = {name: value for name, value in found if value is not None}
+    for bare in ("further_headers", "opaque_headers"):
+        shown.pop(bare, None)
+    return {name: _plain(value) for name, value in shown.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has; bytes as text where they are text."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "items"):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+_TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_NUMBER = {"type": "integer", "minimum": 0}
+_NAMES: dict[str, Any] = {
+    "queue": _TEXT,
+    "mainQueue": _TEXT_OR_NULL,
+    "retryExchange": _TEXT_OR_NULL,
+}
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
+
+
+def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": sorted(properties),
+        "properties": {**properties, **(optional or {})},
+    }
+
+
+_QUEUE = _object(
+    {"state": _TEXT, "idleSince": _TEXT},
+    **_NAMES,
+    label=_TEXT,
+    messages=_NUMBER,
+    messagesReady=_NUMBER,
+    messagesUnacknowledged=_NUMBER,
+    consumers=_NUMBER,
+)
+_MESSAGE = _object(
+    {"messageCountHint": _NUMBER, "exchange": _TEXT, "routingKey": _TEXT},
+    redelivered={"type": "boolean"},
+    payload={},
+    payloadEncoding=_TEXT,
+    properties={"type": "object"},
+)
+_PROBLEM = _object(
+    error=_object({"details": {}}, code=_TEXT, message=_TEXT),
+    statusCode=_NUMBER,
+    path=_TEXT,
+    method=_TEXT,
+    timestamp={"type": "string", "format": "date-time"},
+    correlationId=_TEXT,
+    type=_TEXT,
+    title=_TEXT,
+    status=_NUMBER,
+    detail=_TEXT,
+    instance=_TEXT,
+    code=_TEXT,
+)
+_QUEUE_PARAMETER = {
+    "name": "queue",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+
+
+def _answers(status: int, schema: dict[str, Any], *refused: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": schema}},
+        }
+    }
+    for each in (401, 403, 429, 503, *refused):
+        found[str(each)] = {
+            "description": HTTPStatus(each).phrase,
+            "content": {MEDIA_TYPE: {"schema": _PROBLEM}},
+        }
+    return found
+
+
+def _operation(name: str, summary: str, responses: dict[str, Any], **more: Any) -> dict[str, Any]:
+    role = "Needs the role `admin`."
+    return {
+        "operationId": name,
+        "summary": summary,
+        "description": role,
+        "responses": responses,
+    } | more
+
+
+DOCUMENTED_PATHS: dict[str, Any] = {
+    "/admin/dlq/queues": {
+        "get": _operation(
+            "listQueues",
+            "The dead-letter queues with their depths.",
+            _answers(200, _object(items={"type": "array", "items": _QUEUE}, total=_NUMBER)),
+        )
+    },
+    "/admin/dlq/queues/{queue}/messages": {
+        "get": _operation(
+            "peek",
+            "Messages at the head; they stay where they are.",
+            _answers(
+                200,
+                _object(
+                    **_NAMES,
+                    requested=_NUMBER,
+                    returned=_NUMBER,
+                    items={"type": "array", "items": _MESSAGE},
+                ),
+                400,
+                409,
+            ),
+            parameters=[
+                _QUEUE_PARAMETER,
+                {
+                    "name": "limit",
+                    "in": "query",
+                    "required": False,
+                    "schema": {**_LIMIT, "default": 20},
+                },
+            ],
+        )
+    },
+    "/admin/dlq/queues/{queue}/re-drive": {
+        "post": _operation(
+            "redrive",
+            "Send messages back, each confirmed before it leaves its queue.",
+            _answers(
+                201,
+                _object(
+                    **_NAMES,
+                    operationCorrelationId=_TEXT,
+                    requested=_NUMBER,
+                    fetched=_NUMBER,
+                    moved=_NUMBER,
+                    failed=_NUMBER,
+                    failures={"type": "array", "items": _object(index=_NUMBER, reason=_TEXT)},
+                ),
+                400,
+                409,
+                413,
+            ),
+            parameters=[_QUEUE_PARAMETER],
+            requestBody={
+                "required": False,
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "properties": {"limit": {**_LIMIT, "default": 10}},
+                        }
+                    }
+                },
+            },
+        )
+    },
+}
+"""Paths as OpenAPI has them."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hopback import __version__
-from hopback.admin.endpoints import JSON, Empty, Endpoint
+from hopback.admin.api import JSON, Empty, Endpoint
 from hopback.admin.problems import MEDIA_TYPE
 
 if TYPE_CHECKING:

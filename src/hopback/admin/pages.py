@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl, quote
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from hopback.admin.endpoints import decoded
-from hopback.admin.gate import forbidden
+from hopback.admin.api import decoded
+from hopback.admin.auth import forbidden
 from hopback.admin.problems import Refused, refusal_of
 from hopback.deadletters.pacing import HIGHEST_RATE
 

@@ -9,9 +9,8 @@ from urllib.parse import quote
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from hopback.admin.gate import cookie_name, forbidden
+from hopback.admin.auth import address_of, cookie_name, forbidden
 from hopback.admin.keys import new_key
-from hopback.admin.limiting import address_of
 from hopback.admin.pages import form_fields, see_other
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from starlette.requests import Request
 
-    from hopback.admin.gate import Gate
+    from hopback.admin.auth import Gate
     from hopback.admin.pages import Pages, Visit
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hopback.admin.content import Form, payload_of, visible
 from hopback.admin.pages import see_other
 from hopback.admin.problems import Refused
+from hopback.admin.rendering import Form, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.filters import BadFilter

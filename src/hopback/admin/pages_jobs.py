@@ -1,26 +1,250 @@
-"""The pages of jobs: what runs, what ran, how far, and who wanted it."""
+"""The pages of jobs: begin a re-drive or a discard, follow it, steer it.
+
+A job begins in three steps: what, where and how, review with the dry run. The steps are one form that
+carries what was said before; nothing is kept on the server in between.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hopback.admin.gate import forbidden
-from hopback.admin.live import changes_of_job
+from hopback.admin.auth import forbidden
+from hopback.admin.events import changes_of_job
 from hopback.admin.pages import see_other
+from hopback.admin.problems import refusal_of
 from hopback.admin.rendering import span_words
 from hopback.admin.roles import Role
-from hopback.admin.services import who
+from hopback.admin.services import need_target, who
+from hopback.deadletters.pacing import RAMP, Pace
+from hopback.deadletters.refusals import NoSuch
+from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest
+from hopback.deadletters.targets import Target, TargetKind
+from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from starlette.responses import Response
 
     from hopback.admin.pages import Pages, Visit
     from hopback.deadletters.jobs import Job
+    from hopback.deadletters.requests import Request, Selection
 
-__all__ = ["add_job_pages"]
+__all__ = ["ActForm", "add_act_pages", "add_job_pages"]
+
+_STAYS = frozenset({400, 409, 422})
+
+
+def add_act_pages(pages: Pages) -> None:
+    """The pages of both acts."""
+    for kind in ("re-drive", "discard"):
+        pages.add("GET", f"/queues/{{queue}}/{kind}", _page(kind))
+        pages.add("POST", f"/queues/{{queue}}/{kind}", _page(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class ActForm:
+    """What was said so far."""
+
+    session: str
+    ids: tuple[str, ...]
+    filter: str
+    limit: int | None
+    force: bool
+    target: str
+    target_queue: str
+    ramp: bool
+    rate: float | None
+    export: bool
+    reason: str
+    confirm: str
+    expected: int | None
+    key: str
+
+    @classmethod
+    def of(cls, visit: Visit) -> ActForm:
+        """Read it from the fields; a box counts as unticked only where its step was sent."""
+        sent = visit.request.method == "POST"
+        return cls(
+            session=visit.field("session"),
+            ids=tuple(visit.all("ids")),
+            filter=visit.field("filter"),
+            limit=visit.number("limit", 0, least=1, most=10_000_000) or None,
+            force=visit.field("force") == "1",
+            target=visit.field("target"),
+            target_queue=visit.field("target_queue"),
+            ramp=visit.field("ramp") == "1" or not (sent and _was_on(visit, 2)),
+            rate=visit.rate(),
+            export=visit.field("export") == "1" or not (sent and _was_on(visit, 2)),
+            reason=visit.field("reason").strip(),
+            confirm=visit.field("confirm"),
+            expected=visit.number("expected", 0) if visit.field("expected") else None,
+            key=visit.field("key"),
+        )
+
+    @property
+    def selection(self) -> Selection:
+        """The messages that are meant."""
+        if self.session:
+            return FromSession(self.session, self.ids, "" if self.ids else self.filter)
+        return FromHead(self.limit, self.filter)
+
+    @property
+    def aim(self) -> Target:
+        """Where they are to go."""
+        if self.target == TargetKind.QUEUE.value:
+            return Target(TargetKind.QUEUE, "", self.target_queue)
+        known = self.target in set(TargetKind)
+        return Target(TargetKind(self.target)) if known else Target()
+
+    def carried(self, step: int) -> Iterator[tuple[str, str]]:
+        """What the other steps said, for hidden fields of this one."""
+        yield "on", str(step)
+        yield "session", self.session
+        yield from (("ids", each) for each in self.ids)
+        if step != 1:
+            yield "filter", self.filter
+            yield "limit", str(self.limit or "")
+            yield "force", "1" if self.force else ""
+        if step != 2:
+            yield "target", self.target
+            yield "target_queue", self.target_queue
+            yield "ramp", "1" if self.ramp else "0"
+            yield "rate", "" if self.rate is None else f"{self.rate:g}"
+            yield "export", "1" if self.export else "0"
+            yield "reason", self.reason
+
+
+def _was_on(visit: Visit, step: int) -> bool:
+    """Whether what step 2 asks was sent with this form, by itself or carried."""
+    return visit.field("on") == str(step) or bool(visit.all("ramp") or visit.all("export"))
+
+
+def _page(kind: str) -> Any:
+    async def answer(visit: Visit) -> Response:
+        visit.need(Role.OPERATOR, visit.path["queue"])
+        form, step = ActForm.of(visit), visit.field("step", "1")
+        _check_session(visit, form)
+        if visit.request.method == "GET" or step == "1":
+            return await _first(visit, kind, form)
+        if step == "2":
+            return await _second(visit, kind, form)
+        return await (_begin if step == "go" else _review)(visit, kind, form)
+
+    return answer
+
+
+def _check_session(visit: Visit, form: ActForm) -> None:
+    """A session belongs to its queue: of another one it tells nothing, not even that it is there."""
+    opened = {view.id: view.queue for view in visit.services.operations.sessions()}
+    if opened.get(form.session, visit.path["queue"]) != visit.path["queue"]:
+        raise NoSuch("session", form.session)
+
+
+async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
+    operations, queue = visit.services.operations, visit.path["queue"]
+    detail = await operations.queue(queue)
+    held = matching = 0
+    if form.session:
+        held = operations.session(form.session).held
+        try:
+            page = await operations.messages(form.session, form.filter, size=1)
+            matching = page.matching
+        except HopbackError as error:
+            trouble = trouble or str(error)
+    return _shown(
+        visit, kind, form, 1, trouble,
+        depth=detail.summary.depth.ready, cost=detail.cost, held=held, matching=matching,
+    )  # fmt: skip
+
+
+async def _second(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
+    detail = await visit.services.operations.queue(visit.path["queue"])
+    return _shown(visit, kind, form, 2, trouble, targets=detail.targets)
+
+
+async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
+    if not form.reason:
+        return await _second(visit, kind, form, "Why: expected a reason; everyone reads it later.")
+    try:
+        # Nobody has typed the name yet: a plan discards nothing.
+        meant = replace(form, confirm=visit.path["queue"])
+        plan = await visit.services.operations.plan(await _granted(visit, kind, meant))
+    except HopbackError as error:
+        return await _back(visit, kind, form, error)
+    whole = plan.seen >= plan.selected
+    expected = plan.matching if whole else plan.selected
+    left = sum(each.count for each in plan.left_out) if whole else 0
+    return _shown(
+        visit, kind, form, 3, trouble,
+        plan=plan, expected=max(expected - left, 0), selected=plan.selected,
+        key=form.key or secrets.token_hex(12),
+    )  # fmt: skip
+
+
+async def _begin(visit: Visit, kind: str, form: ActForm) -> Response:
+    if kind == "discard" and form.confirm != visit.path["queue"]:
+        typed = "nothing" if not form.confirm else repr(form.confirm)
+        trouble = f"To discard, type the queue's name {visit.path['queue']!r}; got {typed}."
+        return await _review(visit, kind, form, trouble)
+    try:
+        job = await visit.services.operations.start(await _granted(visit, kind, form))
+    except HopbackError as error:
+        return await _back(visit, kind, form, error)
+    return see_other(f"/jobs/{quote(job.id, safe='')}")
+
+
+async def _back(visit: Visit, kind: str, form: ActForm, error: HopbackError) -> Response:
+    """Show the step again with what was wrong; what cannot be mended there goes its usual way."""
+    refused = refusal_of(error)
+    if refused is None or refused.status not in _STAYS or "job" in refused.more:
+        raise error
+    return await _second(visit, kind, form, f"{error}. {error.remedy}")
+
+
+async def _granted(visit: Visit, kind: str, form: ActForm) -> Request:
+    """What is asked for; Refused if it aims where the visitor may not send."""
+    request = _request(visit, kind, form)
+    if isinstance(request, RedriveRequest):
+        await need_target(visit.services.operations, visit.principal, request.queue, request.target)
+    return request
+
+
+def _request(visit: Visit, kind: str, form: ActForm) -> Request:
+    common: dict[str, Any] = {
+        "queue": visit.path["queue"],
+        "selection": form.selection,
+        "reason": form.reason,
+        "by": who(visit.principal),
+        "expected_count": form.expected,
+        "key": f"{visit.principal.id} {form.key}" if form.key else None,
+        "forced": form.force,
+    }
+    if kind == "discard":
+        return DiscardRequest(**common, confirm=form.confirm, export=form.export)
+    pace = Pace(form.rate, ramp=RAMP if form.ramp else ())
+    return RedriveRequest(**common, target=form.aim, pace=pace)
+
+
+def _shown(
+    visit: Visit, kind: str, form: ActForm, step: int, trouble: str, **values: Any
+) -> Response:
+    carried = list(form.carried(step))
+    if step == 3:
+        carried += [("key", values["key"]), ("expected", str(values["selected"]))]
+    return visit.page(
+        "act.html",
+        kind=kind,
+        queue=visit.path["queue"],
+        step=step,
+        state=form,
+        carried=carried,
+        trouble=trouble,
+        **values,
+    )
 
 
 def add_job_pages(pages: Pages) -> None:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
-from hopback.admin.gate import forbidden
+from hopback.admin.auth import forbidden
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
-from hopback.admin.topology_map import exchange_rows, graph, queue_rows
+from hopback.topology.durations import LONGEST_MS, format_duration
+from hopback.topology.effective import effective_topology
+from hopback.topology.plan import Leave
+from hopback.topology.roles import Role as QueueRole
+from hopback.topology.roles import queue_roles
+from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from starlette.responses import Response
 
     from hopback.admin.livebroker import Scene
     from hopback.admin.pages import Pages, Visit
     from hopback.topology.check import Finding
+    from hopback.topology.model import Queue, Topology
 
-__all__ = ["add_topology_pages"]
+__all__ = ["ExchangeRow", "QueueRow", "add_topology_pages", "exchange_rows", "graph", "queue_rows"]
 
 
 def add_topology_pages(pages: Pages) -> None:
@@ -88,3 +97,189 @@ def _grouped(
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
         for severity, found in groupby(findings, lambda one: one.severity.value)
     ]
+
+
+_LABEL = 60
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue as a row."""
+
+    name: str
+    type: str
+    role: str
+    messages: int | None
+    ttl: str
+    dead_letters: str
+    hazards: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRow:
+    """An exchange as a row, with its bindings: key and destination."""
+
+    name: str
+    type: str
+    bindings: list[tuple[str, str]]
+
+
+def queue_rows(scene: Scene) -> list[QueueRow]:
+    """Every queue, by name."""
+    effective = effective_topology(scene.topology, scene.version)
+    roles, hazards = _roles(scene), _hazards(scene)
+    return [
+        QueueRow(
+            queue.name,
+            queue.type.value,
+            roles[queue.name].value,
+            _messages(scene, queue.name),
+            _ttl(queue),
+            _dead_letter_words(queue),
+            hazards[queue.name],
+        )
+        for queue in sorted(effective.queues, key=lambda each: each.name)
+    ]
+
+
+def exchange_rows(scene: Scene) -> list[ExchangeRow]:
+    """Every exchange, by name."""
+    bound: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for binding in scene.topology.bindings:
+        bound[binding.source].append((binding.routing_key, binding.destination))
+    return [
+        ExchangeRow(exchange.name, str(exchange.type), sorted(bound[exchange.name]))
+        for exchange in sorted(scene.topology.exchanges, key=lambda each: each.name)
+    ]
+
+
+def graph(scene: Scene) -> dict[str, Any]:
+    """Nodes and edges as the map draws them."""
+    return {"elements": [*_nodes(scene), *_edges(scene)]}
+
+
+def _roles(scene: Scene) -> dict[str, QueueRole]:
+    """Without plans a queue that dead-letters by itself still reads as a queue with consumers."""
+    return dict(queue_roles(effective_topology(scene.topology, scene.version)))
+
+
+def _nodes(scene: Scene) -> Iterator[dict[str, Any]]:
+    hazards = _hazards(scene)
+    for exchange in scene.topology.exchanges:
+        label = f"{_short(exchange.name)}\n{exchange.type}"
+        yield _node(f"x:{exchange.name}", exchange.name, "exchange", label, hazards[exchange.name])
+    for row in queue_rows(scene):
+        parts = [_short(row.name)]
+        facts = [f"{row.messages:,} messages"] if row.messages is not None else []
+        parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
+        label = "\n".join(part for part in parts if part)
+        node = _node(f"q:{row.name}", row.name, row.role, label, row.hazards)
+        node["data"]["messages"] = row.messages or 0
+        yield node
+
+
+def _node(ident: str, name: str, kind: str, label: str, hazards: int) -> dict[str, Any]:
+    height = 26 + 16 * (label.count("\n") + len(name) // 26)
+    data = {"id": ident, "name": name, "kind": kind, "label": label, "hazards": hazards}
+    return {"data": data | {"height": height}}
+
+
+def _edges(scene: Scene) -> Iterator[dict[str, Any]]:
+    topology = scene.topology
+    known = {f"x:{each.name}" for each in topology.exchanges}
+    known |= {f"q:{each.name}" for each in topology.queues}
+    keys: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for binding in topology.bindings:
+        end = f"{'x' if binding.to_exchange else 'q'}:{binding.destination}"
+        keys[f"x:{binding.source}", end].append(binding.routing_key)
+    for (source, end), found in keys.items():
+        if source in known and end in known:
+            yield _edge(source, end, "binding", _key_words(found))
+    for kind, paths in (("publish", _publishes(scene)), ("dead-letter", _dead_letter_paths(scene))):
+        for source, end in dict.fromkeys(paths):
+            if source in known and end in known:
+                yield _edge(source, end, kind, "")
+
+
+def _publishes(scene: Scene) -> Iterator[tuple[str, str]]:
+    """The ways that consumers publish by themselves, where a declared plan tells."""
+    for plan in scene.topology.plans:
+        ways = [(plan.parking.by, plan.parking.exchange, plan.parking.queue)]
+        for tier in plan.tiers:
+            ways += [(plan.leave, route.exchange, route.queue) for route in tier.routes]
+        for leave, exchange, queue in ways:
+            if leave is not Leave.REJECT:
+                yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
+
+
+def _dead_letter_paths(scene: Scene) -> Iterator[tuple[str, str]]:
+    """From each queue to the exchange its dead letters go to, or straight to the queue."""
+    effective = effective_topology(scene.topology, scene.version)
+    table = _table(effective)
+    for queue in effective.queues:
+        exchange = queue.arguments.get("x-dead-letter-exchange")
+        key = queue.arguments.get("x-dead-letter-routing-key")
+        if exchange == "":
+            for reached in table.route("", str(key)) if key is not None else ():
+                yield f"q:{queue.name}", f"q:{reached}"
+        elif isinstance(exchange, str):
+            yield f"q:{queue.name}", f"x:{exchange}"
+
+
+def _table(topology: Topology) -> RoutingTable:
+    names = (queue.name for queue in topology.queues)
+    return RoutingTable((*PREDECLARED, *topology.exchanges), names, topology.bindings)
+
+
+def _edge(source: str, end: str, kind: str, label: str) -> dict[str, Any]:
+    ident = f"{kind}:{source}>{end}"
+    return {"data": {"id": ident, "source": source, "target": end, "kind": kind, "label": label}}
+
+
+def _key_words(keys: list[str]) -> str:
+    shown = [_short(key) for key in keys if key][:2]
+    more = f" +{len(keys) - 2}" if len(keys) > 2 else ""
+    return ", ".join(shown) + more
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"
+
+
+def _messages(scene: Scene, name: str) -> int | None:
+    reading = scene.readings.get(name)
+    return None if reading is None else reading.counts.messages
+
+
+def _ttl(queue: Queue) -> str:
+    ttl = queue.arguments.get("x-message-ttl")
+    if not isinstance(ttl, int) or isinstance(ttl, bool) or not 0 <= ttl <= LONGEST_MS:
+        return ""
+    return format_duration(int(ttl))
+
+
+def _dead_letter_words(queue: Queue) -> str:
+    exchange = queue.arguments.get("x-dead-letter-exchange")
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    if not isinstance(exchange, str):
+        return ""
+    if not exchange:
+        return f"queue {key}" if key is not None else "its own queue"
+    return exchange if key is None else f"{exchange} with key {key}"
+
+
+def _hazards(scene: Scene) -> Counter[str]:
+    """How many findings, worse than a remark, name each object."""
+    names = {queue.name for queue in scene.topology.queues}
+    names |= {exchange.name for exchange in scene.topology.exchanges}
+    found: Counter[str] = Counter()
+    for finding in scene.findings:
+        if finding.severity.value == "info":
+            continue
+        found.update(name for name in names if _is_about(finding.place, name))
+    return found
+
+
+def _is_about(place: str, name: str) -> bool:
+    """A finding names its objects in backticks."""
+    return f"`{name}`" in place

@@ -1,4 +1,4 @@
-"""What every answer is made from: the operations, the live broker, the gate."""
+"""What every answer is made from: the operations, the live broker, who may do what, refusals."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hopback.admin.denials import Denial
-from hopback.admin.insights import Insights
-from hopback.admin.limiting import address_of
+from hopback.admin.auth import address_of, forbidden
+from hopback.admin.overview import Insights
 from hopback.admin.problems import Refused
-from hopback.admin.roles import Principal
+from hopback.admin.roles import Principal, Role
 from hopback.deadletters.requests import Who
+from hopback.deadletters.targets import TargetKind
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
     from starlette.requests import Request
 
-    from hopback.admin.denials import Denials
-    from hopback.admin.gate import Gate
+    from hopback.admin.auth import Gate
+    from hopback.admin.events import EventStreams
     from hopback.admin.livebroker import LiveBroker
+    from hopback.admin.overview import Sweep
     from hopback.admin.settings import AdminSettings
-    from hopback.admin.streams import EventStreams
-    from hopback.admin.sweep import Sweep
     from hopback.clock import Clock
     from hopback.deadletters.browsing import SessionView
     from hopback.deadletters.operations import Operations
+    from hopback.deadletters.targets import Target
 
-__all__ = ["NOBODY", "Services", "who", "write_denial"]
+__all__ = ["NOBODY", "Denial", "Denials", "Services", "need_target", "who", "write_denial"]
 
 _LOG = logging.getLogger("hopback.admin")
 
@@ -120,3 +122,103 @@ async def write_denial(operations: Operations, denial: Denial) -> None:
 def who(principal: Principal) -> Who:
     """The principal as the operations know people."""
     return Who(principal.id, principal.name)
+
+
+_WINDOW_S = 60.0  # short enough that an attack is seen while it goes on
+_ROWS_OF_A_STRANGER = 1
+_ROWS_OF_A_CALLER = 20  # somebody known who tries several things is worth reading in full
+_MOST_WINDOWS = 100  # at most 200 rows a minute, from however many addresses
+_ELSEWHERE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """One refused change: who was refused from which address, of which queue, and the rest."""
+
+    caller: str
+    """The id of somebody known; empty for a stranger."""
+    name: str
+    address: str
+    queue: str
+    details: Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _Window:
+    """What one caller, or one address of strangers, was refused since it began."""
+
+    begun: float
+    first: Denial
+    rows: int = 0
+    counted: int = 0
+
+
+class Denials:
+    """Decides which refusals are rows; `write` puts one into the audit."""
+
+    def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._write = write
+        self._windows: dict[str, _Window] = {}
+
+    async def add(self, denial: Denial) -> None:
+        """Write it down, or count it."""
+        await self.flush()
+        known = bool(denial.caller)
+        key = denial.caller or f"address {denial.address}"
+        if key not in self._windows and len(self._windows) >= _MOST_WINDOWS:
+            key = _ELSEWHERE
+        window = self._windows.setdefault(key, _Window(self._clock.now(), denial))
+        if window.rows < (_ROWS_OF_A_CALLER if known and key else _ROWS_OF_A_STRANGER):
+            window.rows += 1
+            await self._write(denial)
+        else:
+            window.counted += 1
+
+    async def flush(self, *, everything: bool = False) -> None:
+        """Write the counts of the windows that are over, or of all when the service ends."""
+        now = self._clock.now()
+        over = [
+            key
+            for key, window in self._windows.items()
+            if everything or not 0 <= now - window.begun < _WINDOW_S
+        ]
+        for key in over:
+            window = self._windows.pop(key)
+            if window.counted:
+                first = window.first
+                details = {"times": window.counted, "seconds": round(now - window.begun)}
+                several = key == _ELSEWHERE
+                await self._write(
+                    Denial(
+                        first.caller if not several else "",
+                        first.name if not several else "nobody",
+                        first.address if not several else "several addresses",
+                        "",
+                        {**details, "code": "repeated"},
+                    )
+                )
+
+
+_FREE = frozenset({TargetKind.QUEUE, TargetKind.EXCHANGE, TargetKind.ORIGIN_EXCHANGE})
+"""Targets that can lead beyond the queues whose dead letters are re-driven."""
+
+
+async def need_target(
+    operations: Operations, principal: Principal, queue: str, target: Target
+) -> None:
+    """Refuse a re-drive of `queue` that would reach a queue for which they are no operator."""
+    if target.kind not in _FREE or principal.allows_everywhere(Role.OPERATOR):
+        return
+    reached = await operations.queues_beyond(queue, target)
+    if reached is None:
+        raise forbidden(
+            f"Nothing tells which queues the target reaches ({target}): expected the role"
+            f" {Role.OPERATOR} for all queues, or a target queue."
+        )
+    missing = sorted(name for name in reached if not principal.allows(Role.OPERATOR, name))
+    if missing:
+        raise forbidden(
+            f"The target ({target}) reaches queue {missing[0]!r}: expected the role"
+            f" {Role.OPERATOR} for it."
+        )

@@ -17,9 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router
 
-from hopback.admin.application import LOOPBACK
-from hopback.admin.gate import is_same_origin
-from hopback.admin.shell import host_of
+from hopback.admin.app import LOOPBACK, host_of
+from hopback.admin.auth import is_same_origin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -92,7 +92,7 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
 async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> None:
     from hopback.admin import create_app
     from hopback.admin import serve as serve_app
-    from hopback.admin.gate import new_secret
+    from hopback.admin.auth import new_secret
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:

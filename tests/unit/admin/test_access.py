@@ -11,8 +11,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from hopback.admin.auth import BadToken, Jwks, TokenReader, claim_at
 from hopback.admin.settings import BadSettings, parse_settings
-from hopback.admin.tokens import BadToken, Jwks, TokenReader, claim_at
 from hopback.clock import ManualClock
 from hopback.store.database import open_database
 from hopback.store.keys import KeyTable

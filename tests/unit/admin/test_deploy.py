@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from hopback.admin.application import ENDPOINTS
+from hopback.admin.app import ENDPOINTS
 from hopback.admin.settings import parse_settings
 from hopback.cli.app import root
 from tests.architecture.source import ROOT

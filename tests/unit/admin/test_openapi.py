@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.application import ENDPOINTS
+from hopback.admin.app import ENDPOINTS
 from tests.architecture.source import ROOT
 from tests.unit.admin.stage import admin
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from hopback.admin import create_app
-from hopback.admin.content import Form, payload_of, visible
+from hopback.admin.rendering import Form, payload_of, visible
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.deadletters.operations import Operations
 from hopback.designs import DESIGNS

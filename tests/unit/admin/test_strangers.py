@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.limiting import TurnKeeper
+from hopback.admin.auth import TurnKeeper
 from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.deadletters.audit import AuditQuery
@@ -173,7 +173,7 @@ async def test_the_last_resort_is_ours_and_carries_the_id_of_the_log(
         if path == "/you":
             monkeypatch.setattr(EmbeddedBroker, "address", property(address))
         else:
-            monkeypatch.setattr("hopback.admin.gate.LOCAL", 7)
+            monkeypatch.setattr("hopback.admin.auth.LOCAL", 7)
         headers = {"X-Correlation-ID": "findme-1", "Accept": accept}
         with caplog.at_level(logging.ERROR, logger="hopback.admin"):
             answer = await stage.client.get(path, headers=headers)

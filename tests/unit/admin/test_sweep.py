@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from hopback.admin.limiting import TurnKeeper
+from hopback.admin.auth import TurnKeeper
+from hopback.admin.overview import Sweep
 from hopback.admin.problems import refusal_of
-from hopback.admin.sweep import Sweep
 from hopback.clock import ManualClock
 from hopback.deadletters.overview import Depth, QueueSummary
 from hopback.errors import ConnectionFailed

@@ -17,7 +17,7 @@ import hopback.admin
 from hopback.admin.answers import failure_answer, job_answer, queue_answer
 from hopback.admin.answers_messages import group_answer, letter_answer, message_answer
 from hopback.admin.api_jobs import PaceBody, plan_answer
-from hopback.admin.application import create_app
+from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.cli.desk import Look
 from hopback.cli.dlq_acting import redrive

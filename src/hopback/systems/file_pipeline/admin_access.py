@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.admin.auth import BadToken, SharedSecret, TokenReader, forbidden, unauthorized
 from hopback.admin.documented import documented_routes
-from hopback.admin.gate import forbidden, unauthorized
 from hopback.admin.roles import Role
 from hopback.admin.settings import JwtSettings
-from hopback.admin.tokens import BadToken, SharedSecret, TokenReader
 from hopback.deadletters.requests import Who
 
 if TYPE_CHECKING:

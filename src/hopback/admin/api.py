@@ -14,8 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hopback.admin.gate import forbidden, unauthorized
-from hopback.admin.limiting import address_of
+from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
 from hopback.admin.roles import Role
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from hopback.admin.gate import Gate
+    from hopback.admin.auth import Gate
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
 

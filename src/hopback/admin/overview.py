@@ -1,20 +1,24 @@
-"""Depths for everybody from one sweep a second, however many ask; with a short memory for trends."""
+"""Dead-letter queues at a glance: depths from one sweep a second, and what was last seen inside."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.sessions import GroupBy
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from hopback.clock import Clock
+    from hopback.deadletters.browsing import SessionView
+    from hopback.deadletters.operations import Operations
     from hopback.deadletters.overview import QueueSummary
 
-__all__ = ["Sweep", "Swept"]
+__all__ = ["Insight", "Insights", "Sweep", "Swept"]
 
 _FRESH_S = 1.0
 _BETWEEN_SAMPLES_S = 5.0
@@ -105,3 +109,45 @@ class Sweep:
             past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
             if total is not None and (not past or swept.at - past[-1][0] >= _BETWEEN_SAMPLES_S):
                 past.append((swept.at, total))
+
+
+_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """The most frequent failure among the messages that were held, and when that was."""
+
+    error: str
+    count: int
+    seen: int
+    oldest: float | None
+    at: float
+
+
+class Insights:
+    """The last insight of each queue."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Insight] = OrderedDict()
+
+    @property
+    def known(self) -> Mapping[str, Insight]:
+        """By queue."""
+        return self._known
+
+    async def remember(self, operations: Operations, view: SessionView) -> None:
+        """Keep what a session shows of its queue."""
+        groups = (await operations.groups(view.id, GroupBy.FINGERPRINT)).items
+        if not groups:
+            self._known.pop(view.queue, None)
+            return
+        top = groups[0]
+        times = [group.first for group in groups if group.first is not None]
+        error = top.sample.error or top.sample.error_message or top.sample.reason
+        self._known[view.queue] = Insight(
+            error, top.count, view.held, min(times, default=None), view.opened_at
+        )
+        self._known.move_to_end(view.queue)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
