@@ -37,7 +37,7 @@ test: test-needs check ## all checks and all tests, RabbitMQ included; what CI r
 	$(PYTEST) -n 2 $(PURE) \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(PYTEST) -n $(WORKERS) --dist loadgroup $(patsubst %,--ignore=%,tests/architecture $(PURE))
+	$(BIN)/python -m tests.harness.alone -n $(WORKERS) --dist loadgroup $(patsubst %,--ignore=%,tests/architecture $(PURE))
 
 test-fast: $(READY) ## unit and property tests, no network; within a minute
 	$(PYTEST) -n 2 -q -m "not broker and not slow and not socket and not clients" \

@@ -1,0 +1,61 @@
+"""`make test` runs a few failed tests once more, alone: chance is named, a broken test stays broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FAILS_ONCE = """
+from pathlib import Path
+
+def test_chance():
+    seen = Path("seen")
+    if not seen.exists():
+        seen.touch()
+        raise AssertionError
+"""
+_FAILS_ALWAYS = """
+import pytest
+
+@pytest.mark.parametrize("one", range({number}))
+def test_broken(one):
+    raise AssertionError
+"""
+
+
+def _run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_given.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.harness.alone", "-n", "1"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_what_passes_alone_is_named(tmp_path: Path) -> None:
+    """The run passes, and says which test it was."""
+    ran = _run(tmp_path, _FAILS_ONCE)
+    assert ran.returncode == 0
+    assert "passed only alone, give them patience:\n  test_given.py::test_chance" in ran.stdout
+
+
+def test_what_is_broken_fails_alone_too(tmp_path: Path) -> None:
+    """Two runs, and the status of the second."""
+    ran = _run(tmp_path, _FAILS_ALWAYS.format(number=2))
+    assert ran.returncode == 1
+    assert "2 failed beside other tests; once more, alone" in ran.stdout
+
+
+def test_many_failures_are_no_chance(tmp_path: Path) -> None:
+    """They are not run again."""
+    ran = _run(tmp_path, _FAILS_ALWAYS.format(number=6))
+    assert ran.returncode == 1
+    assert "once more" not in ran.stdout

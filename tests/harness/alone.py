@@ -1,0 +1,44 @@
+"""Run pytest; a few tests that failed beside others are run once more, alone, and named at the end.
+
+`python -m tests.harness.alone PYTEST-OPTIONS…`, which is part of `make test`. Tests with brokers,
+databases and browsers share two cores, and one that waits for a server may wait longer than its
+patience when three others start theirs. Alone it has the machine. What fails alone is broken; what
+passes only alone is printed, because it needs more patience, or hides a race.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+_TESTS_FAILED = 1
+"""pytest's exit status where tests failed; others are interruptions, errors of usage, no tests."""
+_FEW = 5
+"""More than these are not chance."""
+
+
+def main(options: list[str]) -> int:
+    """pytest's exit status: of the first run, or of the second where there was one."""
+    _FAILED.unlink(missing_ok=True)
+    status = _pytest(options)
+    failed = sorted(json.loads(_FAILED.read_text())) if _FAILED.exists() else []
+    if status != _TESTS_FAILED or not 0 < len(failed) <= _FEW:
+        return status
+    sys.stdout.write(f"hopback: {len(failed)} failed beside other tests; once more, alone\n")
+    sys.stdout.flush()
+    status = _pytest(["-p", "no:xdist", *failed])
+    if status == 0:
+        listed = "".join(f"\n  {one}" for one in failed)
+        sys.stdout.write(f"hopback: passed only alone, give them patience:{listed}\n")
+    return status
+
+
+def _pytest(options: list[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *options], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
