@@ -39,6 +39,7 @@ RENAMED = {
     "hopback.broker.simulator": "hopback.broker.embedded",
     "hopback.broker.simulator.embedded": "hopback.broker.embedded.broker",
     "hopback.patterns": "hopback.designs",
+    "hopback.policy.attempts": "hopback.policy.reading",
 }
 """Old name → new name, of modules and packages; what stands below a package follows it."""
 

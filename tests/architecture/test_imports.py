@@ -45,7 +45,8 @@ def _foreign(module: Module) -> set[str]:
 def _impurities(module: Module) -> set[str]:
     """What a module does that reaches beyond its arguments."""
     names = {node.id for node in module.nodes if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in module.nodes if isinstance(node, ast.Attribute)}
+    calls = (node.func for node in module.nodes if isinstance(node, ast.Call))
+    attributes = {func.attr for func in calls if isinstance(func, ast.Attribute)}
     used = {name.partition(".")[0] for name in module.imports()}
     doing = (names & {"open", "print", "input"}) | (attributes & {"now", "utcnow", "today"})
     return (used & IMPURE) | doing

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from hopback import App, Context, EmbeddedBroker, Outcome, Park, Retry
 from hopback.broker.embedded import run_virtual
 from hopback.policy import copies
-from hopback.policy.attempts import attempt_of
 from hopback.runtime import settling
 from hopback.testing import AppTest, Fault
 
 if TYPE_CHECKING:
-    from hopback.message import Delivery
-    from hopback.topology.plan import Plan
+    from hopback.policy.reading import Reading
 
 _FAULTS = [
     Fault.LOSE_CONFIRM,
@@ -100,11 +98,11 @@ def test_as_many_messages_end_as_were_sent(
     _holds(steps, failures, takes)
 
 
-def _by_content(delivery: Delivery, plan: Plan) -> bytes | None:
+def _by_content(reading: Reading) -> bytes | None:
     """What does not look at the lineage: id, attempt and body."""
-    attempt, body = attempt_of(delivery, plan), delivery.body
-    text = f"{delivery.properties.message_id} {attempt} ".encode()
-    return hashlib.sha256(text + body).digest() if attempt > 1 else None
+    text = f"{reading.delivery.properties.message_id} {reading.attempt} ".encode()
+    body = reading.delivery.body
+    return hashlib.sha256(text + body).digest() if reading.attempt > 1 else None
 
 
 class _Seen(copies.EndedRuns):

@@ -25,7 +25,7 @@ from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness, queue_state
 from hopback.broker.move import move_all
 from hopback.errors import PreconditionFailed, UnsafeOperation
 from hopback.headers import Mark, moved_properties, retry_properties
-from hopback.policy.attempts import failures_so_far
+from hopback.policy.reading import failures_so_far
 from hopback.topology.diff import diff
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW, retry_queues
 from hopback.topology.model import Queue, QueueType, Topology

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.discovery import stand_in_plan
 from hopback.errors import AccessRefused, NotFound
 from hopback.message import Received
-from hopback.policy.attempts import origin_of
+from hopback.policy.reading import origin_of
 from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Redrive
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from hopback.headers.deaths import (
     Death,
-    broker_failures,
     deaths,
-    entered_by,
     last_death_queue,
     remembered_deaths,
     well_formed_deaths,
@@ -24,7 +22,14 @@ from hopback.headers.failure import (
     failure_in,
     failure_json,
 )
-from hopback.headers.history import History, counter_in, marked_queue, read_history
+from hopback.headers.history import (
+    History,
+    broker_failures,
+    counter_in,
+    entered_by,
+    marked_queue,
+    read_history,
+)
 from hopback.headers.identity import identity
 from hopback.headers.rewrite import (
     ADDED_BYTES,

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "REMEMBERED_DEATHS",
     "Death",
-    "broker_failures",
     "deaths",
     "deaths_json",
-    "entered_by",
     "last_death_queue",
     "remembered_deaths",
     "well_formed_deaths",
@@ -38,7 +36,6 @@ REMEMBERED_DEATHS = 10
 _NAME_BYTES = 255
 _KEYS = 3
 _LONGEST_JSON = 32 * 1024
-_COUNTED = frozenset({"rejected", "delivery_limit"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +68,6 @@ def well_formed_deaths(headers: Headers) -> bool:
     return isinstance(value, list | tuple) and all(map(_well_formed, value))
 
 
-def broker_failures(headers: Headers, queue: str) -> int:
-    """How often the broker took the message from `queue` because its handling failed."""
-    return sum(
-        death.count
-        for death in deaths(headers)
-        if death.queue == queue and death.reason in _COUNTED
-    )
-
-
 def last_death_queue(headers: Headers) -> str | None:
     """The queue the message died in last, if it ever did."""
     value = headers.get(X_DEATH)
@@ -87,14 +75,6 @@ def last_death_queue(headers: Headers) -> str | None:
         first = _death(value[0])
         return None if first is None else first.queue
     return text_in(headers.get("x-last-death-queue"))
-
-
-def entered_by(headers: Headers, queue: str) -> tuple[str, str] | None:
-    """Exchange and routing key by which the message came to `queue` before its first death there."""
-    for death in deaths(headers):
-        if death.queue == queue and death.routing_keys:
-            return death.exchange, death.routing_keys[0]
-    return None
 
 
 def remembered_deaths(headers: Headers) -> tuple[Death, ...]:

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from hopback.headers.deaths import Death
     from hopback.headers.failure import Failure
 
-__all__ = ["History", "counter_in", "marked_queue", "read_history"]
+__all__ = [
+    "History",
+    "broker_failures",
+    "counter_in",
+    "entered_by",
+    "marked_queue",
+    "read_history",
+]
+
+_COUNTED = frozenset({"rejected", "delivery_limit"})
 
 
 class History:
@@ -24,11 +33,19 @@ class History:
     queue they read as if they were not there.
     """
 
-    __slots__ = ("_headers", "_here")
+    __slots__ = ("_deaths", "_headers", "_here", "marked_queue", "queue")
 
     def __init__(self, headers: Headers, queue: str) -> None:
         self._headers = headers
-        self._here = marked_queue(headers) == queue
+        self.queue = queue
+        self.marked_queue = marked_queue(headers)
+        self._here = self.marked_queue == queue
+        self._deaths: tuple[Death, ...] | None = None
+
+    @property
+    def headers(self) -> Headers:
+        """What all of this is read from."""
+        return self._headers
 
     @property
     def attempts(self) -> int:
@@ -78,13 +95,47 @@ class History:
     @property
     def deaths(self) -> tuple[Death, ...]:
         """The most recent deaths: the broker's record now, then what we remember; each once."""
-        together = dict.fromkeys((*deaths(self._headers), *remembered_deaths(self._headers)))
+        together = dict.fromkeys((*self.broker_deaths, *remembered_deaths(self._headers)))
         return tuple(together)[:REMEMBERED_DEATHS]
+
+    @property
+    def broker_deaths(self) -> tuple[Death, ...]:
+        """The broker's record now; read once."""
+        if self._deaths is None:
+            self._deaths = deaths(self._headers)
+        return self._deaths
+
+    @property
+    def broker_failures(self) -> int:
+        """How often the broker took the message from this queue because its handling failed."""
+        return sum(
+            death.count
+            for death in self.broker_deaths
+            if death.queue == self.queue and death.reason in _COUNTED
+        )
+
+    @property
+    def entered_by(self) -> tuple[str, str] | None:
+        """Exchange and routing key by which it came to this queue before its first death there."""
+        for death in self.broker_deaths:
+            if death.queue == self.queue and death.routing_keys:
+                return death.exchange, death.routing_keys[0]
+        return None
 
 
 def read_history(headers: Headers, queue: str) -> History:
     """Our headers as they concern `queue`; what makes no sense reads as absent, never an error."""
     return History(headers, queue)
+
+
+def broker_failures(headers: Headers, queue: str) -> int:
+    """How often the broker took the message from `queue` because its handling failed."""
+    return History(headers, queue).broker_failures
+
+
+def entered_by(headers: Headers, queue: str) -> tuple[str, str] | None:
+    """Exchange and routing key by which the message came to `queue` before its first death there."""
+    return History(headers, queue).entered_by
 
 
 def marked_queue(headers: Headers) -> str | None:

@@ -20,7 +20,7 @@ from hopback.fields import further_size, table_size
 from hopback.headers import names
 from hopback.headers.deaths import deaths_json, remembered_deaths, well_formed_deaths
 from hopback.headers.failure import FAILURE_BYTES, failure_json
-from hopback.headers.history import read_history
+from hopback.headers.history import History
 from hopback.headers.text import clipped, count_in
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, FurtherHeaders, Headers
     from hopback.headers.deaths import Death
     from hopback.headers.failure import Failure
-    from hopback.headers.history import History
     from hopback.message import Properties
 
 __all__ = [
@@ -100,34 +99,41 @@ class _Kept:
     further: FurtherHeaders
 
 
-def retry_properties(properties: Properties, mark: Mark) -> Properties | None:
+def retry_properties(
+    properties: Properties, mark: Mark, history: History | None = None
+) -> Properties | None:
     """For a publish that comes back to its queue: the broker's deaths are copied, then stripped.
 
-    None if the count does not fit the frame.
+    None if the count does not fit the frame. `history` is what the headers say of the mark's
+    queue, here and below; it is read from them unless somebody has done so already.
     """
-    known = read_history(properties.headers, mark.queue).deaths
-    return _marked(properties, _kept(properties, mark, _is_harmful), mark, known)
+    history = history or History(properties.headers, mark.queue)
+    kept = _kept(properties, mark, _is_harmful)
+    return _marked(properties, kept, mark, history, history.deaths)
 
 
-def park_properties(properties: Properties, mark: Mark) -> Properties | None:
+def park_properties(
+    properties: Properties, mark: Mark, history: History | None = None
+) -> Properties | None:
     """For a publish into the dead-letter queue: `x-death` stays as it was.
 
     Where there is no room for our count, nothing of ours is added; where there is none for
     `x-death`, that goes too. None if the producer's own headers do not fit.
     """
+    history = history or History(properties.headers, mark.queue)
     kept = _kept(properties, mark, _is_stale)
     stripped = _kept(properties, mark, _is_harmful)
     return (
-        _marked(properties, kept, mark, remembered_deaths(properties.headers))
+        _marked(properties, kept, mark, history, remembered_deaths(properties.headers))
         or _fitting(properties, kept)
         or _fitting(properties, stripped)
     )
 
 
-def can_retry(properties: Properties, mark: Mark) -> bool:
+def can_retry(properties: Properties, mark: Mark, history: History | None = None) -> bool:
     """Whether `retry_properties` has room for the count."""
+    history = history or History(properties.headers, mark.queue)
     kept = _kept(properties, mark, _is_harmful)
-    history = read_history(properties.headers, mark.queue)
     return _Budget(properties, kept).take(_indispensable(history, mark))
 
 
@@ -138,21 +144,22 @@ def can_park(properties: Properties, mark: Mark) -> bool:
 
 
 def redrive_properties(
-    properties: Properties, mark: Mark, *, keep_deaths: bool = False
+    properties: Properties,
+    mark: Mark,
+    history: History | None = None,
+    *,
+    keep_deaths: bool = False,
 ) -> Properties | None:
     """For a publish from the dead-letter queue back.
 
     `x-death` stays visible only where the design says so and it has the broker's form. None if
     the count does not fit the frame.
     """
+    history = history or History(properties.headers, mark.queue)
     keep = keep_deaths and well_formed_deaths(properties.headers)
     kept = _kept(properties, mark, _is_stale if keep else _is_harmful)
-    known = (
-        remembered_deaths(properties.headers)
-        if keep
-        else read_history(properties.headers, mark.queue).deaths
-    )
-    return _marked(properties, kept, mark, known)
+    known = remembered_deaths(properties.headers) if keep else history.deaths
+    return _marked(properties, kept, mark, history, known)
 
 
 def moved_properties(properties: Properties) -> Properties:
@@ -281,10 +288,10 @@ def _fitting(properties: Properties, kept: _Kept) -> Properties | None:
 
 
 def _marked(
-    properties: Properties, kept: _Kept, mark: Mark, known: tuple[Death, ...]
+    properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties | None:
     """The properties with as much of the mark as there is room for; None if the count has none."""
-    history, budget = read_history(properties.headers, mark.queue), _Budget(properties, kept)
+    budget = _Budget(properties, kept)
     if not budget.take(_indispensable(history, mark)):
         return None
     budget.keep_unread(properties)

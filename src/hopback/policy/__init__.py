@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from hopback.policy.attempts import attempt_of, failures_so_far, origin_of, original_routing_key
 from hopback.policy.backoff import Backoff, delay, schedule, show_schedule
 from hopback.policy.decide import decide
 from hopback.policy.effects import effects
 from hopback.policy.marking import Occasion
 from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
+from hopback.policy.reading import (
+    Reading,
+    attempt_of,
+    failures_so_far,
+    origin_of,
+    original_routing_key,
+)
 from hopback.policy.redrive import (
     RedriveOccasion,
     plan_of,
@@ -24,6 +30,7 @@ __all__ = [
     "Occasion",
     "Outcome",
     "Park",
+    "Reading",
     "RedriveOccasion",
     "Retry",
     "Rule",

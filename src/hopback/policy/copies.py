@@ -18,12 +18,11 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from hopback.headers import names, read_history
-from hopback.policy.attempts import attempt_of
+from hopback.headers import names
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.topology.plan import Plan
+    from hopback.policy.reading import Reading
 
 __all__ = ["EndedRuns", "may_be_copy", "token_of"]
 
@@ -38,17 +37,22 @@ def may_be_copy(delivery: Delivery) -> bool:
     return names.LINEAGE in delivery.properties.headers
 
 
-def token_of(delivery: Delivery, plan: Plan) -> bytes | None:
+def token_of(reading: Reading) -> bytes | None:
     """What only copies of one message before the same attempt share; None if that cannot be told."""
-    properties = delivery.properties
-    known = read_history(properties.headers, plan.queue)
-    lineage, attempt = known.lineage, attempt_of(delivery, plan)
-    if not lineage or not properties.message_id or attempt == 1:
+    known, message_id = reading.history, reading.delivery.properties.message_id
+    if not known.lineage or not message_id or reading.attempt == 1:
         return None
-    job = known.redrive_job
-    parts = (lineage, properties.message_id, attempt, known.snoozes, known.redrives, job)
-    digest = hashlib.sha256(repr((plan.queue, *parts)).encode("utf-8", "backslashreplace"))
-    digest.update(delivery.body)
+    parts = (
+        reading.plan.queue,
+        known.lineage,
+        message_id,
+        reading.attempt,
+        known.snoozes,
+        known.redrives,
+        known.redrive_job,
+    )
+    digest = hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace"))
+    digest.update(reading.delivery.body)
     return digest.digest()
 
 

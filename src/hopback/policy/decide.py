@@ -31,14 +31,12 @@ from hopback.headers import (
     Mark,
     can_park,
     can_retry,
-    deaths,
-    read_history,
     well_formed_deaths,
 )
 from hopback.policy import decision as decided
 from hopback.policy import outcome as said
-from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.marking import count_mark
+from hopback.policy.reading import Reading
 from hopback.topology.plan import Leave
 from hopback.topology.routing import topic_matches
 from hopback.version import BrokerVersion
@@ -64,14 +62,16 @@ def decide(
     version: BrokerVersion,
     chance: float = 0.0,
     dead_letters_park: bool = False,
+    reading: Reading | None = None,
 ) -> Decision:
     """What is done about `delivery` after its handler said `outcome`.
 
     `chance` from 0 to 1 spreads local waits. `dead_letters_park` says that the queue's own
     dead-letter exchange leads to the dead-letter queue (`hopback.topology.expand` can tell), so
-    that a message too large to be published may be rejected there.
+    that a message too large to be published may be rejected there. `reading` is the delivery as
+    somebody has read it already.
     """
-    case = _Case(delivery, plan, version, attempt_of(delivery, plan), dead_letters_park)
+    case = _Case(reading or Reading(delivery, plan), plan, version, dead_letters_park)
     match outcome:
         case said.Done():
             return decided.Ack()
@@ -89,11 +89,15 @@ def decide(
 class _Case:
     """Everything that a decision looks at."""
 
-    delivery: Delivery
+    reading: Reading
     plan: Plan
     version: BrokerVersion
-    attempt: int
     dead_letters_park: bool
+
+    @property
+    def attempt(self) -> int:
+        """The number of the run that has ended."""
+        return self.reading.attempt
 
     @property
     def exhausted(self) -> bool:
@@ -103,7 +107,7 @@ class _Case:
     @property
     def unread(self) -> bool:
         """Whether it has headers that cannot be read."""
-        return bool(self.delivery.properties.opaque_headers)
+        return bool(self.reading.delivery.properties.opaque_headers)
 
 
 def _retry(case: _Case, reason: str, after: float | None) -> Decision:
@@ -136,10 +140,10 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
     """Into the tier's retry queue by the plan's way, or the safe one; parked if neither carries."""
     rejecting = counted and tier is case.plan.tiers[0] and _may_reject(case, case.plan.leave)
-    by = Leave.REJECT if rejecting and not _own_count(case) else Leave.PUBLISH
+    by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
     if by is Leave.PUBLISH and not _count_fits(case, counted=counted):
         return _park(case, f"{reason} ({_NO_ROOM})")
-    route = _route(tier, original_routing_key(case.delivery, case.plan))
+    route = _route(tier, case.reading.origin[1])
     if route is None:
         return _park(case, f"{reason} (no way into a retry queue fits its routing key)")
     return decided.Retry(tier, route, by, case.attempt, reason, counted)
@@ -149,7 +153,7 @@ def _park(case: _Case, reason: str) -> Decision:
     if _may_reject(case, case.plan.parking.by):
         return decided.Park(Leave.REJECT, case.attempt, reason)
     bare = Mark(case.plan.queue, case.attempt)
-    if can_park(case.delivery.properties, bare):
+    if can_park(case.reading.delivery.properties, bare):
         return decided.Park(Leave.PUBLISH, case.attempt, reason)
     if case.dead_letters_park and _is_trusted(case):
         return decided.Park(Leave.REJECT, case.attempt, reason)
@@ -163,21 +167,17 @@ def _may_reject(case: _Case, by: Leave) -> bool:
 
 def _is_trusted(case: _Case) -> bool:
     """Whether dead-lettering by the broker cannot be harmed by the `x-death` it finds."""
-    headers = case.delivery.properties.headers
+    reading = case.reading
     if case.version >= _V4_0:
         return True
-    return well_formed_deaths(headers) and not any(
-        death.queue == case.plan.queue and death.reason != "rejected" for death in deaths(headers)
+    return well_formed_deaths(reading.history.headers) and not any(
+        death.queue == case.plan.queue and death.reason != "rejected" for death in reading.deaths
     )
 
 
-def _own_count(case: _Case) -> int:
-    return read_history(case.delivery.properties.headers, case.plan.queue).attempts
-
-
 def _count_fits(case: _Case, *, counted: bool) -> bool:
-    mark = count_mark(case.delivery, case.plan, case.attempt, counted=counted)
-    return can_retry(case.delivery.properties, mark)
+    mark = count_mark(case.reading, case.attempt, counted=counted)
+    return can_retry(case.reading.delivery.properties, mark, case.reading.history)
 
 
 def _route(tier: Tier, routing_key: str) -> Route | None:

@@ -13,6 +13,7 @@ from hopback.message import Message
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.marking import park_mark, retry_mark
+from hopback.policy.reading import Reading
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
@@ -28,9 +29,17 @@ _DEAD_LETTER = (Settle(Settlement.DEAD_LETTER),)
 
 
 def effects(
-    decision: Decision, delivery: Delivery, plan: Plan, occasion: Occasion
+    decision: Decision,
+    delivery: Delivery,
+    plan: Plan,
+    occasion: Occasion,
+    *,
+    reading: Reading | None = None,
 ) -> tuple[Effect, ...]:
-    """The steps that carry out `decision`; none at all where the message stays unsettled."""
+    """The steps that carry out `decision`; none at all where the message stays unsettled.
+
+    `reading` is the delivery as somebody has read it already.
+    """
     match decision:
         case decided.Ack():
             return _ACK
@@ -41,12 +50,14 @@ def effects(
         case decided.Retry(by=Leave.REJECT) | decided.Park(by=Leave.REJECT):
             return _DEAD_LETTER
         case decided.Retry(route=route):
-            mark = retry_mark(decision, delivery, plan, occasion)
-            marked = retry_properties(delivery.properties, mark)
+            read = reading or Reading(delivery, plan)
+            mark = retry_mark(decision, read, occasion)
+            marked = retry_properties(delivery.properties, mark, read.history)
             return _moved(delivery, route.exchange, route.routing_key, marked)
         case decided.Park():
-            parking, mark = plan.parking, park_mark(decision, delivery, plan, occasion)
-            marked = park_properties(delivery.properties, mark)
+            read, parking = reading or Reading(delivery, plan), plan.parking
+            mark = park_mark(decision, read, occasion)
+            marked = park_properties(delivery.properties, mark, read.history)
             return _moved(delivery, parking.exchange, parking.routing_key, marked)
         case _:
             assert_never(decision)

@@ -10,23 +10,22 @@ from hopback.headers import (
     Mark,
     clipped,
     failure_from_reason,
-    read_history,
     timestamp,
 )
-from hopback.policy.attempts import origin_of
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.fields import FieldValue
-    from hopback.message import Delivery
     from hopback.policy.decision import Park, Retry
-    from hopback.topology.plan import Plan, Stamp
+    from hopback.policy.reading import Reading
+    from hopback.topology.plan import Stamp
 
 __all__ = ["Occasion", "count_mark", "park_mark", "retry_mark"]
 
-_TEXT_BYTES = 1024
+_TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody
+_NAME_BYTES = 255  # the longest name that DNS knows
 
 
 class Occasion(NamedTuple):
@@ -42,45 +41,43 @@ class Occasion(NamedTuple):
     lineage: str | None = None
 
 
-def count_mark(delivery: Delivery, plan: Plan, attempt: int, *, counted: bool) -> Mark:
+def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
     """The counts alone, as they stand when the message leaves for retry."""
-    known = read_history(delivery.properties.headers, plan.queue)
+    plan = reading.plan
     failures = attempt if counted else attempt - 1
     return Mark(
         queue=plan.queue,
         attempts=failures,
-        snoozes=known.snoozes + (0 if counted else 1),
+        snoozes=reading.history.snoozes + (0 if counted else 1),
         counters={} if plan.count_header is None else {plan.count_header: failures},
     )
 
 
-def retry_mark(decision: Retry, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
+def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
     """Everything written on a message that leaves for retry; a snooze keeps the last failure."""
-    counts = count_mark(delivery, plan, decision.attempt, counted=decision.counted)
-    failure = _failure(decision, delivery, plan, occasion) if decision.counted else None
-    known = read_history(delivery.properties.headers, plan.queue).lineage
+    counts = count_mark(reading, decision.attempt, counted=decision.counted)
+    failure = _failure(decision, reading, occasion) if decision.counted else None
     first = occasion.lineage if decision.counted else None
-    marked = replace(counts, lineage=known or first)
-    return _completed(marked, plan.retry_stamps, failure, (decision, delivery, plan, occasion))
+    marked = replace(counts, lineage=reading.history.lineage or first)
+    return _completed(marked, reading.plan.retry_stamps, failure, decision, reading, occasion)
 
 
-def park_mark(decision: Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Mark:
+def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
     """Everything written on a message that is parked."""
-    known = read_history(delivery.properties.headers, plan.queue)
-    bare = Mark(queue=plan.queue, attempts=decision.attempt, snoozes=known.snoozes)
-    failure = _failure(decision, delivery, plan, occasion)
-    return _completed(bare, plan.park_stamps, failure, (decision, delivery, plan, occasion))
+    plan = reading.plan
+    bare = Mark(plan.queue, decision.attempt, reading.history.snoozes)
+    failure = _failure(decision, reading, occasion)
+    return _completed(bare, plan.park_stamps, failure, decision, reading, occasion)
 
 
-def _failure(decision: Retry | Park, delivery: Delivery, plan: Plan, occasion: Occasion) -> Failure:
+def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
     """The record of this failure, with the time of the first one in this queue."""
-    now, host, failure = occasion[:3]
-    before = read_history(delivery.properties.headers, plan.queue).failure
+    before = reading.history.failure
     return replace(
-        failure or failure_from_reason(decision.reason),
-        host=clipped(host, 255),
-        first=before.first if before is not None and before.first else now,
-        last=now,
+        occasion.failure or failure_from_reason(decision.reason),
+        host=clipped(occasion.host, _NAME_BYTES),
+        first=before.first if before is not None and before.first else occasion.now,
+        last=occasion.now,
         attempts=decision.attempt,
     )
 
@@ -89,15 +86,15 @@ def _completed(
     counts: Mark,
     stamps: tuple[Stamp, ...],
     failure: Failure | None,
-    why: tuple[Retry | Park, Delivery, Plan, Occasion],
+    decision: Retry | Park,
+    reading: Reading,
+    occasion: Occasion,
 ) -> Mark:
     """The counts with origin, failure and the design's own headers.
 
     A header of the design that has nothing to say this time is taken away.
     """
-    decision, delivery, plan, occasion = why
-    origin = origin_of(delivery, plan)
-    present = delivery.properties.headers
+    origin, present = reading.origin, reading.history.headers
     due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
     facts = _facts(counts.queue, origin, decision, occasion) if due else {}
     values = {stamp.header: facts[stamp.fact] for stamp in due}
@@ -114,16 +111,16 @@ def _completed(
 def _facts(
     queue: str, origin: tuple[str, str], decision: Retry | Park, occasion: Occasion
 ) -> Mapping[Fact, FieldValue]:
-    now, _, failure, status, _ = occasion
+    failure = occasion.failure
     error = None if failure is None else clipped(failure.message or failure.type, _TEXT_BYTES)
     return {
-        Fact.NOW: timestamp(now),
+        Fact.NOW: timestamp(occasion.now),
         Fact.QUEUE: queue,
         Fact.ATTEMPT: decision.attempt,
         Fact.RETRIES: decision.attempt - 1,
         Fact.REASON: clipped(decision.reason, _TEXT_BYTES),
         Fact.ERROR: error,
-        Fact.STATUS: status,
+        Fact.STATUS: occasion.status,
         Fact.ORIGIN_EXCHANGE: origin[0],
         Fact.ORIGIN_ROUTING_KEY: origin[1],
     }

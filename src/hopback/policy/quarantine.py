@@ -18,13 +18,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from hopback.headers import counter_in, identity, read_history
-from hopback.policy.attempts import attempt_of
+from hopback.headers import counter_in, identity
 from hopback.policy.outcome import Park
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
+    from hopback.policy.reading import Reading
     from hopback.topology.plan import Plan
 
 __all__ = ["DEADLY", "can_suspect", "deadly", "is_suspected", "returns_of", "suspect_token"]
@@ -51,13 +51,13 @@ def is_suspected(delivery: Delivery) -> bool:
     return returns_of(delivery) > _ORDINARY_RETURNS
 
 
-def suspect_token(delivery: Delivery, plan: Plan) -> str:
+def suspect_token(reading: Reading) -> str:
     """What is the same whenever this message comes back, and another once it was retried or re-driven."""
-    known = read_history(delivery.properties.headers, plan.queue)
+    delivery, known = reading.delivery, reading.history
     parts = (
-        plan.queue,
+        reading.plan.queue,
         identity(delivery),
-        attempt_of(delivery, plan),
+        reading.attempt,
         known.snoozes,
         known.redrives,
     )

@@ -13,7 +13,6 @@ from hopback.headers import (
     deaths,
     last_death_queue,
     marked_queue,
-    read_history,
     redrive_properties,
     timestamp,
 )
@@ -28,7 +27,7 @@ from hopback.headers.names import (
     is_protected,
 )
 from hopback.message import Message, Properties
-from hopback.policy.attempts import failures_so_far, origin_of
+from hopback.policy.reading import Reading
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class Redriver:
         self._plan = plan
         self._target = target
         self._occasion = occasion
-        self._job = clipped(_job(occasion), _TEXT_BYTES)
+        self._job = clipped(occasion.job, _TEXT_BYTES)
         # The counts begin anew: only then are they the same for every message.
         self._is_simple = target.reset and not occasion.stamped
         self._careful = _headers_that_need_care(plan)
@@ -200,9 +199,9 @@ def _are_harmless(headers: Headers) -> bool:
 def _properties(
     delivery: Delivery, plan: Plan, target: Redrive, occasion: RedriveOccasion
 ) -> Properties | None:
-    known = read_history(delivery.properties.headers, plan.queue)
-    exchange, routing_key = origin_of(delivery, plan)
-    failures = 0 if target.reset else failures_so_far(delivery.properties.headers, plan)
+    reading = Reading(delivery, plan)
+    known, (exchange, routing_key) = reading.history, reading.origin
+    failures = 0 if target.reset else reading.attempt - 1
     mark = Mark(
         queue=plan.queue,
         attempts=failures,
@@ -210,17 +209,12 @@ def _properties(
         origin_exchange=exchange,
         origin_routing_key=routing_key,
         redrives=known.redrives + 1,
-        redrive_job=_job(occasion),
+        redrive_job=occasion.job,
         counters={} if target.reset else _counters(plan, failures),
         design=_stamps(delivery, occasion, routing_key),
         without=_counter_names(plan) if target.reset else frozenset(),
     )
-    return redrive_properties(delivery.properties, mark, keep_deaths=target.keep_deaths)
-
-
-def _job(occasion: RedriveOccasion) -> str:
-    _, job, *_ = occasion
-    return job
+    return redrive_properties(delivery.properties, mark, known, keep_deaths=target.keep_deaths)
 
 
 def _counters(plan: Plan, failures: int) -> dict[str, FieldValue]:
@@ -236,15 +230,14 @@ def _counter_names(plan: Plan) -> frozenset[str]:
 def _stamps(
     delivery: Delivery, occasion: RedriveOccasion, routing_key: str
 ) -> dict[str, FieldValue]:
-    now, _, user_id, user_name, operation, stamped = occasion
-    if not stamped:
+    if not occasion.stamped:
         return {}
     said = {
         "x-redriven-from-dlq": delivery.queue,
-        "x-redriven-at": timestamp(now),
-        "x-redriven-by-user-id": user_id,
-        "x-redriven-by-user-name": user_name,
-        "x-redrive-operation-correlation-id": operation,
+        "x-redriven-at": timestamp(occasion.now),
+        "x-redriven-by-user-id": occasion.user_id,
+        "x-redriven-by-user-name": occasion.user_name,
+        "x-redrive-operation-correlation-id": occasion.operation,
         "x-original-routing-key": routing_key,
     }
     return {name: clipped(text, _TEXT_BYTES) for name, text in said.items() if text}

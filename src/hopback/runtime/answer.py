@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.policy.outcome import Done
+from hopback.policy.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -53,10 +54,28 @@ class Session:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Taken(NamedTuple):
-    """A delivery and the session it came by."""
+class Taken:
+    """A delivery and the session it came by.
 
-    delivery: Delivery
-    session: Session
-    answer: Answer | None = None
-    """Set where it is known before any handler runs: the delivery has no lane."""
+    `answer` is set where it is known before any handler runs: the delivery has no lane.
+    """
+
+    __slots__ = ("_reading", "answer", "delivery", "session")
+
+    def __init__(self, delivery: Delivery, session: Session, answer: Answer | None = None) -> None:
+        self.delivery = delivery
+        self.session = session
+        self.answer = answer
+        self._reading: Reading | None = None
+
+    def reading(self, plan: Plan) -> Reading:
+        """The delivery as its headers tell of it, for its queue's plan; read once, and not before."""
+        if self._reading is None:
+            self._reading = Reading(self.delivery, plan)
+        return self._reading
+
+    def with_answer(self, answer: Answer) -> Taken:
+        """The same delivery, to be settled by this answer without a run."""
+        made = Taken(self.delivery, self.session, answer)
+        made._reading = self._reading
+        return made

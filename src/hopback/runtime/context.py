@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from hopback.headers import identity
-from hopback.policy.attempts import attempt_of, original_routing_key
+from hopback.policy.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 class Context:
     """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
 
-    __slots__ = ("_attempt", "_publish", "delivery", "plan")
+    __slots__ = ("_publish", "_reading", "delivery", "plan")
 
     def __init__(
         self,
@@ -35,14 +35,12 @@ class Context:
         self.delivery = delivery
         self.plan = plan
         self._publish = publish
-        self._attempt: int | None = None
+        self._reading: Reading | None = None
 
     @property
     def attempt(self) -> int:
         """The number of this run, from 1."""
-        if self._attempt is None:
-            self._attempt = attempt_of(self.delivery, self.plan)
-        return self._attempt
+        return self._read().attempt
 
     @property
     def is_last_attempt(self) -> bool:
@@ -72,7 +70,12 @@ class Context:
     @property
     def routing_key(self) -> str:
         """The routing key the message was first published with, also on a retry."""
-        return original_routing_key(self.delivery, self.plan)
+        return self._read().origin[1]
+
+    def _read(self) -> Reading:
+        if self._reading is None:
+            self._reading = Reading(self.delivery, self.plan)
+        return self._reading
 
     def publish(
         self,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hopback.errors import InvalidTopology, Problem
 from hopback.extras import needs
 from hopback.headers import failure_from_exception, identity
-from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.outcome import Done, Retry
+from hopback.policy.reading import Reading
 from hopback.policy.rules import reason_of
 from hopback.policy.status import TOO_EARLY, outcome_for_status
 from hopback.runtime.answer import DONE, Answer
@@ -111,14 +111,14 @@ class PushRunner:
         await self._client.aclose()
 
     def _headers(self, delivery: Delivery) -> dict[str, str]:
-        properties = delivery.properties
+        reading, properties = Reading(delivery, self._plan), delivery.properties
         found = {
             "content-type": properties.content_type or "application/octet-stream",
             "x-message-id": properties.message_id or identity(delivery),
             "x-correlation-id": properties.correlation_id,
             "x-message-type": properties.type,
-            "x-routing-key": original_routing_key(delivery, self._plan),
-            "x-attempt": str(attempt_of(delivery, self._plan)),
+            "x-routing-key": reading.origin[1],
+            "x-attempt": str(reading.attempt),
             "traceparent": _trace(delivery).get("traceparent"),
         }
         return {

@@ -126,7 +126,7 @@ class Quarantine:
     async def run(self, taken: Taken, work: Work, *, drained: bool) -> None:
         """Let it run and be settled; parked instead if the process died of it too often."""
         survivor = self._world.survivor
-        token = suspect_token(taken.delivery, self._plan)
+        token = suspect_token(taken.reading(self._plan))
         deaths = 0 if survivor is None else survivor.deaths.get(token, 0)
         fields = {"message_id": taken.delivery.properties.message_id, "deaths": deaths}
         self._world.bus.emit("quarantine.begun", {"queue": self._plan.queue, **fields})

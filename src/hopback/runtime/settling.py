@@ -19,7 +19,6 @@ from hopback.clock import Clock, SystemClock
 from hopback.errors import BrokerError
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
-from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
@@ -142,7 +141,7 @@ class Settling:
         """Ack a second copy of a run that ended here, instead of running it; False if it is none."""
         if not self._ended or not may_be_copy(taken.delivery):
             return False
-        token = token_of(taken.delivery, self.plan)
+        token = token_of(taken.reading(self.plan))
         if token is None or token not in self._ended:
             return False
         try:
@@ -155,7 +154,7 @@ class Settling:
 
     def _remember(self, taken: Taken) -> None:
         """This run has ended: done, or its next home confirmed. An ack that gets lost changes nothing."""
-        token = token_of(taken.delivery, self.plan)
+        token = token_of(taken.reading(self.plan))
         if token is not None:
             self._ended.add(token)
 
@@ -178,6 +177,7 @@ class Settling:
             version=taken.session.version,
             chance=self._world.chance(),
             dead_letters_park=self._dead_letters_park,
+            reading=taken.reading(self.plan),
         )
 
     def _effects(self, taken: Taken, answer: Answer, decision: Decision) -> Sequence[Effect]:
@@ -190,7 +190,9 @@ class Settling:
             answer.status,
             self._world.lineage(),
         )
-        return effects(decision, taken.delivery, self.plan, occasion)
+        return effects(
+            decision, taken.delivery, self.plan, occasion, reading=taken.reading(self.plan)
+        )
 
     async def _carried_out(self, steps: Sequence[Effect], taken: Taken, answer: Answer) -> None:
         for step in steps:
@@ -267,14 +269,14 @@ class Settling:
 
     def _fields(self, taken: Taken, duration: float) -> dict[str, Any]:
         """What every event of a delivery has."""
-        delivery, properties = taken.delivery, taken.delivery.properties
+        reading, properties = taken.reading(self.plan), taken.delivery.properties
         return {
             "queue": self.plan.queue,
-            "routing_key": original_routing_key(delivery, self.plan),
+            "routing_key": reading.origin[1],
             "message_id": properties.message_id,
             "message_type": properties.type,
             "correlation_id": properties.correlation_id,
-            "attempt": attempt_of(delivery, self.plan),
+            "attempt": reading.attempt,
             "max_attempts": self.plan.attempts,
             "duration": duration,
         }

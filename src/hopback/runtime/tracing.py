@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hopback.extras import needs
 from hopback.headers import identity
-from hopback.policy.attempts import attempt_of, original_routing_key
 from hopback.policy.outcome import Done
+from hopback.policy.reading import attempt_of, original_routing_key
 from hopback.runtime.outgoing import trace_source
 
 with needs("tracing", "hopback.runtime.tracing"):

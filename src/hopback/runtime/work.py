@@ -140,14 +140,14 @@ class OneByOne:
             if key is not None and not isinstance(key, str):
                 raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
         except Exception as error:
-            failed = taken._replace(answer=answer_for(error, self._rules))
+            failed = taken.with_answer(answer_for(error, self._rules))
             self._pool.submit(failed)
         else:
             self._pool.submit(taken, key)
 
     def conclude(self, taken: Taken, answer: Answer) -> None:
         """Settle it by this answer."""
-        self._pool.submit(taken._replace(answer=answer))
+        self._pool.submit(taken.with_answer(answer))
 
     def limit(self, size: int) -> None:
         """Run at most so many handlers at once."""

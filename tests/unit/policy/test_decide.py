@@ -248,9 +248,11 @@ def _filled(size: int, headers: Headers | None = None) -> Properties:
     return replace(empty, headers={**empty.headers, "u": filling})
 
 
-def _full(plan: Plan, outcome: Outcome, properties: Properties, **given: bool) -> Decision:
+def _full(
+    plan: Plan, outcome: Outcome, properties: Properties, *, dead_letters_park: bool = False
+) -> Decision:
     delivery = Received(plan.queue, "x", "k", b"", properties)
-    return decide(delivery, outcome, plan, version=_V40, **given)
+    return decide(delivery, outcome, plan, version=_V40, dead_letters_park=dead_letters_park)
 
 
 @pytest.mark.parametrize("outcome", [Retry("no"), Snooze(1)])

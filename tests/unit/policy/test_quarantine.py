@@ -10,6 +10,7 @@ from hopback import DESIGNS
 from hopback.message import Properties, Received
 from hopback.policy.outcome import Park
 from hopback.policy.quarantine import can_suspect, deadly, is_suspected, suspect_token
+from hopback.policy.reading import Reading
 from hopback.topology.expand import recommended_plan
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def test_three_deaths_convict_and_the_reason_says_so() -> None:
 def test_a_token_stays_while_the_message_comes_back_and_changes_with_its_attempt() -> None:
     """What the broker counts has no part in it."""
     plan = recommended_plan("orders", tiers_ms=[1000])
-    first = suspect_token(_delivery(2), plan)
-    assert suspect_token(_delivery(3), plan) == first
+    first = suspect_token(Reading(_delivery(2), plan))
+    assert suspect_token(Reading(_delivery(3), plan)) == first
     retried = _delivery(2, {"hopback-queue": "orders", "hopback-attempts": 1})
-    assert suspect_token(retried, plan) != first
-    assert suspect_token(_delivery(2, {"hopback-redrives": 1}), plan) != first
+    assert suspect_token(Reading(retried, plan)) != first
+    assert suspect_token(Reading(_delivery(2, {"hopback-redrives": 1}), plan)) != first

@@ -1,0 +1,123 @@
+"""A delivery as its headers tell of it: how often it has failed, and where it came from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.headers import History, counter_in, last_death_queue, text_in
+from hopback.topology.plan import Count, Fact
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+    from hopback.headers import Death
+    from hopback.message import Delivery
+    from hopback.topology.plan import Plan
+
+__all__ = ["Reading", "attempt_of", "failures_so_far", "origin_of", "original_routing_key"]
+
+
+class Reading:
+    """What the headers of one delivery say, for the plan of its queue.
+
+    It is made once and handed on: to the decision, its effects and the record of both. Each answer
+    is found when it is first asked for, and kept.
+    """
+
+    __slots__ = ("_attempt", "_origin", "delivery", "history", "plan")
+
+    def __init__(self, delivery: Delivery, plan: Plan) -> None:
+        self.delivery = delivery
+        self.plan = plan
+        self.history = History(delivery.properties.headers, plan.queue)
+        self._attempt = 0
+        self._origin: tuple[str, str] | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The number of the present run, from 1: one more than the failures so far."""
+        if self._attempt == 0:
+            self._attempt = _failures(self.history, self.plan) + 1
+        return self._attempt
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Exchange and routing key by which the message first came to its queue."""
+        if self._origin is None:
+            self._origin = _origin(self.history, self.delivery, self.plan)
+        return self._origin
+
+    @property
+    def deaths(self) -> tuple[Death, ...]:
+        """The broker's record of deaths, as it stands now."""
+        return self.history.broker_deaths
+
+
+def attempt_of(delivery: Delivery, plan: Plan) -> int:
+    """The number of the present run, from 1: one more than the failures so far."""
+    return Reading(delivery, plan).attempt
+
+
+def failures_so_far(headers: Headers, plan: Plan) -> int:
+    """How often the message failed in the plan's queue: the largest of the counts, never a sum.
+
+    A message counts twice where we and the broker both count it, so adding would park it early;
+    and no count goes beyond what the plan can have caused.
+    """
+    return _failures(History(headers, plan.queue), plan)
+
+
+def origin_of(delivery: Delivery, plan: Plan | None = None) -> tuple[str, str]:
+    """Exchange and routing key by which the message first came to its queue.
+
+    Our own headers know it; else the design's (a consumer of another make wrote them); else the
+    broker's record of the first death in the queue; else it is as the delivery says.
+    """
+    queue = delivery.queue if plan is None else plan.queue
+    return _origin(History(delivery.properties.headers, queue), delivery, plan)
+
+
+def original_routing_key(delivery: Delivery, plan: Plan | None = None) -> str:
+    """The routing key the message was first published with, also after retries and re-drives."""
+    return origin_of(delivery, plan)[1]
+
+
+def _failures(known: History, plan: Plan) -> int:
+    counts = (
+        known.attempts,
+        _counted_by_design(known, plan),
+        known.broker_failures if plan.count is Count.X_DEATH else 0,
+    )
+    return min(max(counts), plan.attempts)
+
+
+def _counted_by_design(known: History, plan: Plan) -> int:
+    """The design's own counter, if it was written for this queue.
+
+    Copies that reach other queues through a shared exchange carry it too. Where we wrote it, our
+    mark beside it names the queue; where a consumer of another make did, the message must come
+    from one of this queue's own retry queues.
+    """
+    if known.marked_queue is None:
+        waited = {route.queue for tier in plan.tiers for route in tier.routes}
+        ours = last_death_queue(known.headers) in waited
+    else:
+        ours = known.marked_queue == plan.queue
+    return counter_in(known.headers, plan.count_header) if ours else 0
+
+
+def _origin(known: History, delivery: Delivery, plan: Plan | None) -> tuple[str, str]:
+    if known.origin_routing_key is not None:
+        return known.origin_exchange or "", known.origin_routing_key
+    return (
+        _origin_by_design(known.headers, plan)
+        or known.entered_by
+        or (delivery.exchange, delivery.routing_key)
+    )
+
+
+def _origin_by_design(headers: Headers, plan: Plan | None) -> tuple[str, str] | None:
+    """What the design's own headers say of the origin, if they name a routing key."""
+    stamps = () if plan is None else (*plan.retry_stamps, *plan.park_stamps)
+    said = {stamp.fact: text_in(headers.get(stamp.header)) for stamp in stamps}
+    key = said.get(Fact.ORIGIN_ROUTING_KEY)
+    return None if key is None else (said.get(Fact.ORIGIN_EXCHANGE) or "", key)
