@@ -52,7 +52,7 @@ def _called(module: Module) -> set[str]:
 def test_the_library_never_prints() -> None:
     """Only the command speaks on stdout, and it does so through click and rich."""
     printing = [module.name for module in library() if "print" in _called(module)]
-    assert printing == ["hopback.cli.printing"]
+    assert printing == ["hopback.cli.terminal"]
 
 
 def _quick_tests() -> list[Module]:

@@ -13,7 +13,7 @@ from hopback.broker.apply import apply, live_plan
 from hopback.broker.doctor import Examination, examine
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.cli.broker_commands import doctor as doctor_command
+from hopback.cli.live_broker import doctor as doctor_command
 from hopback.designs import DESIGNS
 from hopback.message import Message
 from hopback.topology.check import check

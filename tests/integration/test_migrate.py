@@ -14,7 +14,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.migrate import migrate, migration
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.exits import CommandFailed
-from hopback.cli.migrate_command import migrate as migrate_command
+from hopback.cli.live_broker import migrate as migrate_command
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
 

@@ -13,8 +13,8 @@ from hopback.broker.apply import apply, live_plan, restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.policies import DLQ_LIMIT_PREFIX, lifting
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.cli.broker_commands import apply as apply_command
-from hopback.cli.broker_commands import plan as plan_command
+from hopback.cli.live_broker import apply as apply_command
+from hopback.cli.live_broker import plan as plan_command
 from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.message import Message

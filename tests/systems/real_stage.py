@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from hopback import Publisher, Queue, RabbitMQ
-from hopback.cli.demo_front import Front, bound, served
+from hopback.cli.demo_web import Front, bound, served
 from hopback.observe.metrics import Metrics
 from hopback.systems import load_system
 from hopback.systems.stage import Stage

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import DESIGNS, EmbeddedBroker
-from hopback.cli.demo_front import Front, bound, served
+from hopback.cli.demo_web import Front, bound, served
 from hopback.observe.metrics import Metrics
 from hopback.systems import HOMES, load_system
 from hopback.systems.stage import Stage

@@ -11,7 +11,7 @@ import click
 from hopback import __version__
 from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.lazy import LazyCommand, LazyGroup
-from hopback.cli.printing import safe_lines
+from hopback.cli.terminal import safe_lines
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
@@ -21,47 +21,47 @@ __all__ = ["root", "run"]
 
 _COMMANDS = {
     "systems": LazyCommand(
-        "hopback.cli.systems_command:systems", "List the documented designs, or describe one."
+        "hopback.cli.systems:systems", "List the documented designs, or describe one."
     ),
     "demo": LazyCommand(
-        "hopback.cli.demo_command:demo", "Run the documented systems with a little traffic."
+        "hopback.cli.demo:demo", "Run the documented systems with a little traffic."
     ),
     "topology": LazyCommand(
-        "hopback.cli.topology_commands:topology",
+        "hopback.cli.topology:topology",
         "Show, check, export and draw a topology; compare it with a broker.",
     ),
     "simulate": LazyCommand(
-        "hopback.cli.simulate_command:simulate",
+        "hopback.cli.simulate:simulate",
         "Play a message's life in virtual time, without RabbitMQ.",
     ),
     "doctor": LazyCommand(
-        "hopback.cli.broker_commands:doctor", "Look at a live broker and say what is wrong."
+        "hopback.cli.live_broker:doctor", "Look at a live broker and say what is wrong."
     ),
     "broker": LazyCommand(
-        "hopback.cli.broker_server_command:broker",
+        "hopback.cli.broker:broker",
         "Serve AMQP on this machine, without RabbitMQ: development and tests.",
     ),
-    "run": LazyCommand("hopback.cli.run_command:run", "Run an application's handlers."),
+    "run": LazyCommand("hopback.cli.run:run", "Run an application's handlers."),
     "pause": LazyCommand(
-        "hopback.cli.control_commands:pause",
+        "hopback.cli.run:pause",
         "Let a running service take no deliveries of a queue.",
     ),
     "resume": LazyCommand(
-        "hopback.cli.control_commands:resume",
+        "hopback.cli.run:resume",
         "Let a running service take deliveries of a paused queue again.",
     ),
     "dlq": LazyCommand(
-        "hopback.cli.dlq_commands:dlq", "Dead letters: look without harm, send back without loss."
+        "hopback.cli.dlq:dlq", "Dead letters: look without harm, send back without loss."
     ),
     "jobs": LazyCommand(
-        "hopback.cli.jobs_commands:jobs",
+        "hopback.cli.jobs:jobs",
         "Re-drives and discards: follow, pause, cancel, resume them.",
     ),
     "serve": LazyCommand(
-        "hopback.cli.serve_command:serve", "Serve dead letters and jobs by HTTP and on a page."
+        "hopback.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
     ),
     "store": LazyCommand(
-        "hopback.cli.store_commands:store",
+        "hopback.cli.store:store",
         "The database of inbox and outbox: migrate it, relay what it holds.",
     ),
 }

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopback.cli.asking import ask
 from hopback.cli.desk import Look
-from hopback.cli.dlq_access import Place, at_desk, desk_options
-from hopback.cli.dlq_printing import count_of, form_option, tell
-from hopback.cli.dlq_reading import filter_option, look_options, queue_argument, refusing
+from hopback.cli.dlq import filter_option, look_options, queue_argument, refusing
+from hopback.cli.dlq_print import count_of, form_option, tell
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.printing import details, on_terminal, safe
+from hopback.cli.terminal import ask, details, on_terminal, safe
+from hopback.cli.where import Place, at_desk, desk_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

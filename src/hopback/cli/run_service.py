@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from hopback.broker.port import Broker, Connection
-    from hopback.cli.run_settings import RunSettings
+    from hopback.cli.run import RunSettings
     from hopback.observe.logs import EventLog
     from hopback.observe.metrics import Metrics
     from hopback.runtime.app import App

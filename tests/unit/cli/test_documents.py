@@ -20,8 +20,8 @@ from hopback.admin.api_jobs import PaceBody, plan_answer
 from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.cli.desk import Look
-from hopback.cli.dlq_acting import redrive
-from hopback.cli.dlq_printing import _plan_lines
+from hopback.cli.dlq_actions import redrive
+from hopback.cli.dlq_print import _plan_lines
 from hopback.cli.documents import (
     failure_document,
     job_document,

@@ -1,0 +1,317 @@
+"""What the demo runs: a broker, a web server, the systems with their traffic, and the admin page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from hopback.admin import create_app, refuse_public
+from hopback.broker.management import Management, ManagementAddress, virtual_host
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ServerSettings
+from hopback.cli.demo_web import Front, bound, living, served
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.clock import SystemClock
+from hopback.deadletters.operations import Operations
+from hopback.designs import DESIGNS
+from hopback.errors import BrokerError
+from hopback.observe.bridge import LogBridge
+from hopback.observe.events import Bus
+from hopback.observe.logs import EventLog, plain
+from hopback.observe.metrics import Metrics
+from hopback.private_files import private_folder
+from hopback.runtime.depths import Depths, watched_queues
+from hopback.runtime.health import Health
+from hopback.runtime.settling import Surroundings
+from hopback.systems import load_system
+from hopback.systems.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+    from datetime import datetime
+
+    from hopback.runtime.service import Service
+    from hopback.systems.stage import Playing, System
+
+__all__ = ["Demo", "DemoSettings", "Guide", "ShortLog"]
+
+_PORTS = ((5673, 15673), (0, 0))
+"""For AMQP and management: beside RabbitMQ's own, so that both can run; else any that are free."""
+_LOG = logging.getLogger("hopback.demo")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What the command was told."""
+
+    names: tuple[str, ...]
+    broker: str | None
+    management: str | None
+    database: str | None
+    folder: str | None
+    http: tuple[str, int]
+    hardened: bool
+    traffic: bool
+    log_level: str
+    environment: Mapping[str, str]
+
+
+class Demo:
+    """Systems in one process; `stack` closes everything, the last first."""
+
+    def __init__(self, settings: DemoSettings, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self._metrics = Metrics()
+        self._warnings = 0
+        self._services: list[Service] = []
+        self._amqp = self._address = ""
+        self._management: str | None = None
+
+    async def start(self) -> Guide:
+        """Start everything, in the order in which it is needed; how to find it."""
+        folder = self._folder()
+        await self._open_broker()
+        front = Front(self._metrics)
+        url = await self._listen(front)
+        systems = []
+        for name in self._settings.names:
+            system = load_system(name)
+            stage = self._stage(system, folder, url)
+            await self._play(system, stage, front)
+            systems.append((system, stage))
+        await self._open_page(front)
+        await self._aside(self._count_depths(), "depths")
+        if self._settings.traffic:
+            for system, stage in systems:
+                await self._aside(_produce(system, stage), f"{system.name} traffic")
+        guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
+        front.tell("\n".join(guide.lines()))
+        return guide
+
+    # --- one after the other -----------------------------------------------------------------------
+
+    def _folder(self) -> Path:
+        if self._settings.folder is not None:
+            return private_folder(Path(self._settings.folder))
+        temporary = tempfile.TemporaryDirectory(prefix="hopback-demo-", ignore_cleanup_errors=True)
+        return Path(self._stack.enter_context(temporary))
+
+    async def _open_broker(self) -> None:
+        """The broker that was named, or one of our own on a socket of this machine."""
+        if self._settings.broker is not None:
+            self._amqp = self._settings.broker
+            try:
+                self._address = RabbitMQ(self._amqp).address
+            except ValueError as error:
+                raise CommandFailed(
+                    f"--broker: {error}",
+                    do="Give an address like amqp://guest:guest@localhost/.",
+                    code=Exit.USAGE,
+                ) from error
+            self._management = self._settings.management
+            await (await RabbitMQ(self._amqp).connect("hopback demo")).close()
+            return
+        server = await self._own_broker()
+        place = server.url.removeprefix("amqp://")
+        self._amqp = self._address = f"amqp://guest:guest@{place}"
+        self._management = server.http_url
+
+    async def _own_broker(self) -> BrokerServer:
+        for port, http_port in _PORTS:
+            server = BrokerServer(ServerSettings(port=port, http_port=http_port))
+            with suppress(OSError):
+                return await self._stack.enter_async_context(server)
+        raise CommandFailed("no port can be had for the broker", do="End what holds them all.")
+
+    async def _listen(self, front: Front) -> str:
+        host, port = self._settings.http
+        refuse_public(host, asks_who=False)
+        try:
+            listening = bound(host, port)
+        except OSError as error:
+            raise CommandFailed(
+                f"--http {host}:{port} cannot be had: {error.strerror or error}",
+                do="Take another port, or end what listens there.",
+                code=Exit.CONFLICT,
+            ) from error
+        await self._stack.enter_async_context(served(front, listening))
+        name = f"[{host}]" if ":" in host else host
+        return f"http://{name}:{listening.getsockname()[1]}"
+
+    def _stage(self, system: System, folder: Path, url: str) -> Stage:
+        own = private_folder(folder / system.name)
+        return Stage(
+            RabbitMQ(self._amqp),
+            self._settings.database or f"sqlite:///{own}/{system.name}.db",
+            own,
+            f"{url}/{system.name}",
+            self._settings.hardened,
+            Surroundings(bus=self._bus(system)),
+            self._settings.environment,
+        )
+
+    async def _play(self, system: System, stage: Stage, front: Front) -> None:
+        playing: Playing = await self._stack.enter_async_context(system.start(stage))
+        for service in playing.services:
+            health = Health(service, time=asyncio.get_running_loop().time)
+            front.watch(service, health)
+            self._services.append(service)
+            await self._aside(health.run(), "health")
+        if playing.web is not None:
+            front.add(system.name, playing.web)
+
+    # --- beside the systems --------------------------------------------------------------------------
+
+    async def _open_page(self, front: Front) -> None:
+        """The admin page, over the operations on the systems' dead letters."""
+        broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
+        view = await self._view()
+        topologies = [service.topology for service in self._services]
+        known: dict[str, Any] = {"vhost": vhost, "topologies": topologies}
+        operations = await self._stack.enter_async_context(
+            Operations(broker, management=view, **known)
+        )
+        page = create_app(operations, broker, view=view, **known)
+        await self._stack.enter_async_context(living(page))
+        front.open_page(page)
+
+    async def _view(self) -> Management | None:
+        """The management API, if it answers."""
+        try:
+            address = ManagementAddress.derive(self._amqp, self._management)
+            client = await self._stack.enter_async_context(Management(address))
+            await client.overview()
+        except (ValueError, BrokerError) as error:
+            _LOG.warning("going on without the management API: %s", error)
+            return None
+        return client
+
+    async def _count_depths(self) -> None:
+        """Count every queue of the systems, on a connection of its own."""
+        watched = [
+            one
+            for service in self._services
+            for one in watched_queues(service.topology, service.app.handlers)
+        ]
+        depths = Depths(watched, self._metrics.set_depth)
+        while True:
+            with suppress(BrokerError):
+                connection = await RabbitMQ(self._amqp).connect("hopback demo depths")
+                try:
+                    await depths.attend(connection)
+                finally:
+                    await connection.close()
+            await asyncio.sleep(1)
+
+    async def _aside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        await self._stack.enter_async_context(_meanwhile(work, name))
+
+    # --- what is said --------------------------------------------------------------------------------
+
+    def _bus(self, system: System) -> Bus:
+        """Who hears what a system says: the terminal, by its document's own names, and the metrics."""
+        log = ShortLog(
+            SystemClock(),
+            level=self._settings.log_level,
+            codes=DESIGNS[system.name].codes,
+            silent=frozenset({"topology.warning"}),
+        )
+        logging.basicConfig(level=logging.WARNING, handlers=[LogBridge(log)])
+        return Bus(log, self._metrics, self._count)
+
+    def _count(self, name: str, _fields: Mapping[str, Any]) -> None:
+        self._warnings += name == "topology.warning"
+
+
+@asynccontextmanager
+async def _meanwhile(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run it for as long as the block lasts; what it raises is logged, and ends nothing."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_mourn)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _mourn(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _LOG.error("%s has ended", task.get_name(), exc_info=task.exception())
+
+
+async def _produce(system: System, stage: Stage) -> None:
+    """A system's traffic; when broker or database are away for a while it begins anew."""
+    while True:
+        with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
+            await system.traffic(stage)
+        await asyncio.sleep(5)
+
+
+class ShortLog(EventLog):
+    """A line for people: when, which queue, what happened to a message at which run, and why."""
+
+    def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
+        """The line, without its end."""
+        if not event.startswith("delivery."):
+            rest = " ".join(f"{key}={plain(str(value))}" for key, value in details.items())
+            return f"{moment:%H:%M:%S} {event} {rest}"
+        runs = f"run {details['attempt']} of {details['maxAttempts']}"
+        happened = f"{event.removeprefix('delivery.'):<8} {runs:<13}"
+        where = f" -> {details['tier']}" if "tier" in details else ""
+        code = f" [{details['code']}]" if "code" in details else ""
+        reason = f" {plain(str(details['reason']))}" if "reason" in details else ""
+        return f"{moment:%H:%M:%S} {details['queue']:<28} {happened}{where}{reason}{code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Where everything is: what the command prints, and `/demo` shows."""
+
+    url: str
+    amqp: str
+    management: str | None
+    systems: tuple[tuple[System, Stage], ...]
+    warnings: int
+
+    def lines(self) -> Iterator[str]:
+        """Line by line."""
+        yield from self._places()
+        for system, stage in self.systems:
+            yield from ("", f"{system.name}: {system.title}")
+            for one in system.tries:
+                yield f"  # {one.shows}"
+                yield f"  {one.command.replace('{url}', stage.url)}"
+        if self.warnings:
+            yield ""
+            yield (
+                f"The documented forms have {self.warnings} known hazards; `{_command()} topology "
+                "check NAME` explains them. The hardened forms (--hardened) have none."
+            )
+
+    def _places(self) -> Iterator[str]:
+        yield f"Dead letters, topology, checks   {self.url}/"
+        yield f"This guide                       {self.url}/demo"
+        yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"
+        yield f"Broker (AMQP)                    {self.amqp}"
+        yield ""
+        yield "In another terminal:"
+        yield f"  export HOPBACK_BROKER={self.amqp}"
+        if self.management:
+            yield f"  export HOPBACK_MANAGEMENT={self.management}"
+        yield f"  {_command()} dlq ls"
+
+
+def _command() -> str:
+    """What to type for this very command."""
+    return "hopback" if shutil.which("hopback") or "/" not in sys.argv[0] else sys.argv[0]

@@ -1,0 +1,331 @@
+"""How a job is followed to its end: a bar on a terminal, a record every few seconds elsewhere.
+
+The first Ctrl-C lets it finish what is in flight, a second one leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from hopback.cli.dlq_print import count_of, tell
+from hopback.cli.exits import Exit
+from hopback.cli.terminal import json_line, on_terminal, safe, safe_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.cli.desk import Desk
+    from hopback.cli.documents import Document
+
+__all__ = [
+    "Bar",
+    "Meter",
+    "Progress",
+    "Records",
+    "Signals",
+    "bar_line",
+    "ending",
+    "follow",
+    "progress_to_stderr",
+    "see_through",
+    "signals_heard",
+    "time_left",
+]
+
+_DONE = {"re-drive": "re-driven", "discard": "discarded"}
+
+
+class Signals:
+    """Hears SIGINT and SIGTERM: the first is an event, the second cancels, the third ends."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.heard = 0
+        self._main = asyncio.current_task()
+
+    def __call__(self) -> None:
+        """A signal has come."""
+        self.heard += 1
+        self.first.set()
+        if self.heard == 2 and self._main is not None:
+            self._main.cancel()
+        elif self.heard > 2:
+            os._exit(Exit.INTERRUPTED)
+
+
+@contextmanager
+def signals_heard() -> Iterator[Signals]:
+    """Hear signals as long as this lasts."""
+    loop, signals = asyncio.get_running_loop(), Signals()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    # Where a loop hears no signals, Ctrl-C ends the process at once, which loses nothing either.
+    with suppress(NotImplementedError, RuntimeError, ValueError):
+        for number in numbers:
+            loop.add_signal_handler(number, signals)
+    try:
+        yield signals
+    except asyncio.CancelledError:
+        if signals.heard > 1:
+            raise click.Abort from None
+        raise
+    finally:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+async def see_through(desk: Desk, job: Document, form: str, resume: str) -> int:
+    """Follow a job that was begun from here, print how it ended and return the exit code.
+
+    `resume` is the command that goes on with it if it is interrupted.
+    """
+    with signals_heard() as signals:
+        last = await follow(desk, job, signals)
+        if signals.heard and last["state"] in ("running", "paused"):
+            last = await _interrupted(desk, last)
+        code = await ending(desk, last)
+    if signals.heard and last["state"] in ("running", "paused", "interrupted"):
+        tell(form, last, lambda: None)
+        _tell_how_to_go_on(desk, last, resume)
+        return Exit.INTERRUPTED
+    tell(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
+    if last["canResume"] and desk.keeps_jobs and code is not Exit.OK:
+        click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
+    return code
+
+
+async def follow(desk: Desk, job: Document, signals: Signals | None = None) -> Document:
+    """Tell the progress until the job runs no more, or a signal comes; the job as it then is."""
+    progress = progress_to_stderr(asyncio.get_running_loop().time)
+    last = job
+
+    async def watch() -> None:
+        nonlocal last
+        async for last in desk.events(job["id"]):
+            progress.show(last)
+
+    watching = asyncio.ensure_future(watch())
+    stopped = asyncio.ensure_future(signals.first.wait()) if signals is not None else None
+    try:
+        waits = {watching} if stopped is None else {watching, stopped}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+    finally:
+        progress.finish()
+        for one in filter(None, (watching, stopped)):
+            one.cancel()
+        await asyncio.gather(*filter(None, (watching, stopped)), return_exceptions=True)
+    return last
+
+
+async def _interrupted(desk: Desk, job: Document) -> Document:
+    """Let the job come to rest, if it ends with this process."""
+    if not desk.runs_jobs_here:
+        return job
+    click.echo("Finishing what is in flight; Ctrl-C again leaves at once.", err=True)
+    return await desk.interrupt(job["id"])
+
+
+def _tell_how_to_go_on(desk: Desk, job: Document, resume: str) -> None:
+    counts = job["counts"]
+    if not desk.runs_jobs_here:
+        text = (
+            f"Job {job['id']} goes on at the server; `hopback jobs watch {job['id']}` follows it."
+        )
+    else:
+        again = f"Go on with:\n  {resume}" if desk.keeps_jobs else "Begin again for the rest."
+        text = (
+            f"Interrupted: {counts['done']:,} of {count_of(counts['selected'])} are"
+            f" {_DONE[job['kind']]}, the rest is in {job['queue']}. {again}"
+        )
+    click.echo(safe_lines(text), err=True)
+
+
+async def ending(desk: Desk, job: Document) -> Exit:
+    """The exit code that says how a job ended."""
+    counts = job["counts"]
+    match job["state"]:
+        case "completed":
+            # What a filter leaves out is meant to stay; what is noted is not.
+            left = counts["failed"] or (counts["skipped"] and await desk.failures(job["id"], 0, 1))
+            return Exit.PARTIAL if left else Exit.OK
+        case "cancelled":
+            return Exit.CANCELLED
+        case "failed":
+            return Exit.PARTIAL if counts["done"] else Exit.FAILED
+        case "interrupted":
+            return Exit.UNREACHABLE
+    return Exit.OK
+
+
+def _print_end(job: Document, *, noted: bool) -> None:
+    counts = job["counts"]
+    first = f"{job['state'].capitalize()}: {count_of(counts['done'])} {_DONE[job['kind']]}"
+    more = [
+        f"{counts[key]:,} {words}"
+        for key, words in (
+            ("skipped", "left out"),
+            ("failed", "failed"),
+            ("remaining", "not touched"),
+            ("arrivedMeanwhile", "arrived meanwhile"),
+            ("cameBack", "came back"),
+        )
+        if counts[key]
+    ]
+    click.echo(safe(", ".join([first, *more]) + "."))
+    if job["stateReason"] and job["state"] in ("failed", "interrupted"):
+        click.echo(safe(f"Because: {job['stateReason']}"))
+    if job["exportTo"] and counts["done"]:
+        click.echo(safe(f"Written to {job['exportTo']}"))
+    if noted and (counts["failed"] or counts["skipped"]):
+        click.echo(f"`hopback jobs failures {job['id']}` lists what was not moved.")
+
+
+_SPAN_S = 10.0
+_BETWEEN_RECORDS_S = 5.0
+_BAR_CELLS = 24
+_NARROW_CELLS = 10
+
+
+class Meter:
+    """How fast messages come to their end, by what was counted within the last seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, settled: int) -> None:
+        """So many are through at that moment."""
+        self._samples.append((at, settled))
+        while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
+            self._samples.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Messages per second; None before anything can be said."""
+        if len(self._samples) < 2:
+            return None
+        (began, before), (now, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (now - began) if now > began else None
+
+
+def time_left(job: Document, rate: float | None) -> float | None:
+    """Seconds until it is through at this rate; None where nobody can say."""
+    return job["counts"]["remaining"] / rate if rate and job["state"] == "running" else None
+
+
+def _settled(job: Document) -> int:
+    counts = job["counts"]
+    return int(counts["done"] + counts["skipped"] + counts["failed"])
+
+
+def bar_line(job: Document, rate: float | None, columns: int) -> str:
+    """The bar as one line that fits."""
+    counts = job["counts"]
+    settled, selected = _settled(job), max(counts["selected"], 1)
+    share = min(settled / selected, 1.0)
+    cells = _BAR_CELLS if columns >= 100 else _NARROW_CELLS
+    filled = int(share * cells)
+    left = time_left(job, rate)
+    parts = [
+        f"{job['kind']} {job['queue']}",
+        "━" * filled + "─" * (cells - filled),
+        f"{int(share * 100):3d}%",
+        f"{settled:,}/{counts['selected']:,}",
+        f"{rate:,.0f}/s" if rate is not None else "",
+        f"{_brief(left)} left" if left is not None else "",
+        f"failed {counts['failed']:,}",
+        f"came back {counts['cameBack']:,}",
+        "" if job["state"] == "running" else str(job["state"]),
+        str(job.get("stateReason") or "") if job["state"] == "running" else "",
+    ]
+    return safe("  ".join(part for part in parts if part))[: max(columns - 1, 10)]
+
+
+def _brief(seconds: float) -> str:
+    whole = int(seconds + 0.999)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Progress(Protocol):
+    """Where the progress of a job is told."""
+
+    def show(self, job: Document) -> None:
+        """The job has come so far."""
+
+    def finish(self) -> None:
+        """Nothing more is told: leave the place clean."""
+
+
+class Bar:
+    """One line of a terminal, drawn again and again. No escape sequences are needed for it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meter = Meter()
+        self._drawn = 0
+
+    def show(self, job: Document) -> None:
+        """Draw it."""
+        self._meter.add(self._now(), _settled(job))
+        columns = shutil.get_terminal_size().columns
+        line = bar_line(job, self._meter.rate, columns)
+        click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
+        self._drawn = len(line)
+
+    def finish(self) -> None:
+        """End the line: what was last drawn stays to be read."""
+        if self._drawn:
+            click.echo(err=True)
+            self._drawn = 0
+
+
+class Records:
+    """A line of JSON every few seconds, for logs."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meter = Meter()
+        self._next = now() + _BETWEEN_RECORDS_S
+        self._reason = ""
+
+    def show(self, job: Document) -> None:
+        """Write a record if it is time for one, and at once if the job has begun to wait."""
+        now, known = self._now(), self._reason
+        self._meter.add(now, _settled(job))
+        self._reason = str(job.get("stateReason") or "")
+        if now < self._next and self._reason == known:
+            return
+        self._next = now + _BETWEEN_RECORDS_S
+        rate = self._meter.rate
+        left = time_left(job, rate)
+        record = {
+            "event": "progress",
+            "job": job["id"],
+            "state": job["state"],
+            "reason": self._reason,
+            "counts": job["counts"],
+            "rate": None if rate is None else round(rate, 1),
+            "secondsLeft": None if left is None else round(left, 1),
+        }
+        click.echo(json_line(record), err=True)
+
+    def finish(self) -> None:
+        """There is nothing to leave clean."""
+
+
+def progress_to_stderr(now: Callable[[], float]) -> Progress:
+    """A bar if stderr is a terminal, records if not; `now` is a clock that never goes back."""
+    return Bar(now) if on_terminal(err=True) else Records(now)

@@ -1,0 +1,498 @@
+"""The commands that talk to a live broker: `topology plan`, `apply`, `migrate`, `revert`, and `doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import (
+    Access,
+    Reached,
+    Target,
+    broker_options,
+    format_option,
+    reach,
+    topology_target,
+)
+from hopback.cli.terminal import ask, document, json_text, safe, safe_lines, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hopback.broker.apply import Applied, ApplyPlan
+    from hopback.broker.doctor import Examination
+    from hopback.broker.migrate import Migration
+    from hopback.broker.policies import LiftedLimit
+    from hopback.topology.diff import Conflict, Difference
+    from hopback.topology.model import Topology
+
+__all__ = [
+    "apply",
+    "doctor",
+    "examination_data",
+    "migrate",
+    "plan",
+    "plan_data",
+    "print_examination",
+    "print_plan",
+    "revert",
+]
+
+_Params = tuple[tuple[str, str], ...]
+
+
+@click.command(short_help="Compare with a live broker; change nothing.")
+@topology_target
+@broker_options
+@format_option("table", "json")
+@click.option(
+    "--detailed-exit-code", is_flag=True, help="Leave with 10 if there is anything to do."
+)
+def plan(
+    name: str,
+    hardened: bool,
+    params: _Params,
+    broker: str,
+    management: str | None,
+    amqp_only: bool,
+    form: str,
+    detailed_exit_code: bool,
+) -> int:
+    """Compare a SYSTEM or FILE with a live broker and say what `apply` would do."""
+    access = Access(broker, management, amqp_only)
+    planned = asyncio.run(_plan(access, Target(name, hardened, params).topology()))
+    _show(planned, form)
+    return Exit.FOUND if detailed_exit_code and not planned.settled else Exit.OK
+
+
+@click.command(short_help="Create on a live broker what is missing.")
+@topology_target
+@broker_options
+@format_option("table", "json")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop, as `plan` does.")
+@click.option(
+    "--replace",
+    multiple=True,
+    metavar="NAME",
+    help="Replace this queue (classic, empty and unused only) or policy; repeatable.",
+)
+@click.option(
+    "--skip-conflicts", is_flag=True, help="Create the rest although something is in conflict."
+)
+@click.option(
+    "--lift-main-limits",
+    is_flag=True,
+    help="Also set the offered policies that lift the delivery limits of main queues.",
+)
+def apply(
+    name: str,
+    hardened: bool,
+    params: _Params,
+    broker: str,
+    management: str | None,
+    amqp_only: bool,
+    form: str,
+    yes: bool,
+    dry_run: bool,
+    replace: tuple[str, ...],
+    skip_conflicts: bool,
+    lift_main_limits: bool,
+) -> int:
+    """Create on a live broker what a SYSTEM or FILE has and the broker lacks.
+
+    Shows the plan first and asks. Nothing is deleted or replaced unless named with --replace. Safe
+    to repeat; after an interruption simply run it again.
+    """
+    choices = _Choices(form, yes, dry_run, frozenset(replace), skip_conflicts, lift_main_limits)
+    desired = Target(name, hardened, params).topology()
+    return asyncio.run(_apply(Access(broker, management, amqp_only), desired, choices))
+
+
+@click.command(short_help="Take back the delivery limits that apply has lifted.")
+@broker_options
+@format_option("table", "json")
+@click.option(
+    "--queue", "queues", multiple=True, metavar="NAME", help="Only of this queue; repeatable."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def revert(
+    broker: str,
+    management: str | None,
+    amqp_only: bool,
+    form: str,
+    queues: tuple[str, ...],
+    yes: bool,
+) -> int:
+    """Delete the policies by which `apply` lifted delivery limits.
+
+    What was in force before is in force again. On RabbitMQ 4.0 and later looking at a dead-letter
+    queue then counts against its limit. Refused while the queue has messages that came back so often
+    that the limit would remove them.
+    """
+    if not yes:
+        ask("Put the former delivery limits back in force?")
+    taken = asyncio.run(_revert(Access(broker, management, amqp_only), queues))
+    if form == "json":
+        document(json_text({"restored": [limit.queue for limit in taken]}))
+    else:
+        for limit in taken:
+            click.echo(safe(f"restored {limit.queue} (policy {limit.policy.name} deleted)"))
+        click.echo(f"{len(taken)} limits restored.")
+    return Exit.OK
+
+
+@click.command(short_help="Look at a live broker and say what is wrong.")
+@broker_options
+@format_option("table", "json")
+@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if anything was found.")
+def doctor(
+    broker: str, management: str | None, amqp_only: bool, form: str, detailed_exit_code: bool
+) -> int:
+    """Look at a live broker: version, alarms, feature flags, and the hazards of its topology.
+
+    Leaves with 1 if something asks for action, with 0 otherwise. Changes nothing.
+    """
+    found = asyncio.run(_examine(Access(broker, management, amqp_only)))
+    if form == "json":
+        document(json_text(examination_data(found)))
+    else:
+        print_examination(found)
+    if detailed_exit_code:
+        return Exit.FOUND if found.findings or not found.healthy else Exit.OK
+    return Exit.OK if found.healthy else Exit.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the user chose for `apply`."""
+
+    form: str
+    yes: bool
+    dry_run: bool
+    replace: frozenset[str]
+    skip_conflicts: bool
+    lift_main_limits: bool
+
+
+async def _plan(access: Access, desired: Topology) -> ApplyPlan:
+    from hopback.broker.apply import live_plan
+
+    async with reach(access) as broker:
+        return await live_plan(desired, broker.connection, broker.management, broker.vhost)
+
+
+async def _examine(access: Access) -> Examination:
+    from hopback.broker.doctor import examine
+
+    async with reach(access) as broker:
+        version = broker.connection.version
+        return await examine(broker.address, broker.vhost, version, broker.management)
+
+
+async def _revert(access: Access, queues: tuple[str, ...]) -> tuple[LiftedLimit, ...]:
+    from hopback.broker.apply import restore_limits
+
+    async with reach(access) as broker:
+        if broker.management is None:
+            raise CommandFailed(
+                "policies can only be changed through the management API",
+                do="Name it with --management URL.",
+                code=Exit.UNREACHABLE,
+            )
+        return await restore_limits(
+            broker.connection, broker.management, broker.vhost, queues or None
+        )
+
+
+async def _apply(access: Access, desired: Topology, choices: _Choices) -> int:
+    from hopback.broker.apply import live_plan
+
+    async with reach(access) as broker:
+        planned = await live_plan(desired, broker.connection, broker.management, broker.vhost)
+        if choices.form == "table":
+            print_plan(planned)
+        if choices.dry_run or _nothing_to_do(planned, choices):
+            if choices.form == "json":
+                document(json_text({"plan": plan_data(planned), "done": []}))
+            return Exit.OK
+        if not choices.yes:
+            ask("Apply?")
+        applied = await _carry_out(planned, broker, choices)
+    if choices.form == "json":
+        document(json_text({"plan": plan_data(planned), "done": list(applied.done)}))
+    else:
+        click.echo(f"Done: {len(applied.done)} changes.")
+    return Exit.PARTIAL if applied.left else Exit.OK
+
+
+def _nothing_to_do(planned: ApplyPlan, choices: _Choices) -> bool:
+    return planned.settled and not (choices.lift_main_limits and planned.offers)
+
+
+async def _carry_out(planned: ApplyPlan, broker: Reached, choices: _Choices) -> Applied:
+    from hopback.broker.apply import apply as carry_out
+
+    return await carry_out(
+        planned,
+        broker.connection,
+        broker.management,
+        vhost=broker.vhost,
+        replace=choices.replace,
+        skip_conflicts=choices.skip_conflicts,
+        take_offers=choices.lift_main_limits,
+        on_done=lambda text: click.echo(safe(text), err=True),
+    )
+
+
+def _show(planned: ApplyPlan, form: str) -> None:
+    if form == "json":
+        document(json_text(plan_data(planned)))
+    else:
+        print_plan(planned)
+
+
+def print_plan(planned: ApplyPlan) -> None:
+    """What would be created, what is in the way and what it would cost."""
+    if planned.steps:
+        rows = [(f"+ {step.kind}", step.name, step.why) for step in planned.steps]
+        table(("create", "name", "why"), rows)
+    for conflict in planned.conflicts:
+        click.echo(safe_lines(f"! {conflict}"))
+    for risk in planned.at_risk:
+        click.echo(safe(f"! {risk}"))
+    for offer in planned.offers:
+        click.echo(safe(f"? policy {offer.policy.name}: {offer.why} (--lift-main-limits)"))
+    for note in planned.notes:
+        click.echo(safe(f"  {note}"))
+    click.echo(_summary(planned))
+
+
+def _summary(planned: ApplyPlan) -> str:
+    found = planned.diff
+    others = Counter(str(entry.kind) for entry in found.extra)
+    left = ", ".join(f"{count} {kind}" for kind, count in others.items())
+    tail = f" {left} besides, left alone." if left else ""
+    if planned.settled:
+        return f"Nothing to do: {len(found.same)} objects are as desired.{tail}"
+    return (
+        f"{len(planned.steps)} to create, {len(found.same)} as desired, "
+        f"{len(found.conflict)} in conflict.{tail}"
+    )
+
+
+def plan_data(planned: ApplyPlan) -> dict[str, object]:
+    """The plan as JSON."""
+    found = planned.diff
+    return {
+        "broker_version": str(planned.version),
+        "settled": planned.settled,
+        "create": [
+            {"kind": str(step.kind), "name": step.name, "why": step.why} for step in planned.steps
+        ],
+        "same": [{"kind": str(entry.kind), "name": entry.name} for entry in found.same],
+        "extra": [{"kind": str(entry.kind), "name": entry.name} for entry in found.extra],
+        "conflicts": [_conflict_data(conflict) for conflict in found.conflict],
+        "at_risk": [
+            {
+                "queue": risk.queue,
+                "messages": risk.messages,
+                "ready": risk.ready,
+                "unacked": risk.unacked,
+                "held_back": risk.held_back,
+                "consumers": risk.consumers,
+                "lag_s": risk.lag_s,
+            }
+            for risk in planned.at_risk
+        ],
+        "offers": [
+            {"queue": offer.queue, "policy": offer.policy.name, "why": offer.why}
+            for offer in planned.offers
+        ],
+        "notes": list(planned.notes),
+    }
+
+
+def _conflict_data(conflict: Conflict) -> dict[str, object]:
+    return {
+        "kind": str(conflict.kind),
+        "name": conflict.name,
+        "differences": [_difference_data(one) for one in conflict.differences],
+    }
+
+
+def _difference_data(difference: Difference) -> dict[str, object]:
+    return {
+        "field": difference.field,
+        "desired": difference.desired,
+        "actual": difference.actual,
+        "advice": difference.advice,
+    }
+
+
+@click.command(short_help="Replace queues of another form, keeping their messages.")
+@topology_target
+@broker_options
+@format_option("table", "json")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+def migrate(
+    name: str,
+    hardened: bool,
+    params: tuple[tuple[str, str], ...],
+    broker: str,
+    management: str | None,
+    amqp_only: bool,
+    form: str,
+    yes: bool,
+    dry_run: bool,
+) -> int:
+    """Bring the queues of a live broker to the form that a SYSTEM or FILE declares.
+
+    Each queue that differs is replaced through a shadow queue; its messages, bindings and counted
+    attempts are kept. Stop the consumers first. After an interruption run it again.
+    """
+    desired = Target(name, hardened, params).topology()
+    access = Access(broker, management, amqp_only)
+    return asyncio.run(_migrate(access, desired, form=form, yes=yes, dry_run=dry_run))
+
+
+async def _migrate(
+    access: Access, desired: Topology, *, form: str, yes: bool, dry_run: bool
+) -> int:
+    async with reach(access) as broker:
+        planned = await _migration(broker, desired)
+        if form == "table":
+            _print_migration(planned)
+        moved = 0
+        if not dry_run and planned.replacements:
+            if not yes:
+                ask("Migrate?")
+            moved = await _carry_out_migration(broker, planned)
+    if form == "json":
+        document(json_text({"plan": _migration_data(planned), "moved": moved}))
+    elif moved or not dry_run:
+        click.echo(f"Done: {moved} messages moved.")
+    return Exit.OK
+
+
+async def _migration(broker: Reached, desired: Topology) -> Migration:
+    from hopback.broker.migrate import migration
+
+    if broker.management is None:
+        raise CommandFailed(
+            "bindings can only be seen through the management API",
+            do="Name it with --management URL.",
+            code=Exit.UNREACHABLE,
+        )
+    return migration(desired, await broker.management.live_topology(broker.vhost))
+
+
+async def _carry_out_migration(broker: Reached, planned: Migration) -> int:
+    from hopback.broker.migrate import migrate as carry_out
+
+    return await carry_out(
+        broker.connection,
+        planned,
+        lambda text: click.echo(safe(text), err=True),
+        management=broker.management,
+        vhost=broker.vhost,
+    )
+
+
+def _print_migration(planned: Migration) -> None:
+    if not planned.replacements:
+        click.echo("Nothing to migrate: every queue has its declared form, or does not exist.")
+    for one in planned.replacements:
+        how = "goes on with an interrupted migration" if one.resumed else "is replaced"
+        text = (
+            f"{one.queue.name} {how}: {one.old_type} -> {one.queue.type}, through {one.shadow.name}"
+        )
+        click.echo(safe(text))
+    for obstacle in planned.obstacles:
+        click.echo(safe(f"in the way: {obstacle}"))
+
+
+def _migration_data(planned: Migration) -> dict[str, object]:
+    return {
+        "replacements": [
+            {
+                "queue": one.queue.name,
+                "from": str(one.old_type),
+                "to": str(one.queue.type),
+                "shadow": one.shadow.name,
+                "resumed": one.resumed,
+            }
+            for one in planned.replacements
+        ],
+        "obstacles": list(planned.obstacles),
+    }
+
+
+def print_examination(found: Examination) -> None:
+    """First what it is, then what asks for action, then what to know."""
+    click.echo(safe(_headline(found)))
+    rows = [*_urgent(found), *_findings(found)]
+    if rows:
+        table(("severity", "place", "what it is and what to do"), rows)
+    for notice in found.notices:
+        click.echo(safe(f"{'!' if notice.urgent else '-'} {notice.text}"))
+    for limit in found.lifted:
+        click.echo(safe(f"- Hopback has lifted the delivery limit of {limit.queue}."))
+    disabled = [flag.name for flag in found.flags if not flag.enabled]
+    if disabled:
+        click.echo(safe(f"- Feature flags not enabled: {', '.join(disabled)}."))
+    click.echo("Healthy." if found.healthy else "Something asks for action.")
+
+
+def _headline(found: Examination) -> str:
+    queues = "" if found.queues is None else f", {found.queues} queues in {found.vhost!r}"
+    cluster = f" ({found.overview.cluster})" if found.overview else ""
+    return f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"
+
+
+def _urgent(found: Examination) -> Iterator[tuple[str, str, str]]:
+    for alarm in found.alarms:
+        words = f"{alarm.resource} alarm: the broker takes no publishes until it clears."
+        yield "error", f"node {alarm.node}", words
+    for trouble in found.troubles:
+        yield "error", f"queue {trouble.queue}", f"it is {trouble.state}; look at its nodes."
+    for held in found.held_back:
+        words = (
+            f"{held.messages} dead letters are held back because no queue takes them (at most "
+            f"{held.lag_s:g} s old). If the number does not fall: mend the dead-letter exchange, "
+            "its binding or the full queue behind it; the broker tries again every 3 minutes."
+        )
+        yield "error", f"queue {held.queue}", words
+
+
+def _findings(found: Examination) -> Iterator[tuple[str, str, str]]:
+    for finding in found.findings:
+        words = f"{finding.explanation} Fix: {finding.fix} [{finding.rule}]"
+        yield str(finding.severity), finding.place, words
+
+
+def examination_data(found: Examination) -> dict[str, object]:
+    """The examination as JSON."""
+    return {
+        "broker": found.address,
+        "vhost": found.vhost,
+        "version": str(found.version),
+        "healthy": found.healthy,
+        "cluster": found.overview.cluster if found.overview else None,
+        "alarms": [asdict(alarm) for alarm in found.alarms],
+        "feature_flags": {flag.name: flag.enabled for flag in found.flags},
+        "queues": found.queues,
+        "held_back": [asdict(held) for held in found.held_back],
+        "troubles": [asdict(trouble) for trouble in found.troubles],
+        "findings": [
+            {**asdict(finding), "severity": str(finding.severity)} for finding in found.findings
+        ],
+        "notices": [asdict(notice) for notice in found.notices],
+        "lifted_limits": [limit.queue for limit in found.lifted],
+    }

@@ -1,0 +1,391 @@
+"""`hopback run`, and `pause` and `resume` for what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import EMBEDDED, HttpAddress
+from hopback.cli.terminal import safe
+from hopback.errors import HopbackError, UnsafeOperation
+from hopback.extras import needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from types import ModuleType
+
+    from hopback.runtime.app import App
+    from hopback.runtime.processes import Supervisor
+
+__all__ = ["RunSettings", "load_app", "pause", "resume", "run"]
+
+
+@click.command(short_help="Run an application's handlers.")
+@click.argument("target", metavar="MODULE:APP")
+@click.option(
+    "--broker",
+    envvar="HOPBACK_BROKER",
+    required=True,
+    metavar="URL",
+    help="amqp(s):// address, or `embedded` for a broker in the process; also HOPBACK_BROKER.",
+)
+@click.option(
+    "--management",
+    envvar="HOPBACK_MANAGEMENT",
+    metavar="URL",
+    help="http(s):// address of the management API, for the metric of dead letters held back.",
+)
+@click.option("--queue", "queues", multiple=True, metavar="Q", help="Only this queue; repeatable.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many handlers of each queue run at once, whatever they say themselves.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    metavar="N",
+    help="So many processes, restarted when they die.",
+)
+@click.option("--reload", is_flag=True, help="Restart when .py files change; for development.")
+@click.option(
+    "--ownership",
+    type=click.Choice(("declare", "check", "external")),
+    default="declare",
+    show_default=True,
+    help="Create what is missing, only make sure that it is there, or do not look.",
+)
+@click.option(
+    "--accept", multiple=True, metavar="RULE", help="Start in spite of this error; repeatable."
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds that running handlers may take at shutdown.",
+)
+@click.option(
+    "--http",
+    type=HttpAddress(),
+    metavar="[HOST:]PORT",
+    help="Answer /healthz, /readyz, /metrics and pause commands here; the host is 127.0.0.1.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    default="info",
+    show_default=True,
+    help="The least that is logged; each handled message is `debug`.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(("auto", "json", "text")),
+    default="auto",
+    show_default=True,
+    help="JSON lines, or short ones for people; by default those on a terminal.",
+)
+@click.option("--otel", is_flag=True, help="A span for each run of a handler (OpenTelemetry).")
+@click.option("--child", "number", type=int, default=0, hidden=True)
+@click.option("--parent", type=int, default=None, hidden=True)
+def run(**options: Any) -> int:
+    """Run the handlers of APP in MODULE, found from the current directory, until it is stopped.
+
+    The first SIGINT or SIGTERM finishes what runs; a second one stops at once. Leaves with 0, or
+    with 3 if a handler was interrupted or a message could not be settled, 130 if it was forced.
+    """
+    settings = RunSettings(**options)
+    if settings.processes > 1 or settings.reload:
+        return _run_many(settings)
+    return _run_one(settings)
+
+
+def _run_one(settings: RunSettings) -> int:
+    from hopback.cli.run import load_app
+    from hopback.cli.run_service import serve
+
+    app = load_app(settings.target)
+    try:
+        report, forced = _on_loop(serve(app, settings), quick=not settings.embedded)
+    except UnsafeOperation as error:
+        raise CommandFailed(
+            str(error),
+            do="`hopback topology check` gives the fix of each; --accept RULE starts in spite of it.",
+        ) from error
+    if settings.parent is None:
+        _print_report(report.handled, (_left(one) for one in report.left))
+    return _code(clean=report.clean, forced=forced)
+
+
+def _on_loop(work: Coroutine[Any, Any, Any], *, quick: bool) -> Any:
+    """Run it to its end; on the quicker event loop of the extra `speed` where that is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if quick:
+        try:
+            from uvloop import new_event_loop as factory
+        except ImportError:
+            factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+def _code(*, clean: bool, forced: bool) -> Exit:
+    if forced:
+        return Exit.INTERRUPTED
+    return Exit.OK if clean else Exit.PARTIAL
+
+
+def _left(leftover: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(leftover)
+
+
+def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
+    """What was done and what was left: everything left is still the broker's."""
+    click.echo(f"Stopped. {handled} deliveries settled.")
+    for one in left:
+        parts = [
+            f"{one[key]} {words}"
+            for key, words in (
+                ("not_started", "not started"),
+                ("interrupted", "interrupted"),
+                ("kept", "kept unsettled"),
+            )
+            if one.get(key)
+        ]
+        click.echo(safe(f"{one['queue']}: {', '.join(parts)}; the broker delivers them again."))
+
+
+# --- several processes -----------------------------------------------------------------------------
+
+
+def _run_many(settings: RunSettings) -> int:
+    if settings.embedded:
+        raise click.UsageError(
+            f"--broker {EMBEDDED} lives in one process: use neither --processes nor --reload with it."
+        )
+    supervisor, forced = asyncio.run(_supervise(settings))
+    reports = supervisor.reports
+    left = [one for report in reports for one in report.get("left", ())]
+    if reports:
+        _print_report(sum(report.get("handled", 0) for report in reports), left)
+    return Exit.INTERRUPTED if forced else supervisor.code
+
+
+async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
+    from hopback.cli.run_service import Stopper, listen_to_signals, log_of
+    from hopback.runtime.processes import Supervisor
+    from hopback.runtime.reload import Changes
+
+    log_of(settings, {})
+    supervisor = Supervisor(
+        settings.processes,
+        settings.command,
+        settings.environment(),
+        changes=Changes(Path.cwd()) if settings.reload else None,
+    )
+    stopper = Stopper(supervisor.stop)
+    listen_to_signals(stopper)
+    await supervisor.run()
+    return supervisor, stopper.forced
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """Everything that the options say."""
+
+    target: str
+    broker: str
+    management: str | None
+    queues: tuple[str, ...]
+    concurrency: int | None
+    processes: int
+    reload: bool
+    ownership: str
+    accept: tuple[str, ...]
+    grace: float
+    http: tuple[str, int] | None
+    log_level: str
+    log_format: str
+    otel: bool
+    number: int = 0
+    """Which of several processes this is."""
+    parent: int | None = None
+    """The descriptor of the line to the parent, in a child."""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the broker lives in the process."""
+        return self.broker == EMBEDDED
+
+    def command(self, number: int, descriptor: int) -> list[str]:
+        """The command of a child; what may hold a password goes by the environment."""
+        return [
+            *(sys.executable, "-m", "hopback", "run", self.target),
+            *("--child", str(number), "--parent", str(descriptor)),
+            *self._options(number),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a child."""
+        own = {"HOPBACK_BROKER": self.broker}
+        if self.management is not None:
+            own["HOPBACK_MANAGEMENT"] = self.management
+        return {**os.environ, **own}
+
+    def _options(self, number: int) -> Iterator[str]:
+        for queue in self.queues:
+            yield f"--queue={queue}"
+        for rule in self.accept:
+            yield f"--accept={rule}"
+        if self.concurrency is not None:
+            yield f"--concurrency={self.concurrency}"
+        if self.http is not None:
+            host, port = self.http
+            # Each process has a port of its own, one after the other.
+            yield f"--http={host}:{port + number if port else 0}"
+        if self.otel:
+            yield "--otel"
+        yield f"--ownership={self.ownership}"
+        yield f"--grace={self.grace}"
+        yield f"--log-level={self.log_level}"
+        yield f"--log-format={self.log_format}"
+
+
+def load_app(target: str) -> App:
+    """The application; the current directory is searched first. CommandFailed says what is missing."""
+    name, _, attribute = target.partition(":")
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        raise CommandFailed(
+            f"expected module:attribute, for example shop:app, got {target!r}",
+            do="Name a Python module, not a file: shop:app rather than shop.py:app.",
+            code=Exit.USAGE,
+        )
+    return _application(_imported(name), attribute or "app")
+
+
+def _imported(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    ours = name.startswith("hopback.")  # a documented system; what it lacks comes with its extra
+    try:
+        with needs("systems", name) if ours else nullcontext():
+            return import_module(name)
+    except HopbackError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise CommandFailed(
+                f"there is no module {error.name!r} in {here} or on Python's path",
+                do="Run it in the folder of the module, or install the package.",
+                code=Exit.NOT_FOUND,
+            ) from error
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> CommandFailed:
+    """The module is there but cannot be imported: say where it failed, as its author needs it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [one for one in frames if "importlib" not in one.filename]
+    where = f"{ours[-1].filename}, line {ours[-1].lineno}: " if ours else ""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}: "
+    return CommandFailed(
+        f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
+        do="Mend the module; `python -m` it to see the whole traceback.",
+    )
+
+
+def _application(module: ModuleType, attribute: str) -> App:
+    from hopback.runtime.app import App
+
+    found = getattr(module, attribute, None)
+    if isinstance(found, App):
+        return found
+    there = [name for name, value in vars(module).items() if isinstance(value, App)]
+    got = "nothing" if found is None else type(found).__name__
+    known = f"It has: {', '.join(there)}." if there else "It has no application at all."
+    raise CommandFailed(
+        f"expected an App as {attribute!r} in {module.__name__}, got {got}",
+        do=f"{known} Say `hopback run {module.__name__}:NAME`.",
+        code=Exit.NOT_FOUND,
+    )
+
+
+_TIMEOUT_S = 10.0
+_http = click.option(
+    "--http",
+    "addresses",
+    type=HttpAddress(),
+    envvar="HOPBACK_HTTP",
+    multiple=True,
+    required=True,
+    metavar="[HOST:]PORT",
+    help="Where `hopback run --http` listens; repeatable, for several processes.",
+)
+
+
+@click.command(short_help="Let a running service take no deliveries of a queue.")
+@click.argument("queue")
+@_http
+def pause(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
+    """Pause QUEUE: what runs finishes, what waits stays in the queue until `hopback resume`."""
+    for address in addresses:
+        _tell_service(queue, "pause", address)
+
+
+@click.command(short_help="Let a running service take deliveries of a paused queue again.")
+@click.argument("queue")
+@_http
+def resume(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
+    """Resume QUEUE after `hopback pause`."""
+    for address in addresses:
+        _tell_service(queue, "resume", address)
+
+
+def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
+    status, answer = _post(f"/queues/{quote(queue, safe='')}/{verb}", address)
+    if status != 200:
+        raise CommandFailed(
+            str(answer.get("error", f"HTTP {status}")),
+            do="Name a queue that the service consumes, on the machine where it runs.",
+            code={404: Exit.NOT_FOUND, 403: Exit.NOT_ALLOWED}.get(status, Exit.FAILED),
+        )
+    click.echo(safe(f"{queue} is {answer.get('state')} at {address[0]}:{address[1]}"))
+
+
+def _post(path: str, address: tuple[str, int]) -> tuple[int, dict[str, Any]]:
+    connection = HTTPConnection(*address, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", path)
+        response = connection.getresponse()
+        answer = json.loads(response.read(65_536) or b"{}")
+        return response.status, answer if isinstance(answer, dict) else {}
+    except (OSError, HTTPException, ValueError) as error:
+        raise CommandFailed(
+            f"no service answers at {address[0]}:{address[1]}: {error}",
+            do="Start it with `hopback run … --http PORT`, or name the right port.",
+            code=Exit.UNREACHABLE,
+        ) from error
+    finally:
+        connection.close()

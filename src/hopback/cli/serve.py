@@ -1,0 +1,170 @@
+"""`hopback serve`: dead letters, jobs, topology and audit by HTTP and on a page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import HttpAddress
+from hopback.cli.where import Place, library_options, open_library
+
+if TYPE_CHECKING:
+    from hopback.admin.settings import AdminSettings
+    from hopback.deadletters.journal import Journal
+
+__all__ = ["serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the options say about the service itself."""
+
+    http: tuple[str, int]
+    config: Path | None
+    dev: bool
+    tls_cert: str | None
+    tls_key: str | None
+    proxied: bool
+
+
+@click.command(short_help="Serve dead letters and jobs by HTTP and on a page.")
+@library_options
+@click.option(
+    "--http",
+    type=HttpAddress(),
+    default="8080",
+    show_default=True,
+    metavar="[HOST:]PORT",
+    help="Where to listen; the host is 127.0.0.1. Another one needs a sign-in (--config).",
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML file: tokens, keys, roles and limits.",
+)
+@click.option("--dev", is_flag=True, help="Print a login link; for development.")
+@click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate.")
+@click.option("--tls-key", metavar="FILE", help="The key of that certificate.")
+@click.option(
+    "--proxied", is_flag=True, help="A proxy on this machine says who connects and by which scheme."
+)
+@click.option("--new-key", metavar="NAME", help="Make an API key for the settings file, and leave.")
+@click.option(
+    "--role",
+    type=click.Choice(("viewer", "operator", "admin")),
+    default="viewer",
+    show_default=True,
+    help="With --new-key: its role.",
+)
+def serve(new_key: str | None, role: str, **options: Any) -> int:
+    """Serve the admin page and the HTTP API until it is stopped.
+
+    Without --config nobody is asked who they are, and only this machine is served.
+    """
+    from hopback import admin
+
+    if new_key is not None:
+        return _print_key(new_key, role)
+    place = Place.taken_from(options)
+    if place.broker is None:
+        raise click.UsageError("Missing option '--broker' (or HOPBACK_BROKER).")
+    choices = _Choices(**options)
+    settings = admin.AdminSettings()
+    if choices.config is not None:
+        settings = admin.read_settings(choices.config, os.environ)
+    admin.refuse_public(choices.http[0], asks_who=settings.asks_who or choices.dev)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    asyncio.run(_serve(place, choices, settings))
+    return Exit.OK
+
+
+async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> None:
+    from hopback.admin import create_app
+    from hopback.admin import serve as serve_app
+    from hopback.admin.auth import new_secret
+
+    link = new_secret() if choices.dev else None
+    async with AsyncExitStack() as stack:
+        found = await open_library(place, stack)
+        app = create_app(
+            found.operations,
+            found.broker,
+            view=found.management,
+            vhost=found.vhost,
+            topologies=found.topologies,
+            settings=settings,
+            clock=found.clock,
+            link=link,
+            **_stores(found.operations.journal),
+        )
+
+        def tell(host: str, port: int) -> None:
+            _tell(choices, host, port, link)
+
+        try:
+            await serve_app(
+                app,
+                host=choices.http[0],
+                port=choices.http[1],
+                on_ready=tell,
+                certificate=choices.tls_cert,
+                key=choices.tls_key,
+                proxied=choices.proxied,
+            )
+        except SystemExit as ended:  # how uvicorn says that it could not listen
+            raise CommandFailed(
+                f"--http {choices.http[0]}:{choices.http[1]} cannot be had",
+                do="Take another port, or end what listens there.",
+                code=Exit.CONFLICT,
+            ) from ended
+
+
+def _stores(journal: Journal) -> dict[str, Any]:
+    """Keys and ended sessions are kept where jobs and audit are, if that is a database."""
+    engine = getattr(journal, "engine", None)
+    if engine is None:
+        return {}
+    from hopback.store.keys import KeyTable
+    from hopback.store.sessions import EndedSessionTable
+
+    return {"keys": KeyTable(engine), "ended": EndedSessionTable(engine)}
+
+
+def _tell(choices: _Choices, host: str, port: int, link: str | None) -> None:
+    scheme = "https" if choices.tls_cert else "http"
+    where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+    click.echo(f"Serving {where}", err=True)
+    if link is not None:
+        click.echo(f"Sign in: {where}login?token={link}", err=True)
+        click.echo("The link opens once.", err=True)
+    elif choices.config is None:
+        click.echo("No sign-in is configured: only this machine is served.", err=True)
+
+
+def _print_key(name: str, role: str) -> int:
+    """A new key on stdout; what to write into the settings file, too: the hash, never the key."""
+    from hopback.admin.keys import new_key
+    from hopback.admin.roles import Grant, Role
+    from hopback.cli.terminal import safe
+
+    secret, key = new_key(name, Grant(Role(role)), expires=None, made_by="", now=0.0)
+    click.echo("This is the key. It is shown this once:", err=True)
+    click.echo(secret)
+    click.echo("Put this into the settings file:", err=True)
+    quoted = safe(name).replace("\\", "\\\\").replace('"', '\\"')
+    click.echo(
+        f'\n[[auth.keys]]\nname = "{quoted}"\nhash = "{key.hash}"\nrole = "{role}"\nqueues = ["*"]',
+        err=True,
+    )
+    return Exit.OK

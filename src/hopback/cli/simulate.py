@@ -1,0 +1,155 @@
+"""`hopback simulate`: one message's life as a timeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import Target, broker_version_option, format_option, topology_target
+from hopback.cli.terminal import document, json_text, safe
+from hopback.testing.script import Script
+from hopback.testing.timeline import Step
+from hopback.topology.durations import format_duration
+
+if TYPE_CHECKING:
+    from hopback.testing.timeline import Timeline
+    from hopback.topology.model import Topology
+    from hopback.version import BrokerVersion
+
+__all__ = ["simulate"]
+
+
+def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
+    try:
+        return Script.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", ctx, option) from error
+
+
+@click.command(short_help="Play a message's life in virtual time, without RabbitMQ.")
+@topology_target
+@click.option("--queue", required=True, metavar="Q", help="The queue whose handler fails.")
+@click.option(
+    "--fail",
+    "script",
+    required=True,
+    callback=_script,
+    metavar="HOW",
+    help="N: the first N runs fail; always; or one letter per run:"
+    " . succeeds, x or r fails, p parks, s snoozes.",
+)
+@click.option(
+    "--routing-key", metavar="K", help="What to publish with; by default one that fits a binding."
+)
+@click.option("--exchange", metavar="X", help="Where to publish; by default one that leads to Q.")
+@broker_version_option("Simulate this RabbitMQ, for example 3.10; by default 4.0.")
+@format_option("text", "json", "mermaid")
+def simulate(
+    name: str,
+    hardened: bool,
+    params: tuple[tuple[str, str], ...],
+    queue: str,
+    script: Script,
+    routing_key: str | None,
+    exchange: str | None,
+    version: BrokerVersion | None,
+    form: str,
+) -> None:
+    """Publish one message to the embedded broker and tell what becomes of it.
+
+    The handler of queue Q fails as --fail says; all other consumers succeed. Time is virtual:
+    half an hour of waiting takes milliseconds.
+    """
+    from hopback.testing.simulate import DEFAULT_VERSION
+    from hopback.testing.simulate import simulate as play
+
+    topology = Target(name, hardened, params).topology()
+    _require_plan(topology, queue)
+    timeline = play(
+        topology,
+        queue=queue,
+        script=script,
+        exchange=exchange,
+        routing_key=routing_key,
+        version=version or DEFAULT_VERSION,
+    )
+    _print(timeline, form)
+
+
+def _require_plan(topology: Topology, queue: str) -> None:
+    if topology.plan(queue) is None:
+        known = ", ".join(plan.queue for plan in topology.plans)
+        raise CommandFailed(
+            f"expected a queue of {topology.name} that has a plan, got {queue!r}",
+            do=f"Queues with a plan: {known}."
+            if known
+            else "Nothing here has a plan: definitions hold none; write a .toml file.",
+            code=Exit.NOT_FOUND,
+        )
+
+
+def _print(timeline: Timeline, form: str) -> None:
+    if form == "json":
+        document(json_text(_as_data(timeline)))
+    elif form == "mermaid":
+        from hopback.testing.sequence import sequence_of
+
+        document(sequence_of(timeline))
+    else:
+        _print_entries(timeline)
+        click.echo(f"\n{safe(_summary(timeline))}")
+
+
+def _print_entries(timeline: Timeline) -> None:
+    """Three columns; under an entry, where there are any, the headers that count."""
+    queues = max(len(entry.queue) for entry in timeline.entries)
+    times = max(len(format_duration(entry.at_ms)) for entry in timeline.entries)
+    for entry in timeline.entries:
+        at = format_duration(entry.at_ms).rjust(times)
+        click.echo(f"{at}  {safe(entry.queue).ljust(queues)}  {safe(entry.told)}")
+        if entry.headers:
+            told = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
+            click.echo(f"{' ' * times}    {safe(told)}")
+
+
+def _summary(timeline: Timeline) -> str:
+    last = timeline.ending
+    runs = "1 run" if timeline.runs == 1 else f"{timeline.runs} runs"
+    ending = _ENDINGS.get(last.step, "stays in")
+    told = f"The message {ending} {last.queue} after {runs} and {format_duration(last.at_ms)}."
+    copies = ", ".join(f"{queue} {number}" for queue, number in timeline.extra_copies.items())
+    return f"{told} Extra copies through retries: {copies or 'none'}."
+
+
+_ENDINGS = {
+    Step.DONE: "is done in",
+    Step.PARKED: "rests in",
+    Step.LOST: "is lost on its way from",
+}
+
+
+def _as_data(timeline: Timeline) -> dict[str, object]:
+    entries = [
+        {
+            "at_ms": entry.at_ms,
+            "step": str(entry.step),
+            "queue": entry.queue,
+            "text": entry.text,
+            "headers": dict(entry.headers),
+        }
+        for entry in timeline.entries
+    ]
+    return {
+        "topology": timeline.topology,
+        "queue": timeline.queue,
+        "broker_version": str(timeline.version),
+        "exchange": timeline.exchange,
+        "routing_key": timeline.routing_key,
+        "timeline": entries,
+        "runs": timeline.runs,
+        "duration_ms": timeline.duration_ms,
+        "ending": {"step": str(timeline.ending.step), "queue": timeline.ending.queue},
+        "extra_copies": dict(timeline.extra_copies),
+    }

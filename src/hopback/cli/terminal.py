@@ -1,0 +1,182 @@
+"""What the command prints and asks: data on stdout, tables on a terminal, nothing that can harm one.
+
+Names come from files and brokers and may hold anything, also sequences that a terminal obeys. All
+text passes through `safe` (names inside a line) or `safe_lines` (text that may have lines); JSON
+keeps every character, escaped. Questions go to stderr; where nobody can answer, an option has to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+__all__ = [
+    "ask",
+    "ask_for_name",
+    "ask_for_reason",
+    "details",
+    "document",
+    "gap",
+    "json_line",
+    "json_text",
+    "on_terminal",
+    "safe",
+    "safe_lines",
+    "table",
+]
+
+# C0 and C1 controls, DEL, and the marks that reorder or hide text.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
+
+
+def safe(text: str) -> str:
+    """`text` on one line, with every control character replaced by a visible sign."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def safe_lines(text: str) -> str:
+    """As `safe`, but its lines stay lines."""
+    return "\n".join(map(safe, text.split("\n")))
+
+
+def json_text(data: object) -> str:
+    """`data` as indented JSON; what a terminal would obey is escaped, so nothing is lost."""
+    text = json.dumps(data, ensure_ascii=False, indent=2)
+    return "\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\n"))
+
+
+def json_line(data: object) -> str:
+    """`data` as JSON on one line, without its newline; escaped in the same way."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return _UNSAFE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found.group()):04x}"
+
+
+def document(text: str) -> None:
+    """Print a document: exactly as it is into a file or pipe, made safe on a terminal."""
+    shown = safe_lines(text) if on_terminal() else text
+    click.echo(shown, nl=not shown.endswith("\n"))
+
+
+def on_terminal(*, err: bool = False) -> bool:
+    """Whether stdout, or stderr, is a terminal."""
+    return (sys.stderr if err else sys.stdout).isatty()
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    err: bool = False,
+) -> None:
+    """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else.
+
+    The columns named in `right` hold numbers and end on the same line; `err` prints to stderr.
+    """
+    if on_terminal(err=err):
+        _draw(columns, [[safe_lines(cell) for cell in row] for row in rows], right, err)
+    else:
+        _align(columns, [[safe(cell) for cell in row] for row in rows], right, err)
+
+
+def gap(*, err: bool = False) -> None:
+    """A line between a text and a table; drawn tables bring their own."""
+    if not on_terminal(err=err):
+        click.echo(err=err)
+
+
+def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
+    """Print names with what belongs to them, one below the other; further lines are indented."""
+    shown = [(name, safe_lines(value).split("\n")) for name, value in pairs]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, (first, *rest) in shown:
+        click.echo(f"{name.ljust(width)}  {first}".rstrip(), err=err)
+        for line in rest:
+            click.echo(f"{' ' * width}  {line}".rstrip(), err=err)
+
+
+def _draw(columns: Sequence[str], rows: list[list[str]], right: Collection[str], err: bool) -> None:
+    """A table by rich, which is loaded only here."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        drawn.add_column(name, justify="right" if name in right else "left")
+    for row in rows:
+        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    # An empty NO_COLOR counts as none, as https://no-color.org says.
+    Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err).print(drawn)
+
+
+def _align(
+    columns: Sequence[str], rows: list[list[str]], right: Collection[str], err: bool
+) -> None:
+    lines = [[name.upper() for name in columns], *rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    for line in lines:
+        padded = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(columns, line, widths, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip(), err=err)
+
+
+def ask(question: str, *, changes: str = "this changes the broker") -> None:
+    """Ask on a terminal; anywhere else nobody could answer."""
+    _somebody_there(changes)
+    if not click.confirm(safe(question), err=True):
+        raise _cancelled()
+
+
+def ask_for_name(question: str, name: str) -> None:
+    """Have a name typed, so that nobody says yes by habit."""
+    _somebody_there("this removes messages")
+    if click.prompt(safe(question), err=True, default="", show_default=False).strip() != name:
+        raise _cancelled()
+
+
+def ask_for_reason(given: str) -> str:
+    """Why it is done: as an option, or typed."""
+    if given.strip():
+        return given
+    if not sys.stdin.isatty():
+        raise CommandFailed(
+            "expected a reason", do="Say --reason 'why'; it is kept in the audit.", code=Exit.USAGE
+        )
+    return str(click.prompt("Reason", err=True))
+
+
+def _somebody_there(changes: str) -> None:
+    if not sys.stdin.isatty():
+        raise CommandFailed(
+            f"{changes} and nobody is there to be asked",
+            do="Say --yes if it is meant, or --dry-run to see the plan.",
+            code=Exit.USAGE,
+        )
+
+
+def _cancelled() -> CommandFailed:
+    return CommandFailed(
+        "cancelled; nothing was changed", do="Run it again to apply.", code=Exit.CANCELLED
+    )

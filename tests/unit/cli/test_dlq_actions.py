@@ -1,0 +1,313 @@
+"""`hopback dlq redrive`, `discard`, `export`, `import` and `hopback jobs`, at the library's desk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.cli.desk import LibraryDesk, Look
+from hopback.cli.dlq_actions import Ramp, carry_out, target_of
+from hopback.cli.dlq_archives import export_messages, import_messages
+from hopback.cli.dlq_print import print_job, print_jobs, print_plan
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.job_progress import Signals, ending, follow, see_through
+from hopback.cli.jobs import resume_job, watch_job
+from hopback.cli.terminal import ask, ask_for_reason
+from hopback.deadletters.pacing import Pace
+from hopback.deadletters.refusals import BadRequest
+from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
+from hopback.deadletters.targets import Target, TargetKind
+from hopback.testing import in_virtual_time
+from tests.unit.cli.desks import ANN, DLQ, MAIN, Office, office
+
+_Output = pytest.CaptureFixture[str]
+
+
+def _redrive(**more: Any) -> RedriveRequest:
+    return RedriveRequest(queue=DLQ, selection=FromHead(), reason="mended", **more)
+
+
+def _again(ident: str) -> str:
+    return f"hopback jobs resume {ident}"
+
+
+@in_virtual_time
+async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
+    """The messages are where the design says, the job is told, and the code is 0."""
+    async with office() as found:
+        await found.park(5)
+        code = await carry_out(found.desk, _redrive(), "ndjson", _again)
+        assert code == Exit.OK
+        job = json.loads(capsys.readouterr().out)
+        assert (job["state"], job["counts"]["done"], job["by"]) == ("completed", 5, "ann")
+        assert found.held(DLQ) == []
+
+
+@in_virtual_time
+async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) -> None:
+    """It is said, and where to read more."""
+    async with office() as found:
+        await found.park(3)
+        for expected in (Exit.OK, Exit.PARTIAL):
+            code = await carry_out(
+                found.desk, _redrive(target=_into(DLQ), max_redrives=1), "table", _again
+            )
+            assert code == expected
+        said = capsys.readouterr().out
+        assert "3 left out" in said
+        assert "hopback jobs failures j-" in said
+
+
+def _into(queue: str) -> Target:
+    return Target(TargetKind.QUEUE, routing_key=queue)
+
+
+@in_virtual_time
+async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> None:
+    """On stderr before an act, so that stdout holds data only."""
+    async with office() as found:
+        await found.park(5)
+        plan = await found.desk.plan(_redrive(target=_into(MAIN)))
+        print_plan(plan, err=True)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"re-drive  from {DLQ}" in said.err
+        assert "messages  5" in said.err
+        assert f"queue {MAIN}: 5, exists and routes" in said.err
+        assert "    3  TimeoutError" in said.err
+        assert "free: a classic queue" in said.err
+
+
+@in_virtual_time
+async def test_a_target_that_does_not_exist_is_a_flaw(capsys: _Output) -> None:
+    """Said before anything moves."""
+    async with office() as found:
+        await found.park(1)
+        plan = await found.desk.plan(_redrive(target=_into("no.such")))
+        assert not plan["mayStart"]
+        print_plan(plan, err=False)
+        assert "In the way: the target queue 'no.such' does not exist" in capsys.readouterr().out
+
+
+@in_virtual_time
+async def test_an_interrupted_job_is_put_down_and_taken_up_again(capsys: _Output) -> None:
+    """What is in flight comes to its end; the rest is in the queue; resume does exactly the rest."""
+    async with office() as found:
+        await found.park(10)
+        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        signals = Signals()
+        asyncio.get_running_loop().call_later(4.5, signals)
+        last = await follow(found.desk, job, signals)
+        assert last["state"] == "running"
+        down = await found.desk.interrupt(job["id"])
+        assert down["state"] == "interrupted"
+        done = down["counts"]["done"]
+        assert 0 < done < 10
+        assert len(found.held(DLQ)) == 10 - done
+        code = await resume_job(found.desk, job["id"], "json", _again(job["id"]))
+        assert code == Exit.OK
+        assert json.loads(capsys.readouterr().out)["counts"]["remaining"] == 0
+        assert found.held(DLQ) == []
+
+
+@in_virtual_time
+async def test_a_second_signal_cancels() -> None:
+    """Whoever presses Ctrl-C twice does not wait."""
+    waiting = asyncio.ensure_future(_two_signals())
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def _two_signals() -> None:
+    signals = Signals()
+    signals()
+    signals()
+    await asyncio.Event().wait()
+
+
+@in_virtual_time
+async def test_a_running_job_is_watched_paused_and_cancelled(capsys: _Output) -> None:
+    """From another desk than the one it was begun at."""
+    async with office() as found:
+        await found.park(50)
+        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        with pytest.raises(CommandFailed, match="is running") as refused:
+            await resume_job(found.desk, job["id"], "table", "")
+        assert refused.value.code is Exit.CONFLICT
+        await found.desk.pause(job["id"])
+        async for now in found.desk.events(job["id"]):
+            if now["state"] == "paused":
+                break
+        code = await resume_job(found.desk, job["id"], "table", "")
+        assert code == Exit.OK
+        await found.desk.set_rate(job["id"], 2.0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_cancelled_later(found, job["id"]))
+            assert await watch_job(found.desk, job["id"], "table") == Exit.CANCELLED
+        said = capsys.readouterr().out
+        assert "is told to go on" in said
+        assert "cancelled" in said
+
+
+async def _cancelled_later(found: Office, ident: str) -> None:
+    await asyncio.sleep(3)
+    await found.desk.cancel(ident)
+
+
+@pytest.mark.parametrize(
+    ("state", "counts", "code"),
+    [
+        ("completed", {}, Exit.OK),
+        ("completed", {"failed": 1}, Exit.PARTIAL),
+        ("cancelled", {"done": 1}, Exit.CANCELLED),
+        ("failed", {}, Exit.FAILED),
+        ("failed", {"done": 1}, Exit.PARTIAL),
+        ("interrupted", {"done": 1}, Exit.UNREACHABLE),
+    ],
+)
+def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit) -> None:
+    """As scripts rely on them."""
+
+    @in_virtual_time
+    async def judged() -> None:
+        async with office() as found:
+            job = {"id": "j", "state": state, "counts": {"failed": 0, "done": 0, "skipped": 0}}
+            job["counts"] = {**job["counts"], **counts}  # type: ignore[dict-item]
+            assert await ending(found.desk, job) == code
+
+    judged()
+
+
+@in_virtual_time
+async def test_a_job_that_stops_says_why(capsys: _Output) -> None:
+    """A target that vanished: the reason and the code; what is kept in memory cannot be resumed."""
+    async with office() as found:
+        await found.park(3)
+        job = await found.desk.start(_redrive(target=_into(MAIN), pace=Pace(rate=1.0)))
+        connection = await found.broker.connect("vandal")
+        await (await connection.open_channel()).delete_queue(MAIN)
+        await connection.close()
+        code = await see_through(found.desk, job, "table", _again(job["id"]))
+        said = capsys.readouterr()
+        assert code in (Exit.FAILED, Exit.PARTIAL)
+        assert "Because:" in said.out
+        assert _again(job["id"]) not in said.err
+        done = (await found.desk.job(job["id"]))["counts"]["done"]
+        assert len(found.held(DLQ)) == 3 - done
+
+
+@in_virtual_time
+async def test_a_discard_writes_first_and_can_be_imported_again(
+    tmp_path: Path, capsys: _Output
+) -> None:
+    """What was discarded stands in the file, and comes back by import with all it had."""
+    async with office(exports=tmp_path) as found:
+        await found.park(4)
+        before = _contents(found)
+        request = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm=DLQ)
+        assert await carry_out(found.desk, request, "table", _again) == Exit.OK
+        assert "Written to" in capsys.readouterr().out
+        assert found.held(DLQ) == []
+        (job,) = await found.desk.jobs(DLQ, False, 1)
+        file = Path(job["exportTo"])
+        assert file.parent == tmp_path
+        done = await import_messages(found.desk, file, None, None, 0, "")
+        assert (done.published, done.problem) == (4, "")
+        assert _contents(found) == before
+
+
+def _contents(found: Office) -> list[tuple[object, ...]]:
+    ready = found.broker.snapshot().queue(DLQ).ready
+    return [(one.body, one.properties.message_id, dict(one.properties.headers)) for one in ready]
+
+
+@in_virtual_time
+async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
+    """It leaves with 6, and the file as it was; the messages stay in any case."""
+    file = tmp_path / "letters.ndjson"
+    async with office() as found:
+        await found.park(2)
+        assert await export_messages(found.desk, Look(DLQ), file) == 2
+        written = file.read_bytes()
+        assert len(written.splitlines()) == 2
+        with pytest.raises(CommandFailed, match="exists") as refused:
+            await export_messages(found.desk, Look(DLQ), file)
+        assert refused.value.code is Exit.CONFLICT
+        assert file.read_bytes() == written
+        assert found.held(DLQ) == ["m-0", "m-1"]
+
+
+@in_virtual_time
+async def test_a_job_goes_on_only_at_its_own_broker() -> None:
+    """A store holds jobs of several brokers; those of others are listed, never carried out."""
+    async with office() as found, office(version="4.0", journal=found.operations.journal) as other:
+        await found.park(5)
+        await other.park(5)
+        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        await found.desk.interrupt(job["id"])
+        with pytest.raises(BadRequest, match="belongs to"):
+            await other.desk.resume(job["id"])
+        assert len(other.held(DLQ)) == 5
+        assert await other.desk.jobs("", False, 10) == []
+        everywhere = LibraryDesk(other.operations, ANN, LoopClock(time.time), everywhere=True)
+        assert [one["id"] for one in await everywhere.jobs("", False, 10)] == [job["id"]]
+
+
+@in_virtual_time
+async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
+    """Who, what, how far and why."""
+    async with office() as found:
+        await found.park(2)
+        await carry_out(found.desk, _redrive(), "table", _again)
+        (job,) = await found.desk.jobs(DLQ, False, 10)
+        print_jobs([job], asyncio.get_running_loop().time())
+        print_job(job)
+        said = capsys.readouterr().out
+        assert "2/2" in said
+        assert "why       mended" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "target"),
+    [
+        ("design", "", Target()),
+        ("failed-queue", "", Target(TargetKind.FAILED_QUEUE)),
+        ("queue:a:b", "", Target(TargetKind.QUEUE, routing_key="a:b")),
+        ("exchange:e", "k", Target(TargetKind.EXCHANGE, "e", "k")),
+    ],
+)
+def test_a_target_is_read(text: str, key: str, target: Target) -> None:
+    """Names may hold colons."""
+    assert target_of(text, key, None) == target
+
+
+@pytest.mark.parametrize(("text", "key"), [("orders", ""), ("queue:", ""), ("queue:a", "k")])
+def test_a_wrong_target_is_a_usage_error(text: str, key: str) -> None:
+    """The error names what there is."""
+    with pytest.raises(click.UsageError, match=r"expected|belongs"):
+        target_of(text, key, None)
+
+
+def test_a_ramp_is_numbers() -> None:
+    """Each above zero."""
+    assert Ramp().convert("1, 5,25", None, None) == (1, 5, 25)
+    for wrong in ("", "1,,2", "0", "fast"):
+        with pytest.raises(click.BadParameter, match="1,5,25"):
+            Ramp().convert(wrong, None, None)
+
+
+def test_where_nobody_can_answer_an_option_has_to() -> None:
+    """Both the question and the reason."""
+    with pytest.raises(CommandFailed, match="nobody is there") as asked:
+        ask("Sure?")
+    assert asked.value.code is Exit.USAGE
+    with pytest.raises(CommandFailed, match="expected a reason"):
+        ask_for_reason(" ")
+    assert ask_for_reason("because") == "because"

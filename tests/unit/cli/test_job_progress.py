@@ -1,0 +1,119 @@
+"""Progress: the bar, the records, the rate."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hopback.cli.job_progress import Bar, Meter, Records, bar_line, time_left
+
+
+def _job(done: int = 0, selected: int = 100, **more: Any) -> dict[str, Any]:
+    counts = {
+        "selected": selected,
+        "done": done,
+        "skipped": 0,
+        "failed": 0,
+        "remaining": selected - done,
+        "cameBack": 0,
+    }
+    return {
+        "id": "j-1",
+        "kind": "re-drive",
+        "queue": "orders.dlq",
+        "state": "running",
+        "counts": {**counts, **more.pop("counts", {})},
+        **more,
+    }
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    """What was fast a minute ago does not make the rest look near."""
+    meter = Meter()
+    assert meter.rate is None
+    for second in range(10):
+        meter.add(second, second * 1000)
+    for second in range(10, 40):
+        meter.add(second, 9000 + second)
+    assert meter.rate == pytest.approx(1.0)
+
+
+def test_the_bar_tells_rate_time_left_failures_and_what_came_back() -> None:
+    """All on one line."""
+    line = bar_line(_job(50, counts={"failed": 2, "cameBack": 3}), 5.0, 120)
+    for part in (
+        "re-drive orders.dlq",
+        "52%",
+        "52/100",
+        "5/s",
+        "10s left",
+        "failed 2",
+        "came back 3",
+    ):
+        assert part in line, line
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 200])
+def test_the_bar_fits_the_terminal(columns: int) -> None:
+    """It never wraps, whatever the name of the queue, and obeys no control characters."""
+    line = bar_line(_job(1, queue="q" * 300 + "\x1b[2J"), 1.0, columns)
+    assert len(line) < columns
+    assert "\x1b" not in line
+
+
+def test_nobody_knows_when_a_paused_job_ends() -> None:
+    """Nor one that does not move."""
+    assert time_left(_job(50), 5.0) == 10.0
+    assert time_left(_job(50), 0.0) is None
+    assert time_left(_job(50, state="paused"), 5.0) is None
+    assert "paused" in bar_line(_job(50, state="paused"), 5.0, 120)
+
+
+def test_off_a_terminal_there_is_a_record_every_few_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not for each change."""
+    now = 0.0
+    records = Records(lambda: now)
+    for second in range(12):
+        now = float(second)
+        records.show(_job(second))
+    records.finish()
+    said = capsys.readouterr()
+    assert said.out == ""
+    told = [json.loads(line) for line in said.err.splitlines()]
+    assert [record["counts"]["done"] for record in told] == [5, 10]
+    assert told[0] == {
+        "event": "progress",
+        "job": "j-1",
+        "state": "running",
+        "reason": "",
+        "counts": _job(5)["counts"],
+        "rate": 1.0,
+        "secondsLeft": 95.0,
+    }
+
+
+def test_a_job_that_waits_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who follows it learns for what, on a terminal and in a log."""
+    waiting = {**_job(5), "stateReason": "waiting for the broker"}
+    records = Records(lambda: 0.0)
+    for job in (_job(5), waiting, waiting):
+        records.show(job)
+    (told,) = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert told["reason"] == "waiting for the broker"
+    assert "waiting for the broker" in bar_line(waiting, None, 200)
+
+
+def test_the_bar_is_drawn_in_place_and_left_standing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shorter line leaves nothing of a longer one behind."""
+    bar = Bar(lambda: 0.0)
+    bar.show(_job(10, counts={"failed": 1_000_000}))
+    bar.show(_job(20))
+    bar.finish()
+    before, first, second = capsys.readouterr().err.split("\r")
+    assert before == ""
+    assert len(second.rstrip("\n")) >= len(first)
+    assert second.endswith("\n")

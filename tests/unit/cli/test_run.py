@@ -1,0 +1,207 @@
+"""`hopback run`: finding the application, and what the options become."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from hopback.cli.app import run
+from hopback.cli.exits import CommandFailed
+from hopback.cli.options import HttpAddress
+from hopback.cli.run import RunSettings, load_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_APP = """
+from hopback import App
+app = App("shop")
+other = App("other")
+number = 5
+
+@app.handler("orders", retry=["1s"])
+async def handle(order: dict) -> None: ...
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current directory; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if not name.startswith("hopback"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("loaded_shop:app", "shop"), ("loaded_shop", "shop"), ("loaded_shop:other", "other")],
+)
+def test_an_application_is_found_from_the_current_directory(
+    folder: Path, target: str, name: str
+) -> None:
+    """`module:attribute`; the attribute is `app` where none is named."""
+    (folder / "loaded_shop.py").write_text(_APP)
+    assert load_app(target).name == name
+
+
+def test_an_application_is_found_in_a_package(folder: Path) -> None:
+    """Dotted names lead into packages."""
+    (folder / "loaded_package").mkdir()
+    (folder / "loaded_package" / "inner.py").write_text(_APP)
+    assert load_app("loaded_package.inner:app").name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "told"),
+    [
+        ("no_such_module:app", 5, "there is no module 'no_such_module'"),
+        ("loaded_shop.inner:app", 5, "there is no module 'loaded_shop.inner'"),
+        ("loaded_shop:nothing", 5, "expected an App as 'nothing' in loaded_shop, got nothing"),
+        ("loaded_shop:number", 5, "got int"),
+        ("loaded_shop.py", 2, "expected module:attribute"),
+        ("loaded_shop.py:app", 2, "expected module:attribute"),
+        ("./loaded_shop:app", 2, "expected module:attribute"),
+        (":app", 2, "expected module:attribute"),
+        ("loaded_broken:app", 1, "loaded_broken.py, line 2: ZeroDivisionError"),
+        ("loaded_needy:app", 1, "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("loaded_syntax:app", 1, "loaded_syntax.py, line 1: SyntaxError"),
+    ],
+)
+def test_what_is_missing_is_said(folder: Path, target: str, code: int, told: str) -> None:
+    """A missing module, attribute or library, a file that does not import: each in its own words."""
+    (folder / "loaded_shop.py").write_text(_APP)
+    (folder / "loaded_broken.py").write_text("\n1 / 0\n")
+    (folder / "loaded_needy.py").write_text("import no_such_library\n")
+    (folder / "loaded_syntax.py").write_text("def (:\n")
+    with pytest.raises(CommandFailed) as caught:
+        load_app(target)
+    assert told in str(caught.value)
+    assert caught.value.code == code
+
+
+def test_a_missing_attribute_names_those_there_are(folder: Path) -> None:
+    """The remedy is the command to type."""
+    (folder / "loaded_shop.py").write_text(_APP)
+    with pytest.raises(CommandFailed) as caught:
+        load_app("loaded_shop:nothing")
+    assert caught.value.do == "It has: app, other. Say `hopback run loaded_shop:NAME`."
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("8080", ("127.0.0.1", 8080)),
+        ("0", ("127.0.0.1", 0)),
+        (":8080", ("127.0.0.1", 8080)),
+        ("0.0.0.0:8080", ("0.0.0.0", 8080)),
+        ("[::1]:8080", ("::1", 8080)),
+        ("localhost:8080", ("localhost", 8080)),
+    ],
+)
+def test_an_http_address_is_loopback_unless_said(text: str, address: tuple[str, int]) -> None:
+    """A port alone is open to this machine only."""
+    assert HttpAddress().convert(text, None, None) == address
+
+
+@pytest.mark.parametrize("text", ["", "http", "localhost:", "1:99999", "-1", "::1:x"])
+def test_a_wrong_http_address_is_refused(text: str) -> None:
+    """Usage, not a guess."""
+    with pytest.raises(click.BadParameter, match="expected PORT or HOST:PORT"):
+        HttpAddress().convert(text, None, None)
+
+
+def _settings(**change: object) -> RunSettings:
+    settings: dict[str, object] = {
+        "target": "shop:app",
+        "broker": "amqp://user:secret@host/",
+        "management": None,
+        "queues": ("orders", "users"),
+        "concurrency": 7,
+        "processes": 3,
+        "reload": False,
+        "ownership": "check",
+        "accept": ("some-rule",),
+        "grace": 5.0,
+        "http": ("127.0.0.1", 8080),
+        "log_level": "debug",
+        "log_format": "json",
+        "otel": True,
+    }
+    return RunSettings(**{**settings, **change})  # type: ignore[arg-type]
+
+
+def test_a_child_is_told_everything_and_no_password_in_its_arguments() -> None:
+    """Every option is passed on; the broker's address goes by the environment."""
+    settings = _settings(management="http://user:secret@host/")
+    command = settings.command(2, 9)
+    assert "secret" not in " ".join(command)
+    assert command[2:5] == ["hopback", "run", "shop:app"]
+    assert {
+        "--queue=orders",
+        "--queue=users",
+        "--concurrency=7",
+        "--ownership=check",
+        "--accept=some-rule",
+        "--grace=5.0",
+        "--log-level=debug",
+        "--log-format=json",
+        "--otel",
+    } <= set(command)
+    assert settings.environment()["HOPBACK_BROKER"] == "amqp://user:secret@host/"
+    assert settings.environment()["HOPBACK_MANAGEMENT"] == "http://user:secret@host/"
+
+
+def test_each_process_has_a_port_of_its_own() -> None:
+    """One after the other; port 0 stays 0."""
+    ports = [_option(_settings().command(number, 9), "--http") for number in range(3)]
+    assert ports == ["127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8082"]
+    assert _option(_settings(http=("127.0.0.1", 0)).command(2, 9), "--http") == "127.0.0.1:0"
+
+
+def _option(command: list[str], name: str) -> str:
+    return next(one.partition("=")[2] for one in command if one.startswith(f"{name}="))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--processes", "2", "--broker", "embedded"], "lives in one process"),
+        (["--reload", "--broker", "embedded"], "lives in one process"),
+        (["--processes", "0", "--broker", "embedded"], "--processes"),
+        (["--concurrency", "0", "--broker", "embedded"], "--concurrency"),
+        (["--http", "http", "--broker", "embedded"], "expected PORT or HOST:PORT"),
+        (["--broker", "ftp://host/"], "--broker"),
+        ([], "--broker"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_leave_with_2(
+    folder: Path,
+    options: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker in the process is one process; numbers have limits; a broker must be named."""
+    monkeypatch.delenv("HOPBACK_BROKER", raising=False)
+    (folder / "loaded_shop.py").write_text(_APP)
+    assert run(["run", "loaded_shop:app", *options]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_queue_that_the_application_does_not_handle_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is connected."""
+    (folder / "loaded_shop.py").write_text(_APP)
+    assert run(["run", "loaded_shop:app", "--broker", "embedded", "--queue", "order"]) == 1
+    assert "expected one of orders, got 'order'" in capsys.readouterr().err

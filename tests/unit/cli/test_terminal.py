@@ -1,0 +1,58 @@
+"""What the command prints cannot harm a terminal and loses nothing in JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.cli import terminal
+
+if TYPE_CHECKING:
+    import pytest
+
+_HOSTILE = "q\x1b]0;owned\x07\x9b31m\u202etxt.exe\r\nfake line"
+
+
+def test_a_name_cannot_speak_to_the_terminal() -> None:
+    """Escape sequences, bells, line breaks and reversing marks become visible signs."""
+    shown = terminal.safe(_HOSTILE)
+    assert shown.startswith("q\N{REPLACEMENT CHARACTER}]0;owned")
+    assert not set(shown) & set("\x1b\x07\x9b\u202e\r\n")
+
+
+@given(st.text())
+def test_safe_text_is_one_printable_line(text: str) -> None:
+    """Whatever the text, nothing is left that moves the cursor; ordinary letters stay."""
+    shown = terminal.safe(text)
+    assert len(shown) == len(text)
+    assert all(sign >= " " and not "\x7f" <= sign <= "\x9f" for sign in shown)
+    assert shown == text or not text.isalnum()
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=5))
+def test_json_keeps_every_character(value: object) -> None:
+    """What is escaped for the terminal's sake reads back as it was."""
+    assert json.loads(terminal.json_text({"value": value})) == {"value": value}
+
+
+def test_json_is_safe_on_a_terminal() -> None:
+    """Control characters stand in JSON as escapes only, the C1 ones and reversing marks too."""
+    text = terminal.json_text({_HOSTILE: 1})
+    assert not set(text) & set("\x1b\x07\x9b\u202e\r")
+
+
+def test_off_a_terminal_a_table_is_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns are aligned, nothing is drawn, coloured, wrapped or cut."""
+    terminal.table(("name", "what"), [("a", "x" * 300), ("long", "y\x1b[1m")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["NAME  WHAT", "a     " + "x" * 300, "long  y\N{REPLACEMENT CHARACTER}[1m"]
+
+
+def test_a_document_reaches_a_file_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Off a terminal a document is not touched and ends with one line break."""
+    terminal.document("a\u202eb")
+    terminal.document("c\n")
+    assert capsys.readouterr().out == "a\u202eb\nc\n"
