@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from hopback import Publisher, Queue, RabbitMQ
-from hopback.cli.demo_web import Front, bound, served
+from hopback.cli.demo_web import DemoWeb, open_socket, serve_on
 from hopback.observe.metrics import Metrics
 from hopback.systems import load_system
 from hopback.systems.stage import Stage
@@ -65,12 +65,12 @@ async def on_stage(
     name: str, amqp_url: str, database: str, folder: Path, **environment: str
 ) -> AsyncIterator[Played]:
     """Start the system and its web server."""
-    front, listening, system = Front(Metrics()), bound("127.0.0.1", 0), load_system(name)
+    web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
     broker = RabbitMQ(amqp_url)
     stage = Stage(broker, database, folder, url, environment=environment)
-    async with served(front, listening), system.start(stage) as playing:
+    async with serve_on(web, listening), system.start(stage) as playing:
         assert playing.web is not None
-        front.add(name, playing.web)
+        web.add(name, playing.web)
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             yield Played(client, broker)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import DESIGNS, EmbeddedBroker
-from hopback.cli.demo_web import Front, bound, served
+from hopback.cli.demo_web import DemoWeb, open_socket, serve_on
 from hopback.observe.metrics import Metrics
 from hopback.systems import HOMES, load_system
 from hopback.systems.stage import Stage
@@ -43,12 +43,12 @@ def _readme(name: str) -> str:
 @asynccontextmanager
 async def _playing(name: str, folder: Path) -> AsyncIterator[str]:
     """The system on the embedded broker, in real time; the address of its web application."""
-    front, listening, system = Front(Metrics()), bound("127.0.0.1", 0), load_system(name)
+    web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
     stage = Stage(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
-    async with served(front, listening), system.start(stage) as playing:
+    async with serve_on(web, listening), system.start(stage) as playing:
         assert playing.web is not None
-        front.add(name, playing.web)
+        web.add(name, playing.web)
         yield url
 
 

@@ -26,7 +26,7 @@ __all__ = ["broker"]
 _MIB = 1024 * 1024
 
 
-class _User(click.ParamType[tuple[str, str]]):
+class _UserType(click.ParamType[tuple[str, str]]):
     """`NAME:PASSWORD`."""
 
     name = "name:password"
@@ -43,7 +43,7 @@ class _User(click.ParamType[tuple[str, str]]):
         return name, password
 
 
-class _Version(click.ParamType[BrokerVersion]):
+class _VersionType(click.ParamType[BrokerVersion]):
     """A RabbitMQ version."""
 
     name = "version"
@@ -81,7 +81,7 @@ class _Version(click.ParamType[BrokerVersion]):
 @click.option("--no-http", is_flag=True, help="No management API, and no clock to turn.")
 @click.option(
     "--profile",
-    type=_Version(),
+    type=_VersionType(),
     default="4.0",
     show_default=True,
     metavar="V",
@@ -97,7 +97,7 @@ class _Version(click.ParamType[BrokerVersion]):
 @click.option(
     "--user",
     "users",
-    type=_User(),
+    type=_UserType(),
     multiple=True,
     envvar="HOPBACK_BROKER_USERS",
     metavar="NAME:PASSWORD",
@@ -175,16 +175,13 @@ def _definitions(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, not an object")
     except (OSError, ValueError, RecursionError) as error:
         raise CommandFailed(
             f"{path}: expected RabbitMQ definitions as JSON: {error}",
             do="Export them with `hopback topology show … -o definitions`, or from RabbitMQ.",
         ) from error
-    if not isinstance(found, dict):
-        raise CommandFailed(
-            f"{path}: expected a JSON object, got another value",
-            do="Export them with `hopback topology show … -o definitions`, or from RabbitMQ.",
-        )
     return found
 
 
@@ -192,7 +189,12 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
     from hopback.broker.server import BrokerServer
 
     server = BrokerServer(settings)
-    _load(server, definitions)
+    try:
+        server.load(definitions)
+    except ValueError as error:
+        raise CommandFailed(
+            f"--definitions: {error}", do="Correct the file; nothing was started."
+        ) from error
     try:
         await server.start()
     except OSError as error:
@@ -208,15 +210,6 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
         await server.stop()
     click.echo("Stopped.")
     return Exit.OK
-
-
-def _load(server: BrokerServer, definitions: Mapping[str, Any]) -> None:
-    try:
-        server.load(definitions)
-    except ValueError as error:
-        raise CommandFailed(
-            f"--definitions: {error}", do="Mend the file; nothing was started."
-        ) from error
 
 
 async def _until_stopped() -> None:

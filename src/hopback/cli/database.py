@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-    from types import ModuleType
+    from collections.abc import AsyncIterator, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -24,17 +24,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IN_MEMORY",
-    "database_failures",
+    "database",
+    "database_errors",
     "database_option",
-    "open_journal",
-    "opened",
+    "journal",
     "state_folder",
-    "store_package",
     "unreachable",
 ]
 
+IN_MEMORY = "memory"
+"""The store that ends with the process: nothing can be resumed, nothing is audited."""
+
 database_option = click.option(
     "--database",
+    "url",
     envvar="HOPBACK_DATABASE",
     required=True,
     metavar="URL",
@@ -42,19 +45,19 @@ database_option = click.option(
 )
 
 
-def store_package() -> ModuleType:
-    """`hopback.store`, loaded when it is first asked for."""
-    from hopback import store
+@asynccontextmanager
+async def database(url: str) -> AsyncIterator[AsyncEngine]:
+    """An engine, closed at the end; nothing is connected yet. What SQL refuses is a CommandFailed."""
+    from hopback.store import open_database
 
-    return store
-
-
-def opened(url: str) -> AsyncEngine:
-    """An engine; nothing is connected yet. A file that cannot be opened is told at once."""
-    engine: AsyncEngine = store_package().open_database(url)
+    engine = open_database(url)
     if engine.dialect.name == "sqlite" and not _is_usable(Path(engine.url.database or ":memory:")):
         raise unreachable(OSError("unable to open database file"))
-    return engine
+    try:
+        with database_errors():
+            yield engine
+    finally:
+        await engine.dispose()
 
 
 def _is_usable(file: Path) -> bool:
@@ -64,11 +67,16 @@ def _is_usable(file: Path) -> bool:
     return file.parent.is_dir() and os.access(file.parent, os.W_OK)
 
 
-def database_failures() -> tuple[type[Exception], ...]:
-    """What a database says when it cannot be used; SQLAlchemy is loaded when this is asked."""
+@contextmanager
+def database_errors(*connecting: type[Exception]) -> Iterator[None]:
+    """Make a CommandFailed of what SQLAlchemy raises, and while one connects of what sockets do."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    return (SQLAlchemyError, OSError)
+    failures: tuple[type[Exception], ...] = (SQLAlchemyError, *connecting)
+    try:
+        yield
+    except failures as error:
+        raise unreachable(error) from error
 
 
 def unreachable(error: Exception) -> CommandFailed:
@@ -81,23 +89,8 @@ def unreachable(error: Exception) -> CommandFailed:
     )
 
 
-IN_MEMORY = "memory"
-"""The store that ends with the process: nothing can be resumed, nothing is audited."""
-
-
-def state_folder() -> Path:
-    """The folder for what a user's commands remember, as the platform has it."""
-    home = Path.home()
-    if sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        root = home / "Library" / "Application Support"
-    else:
-        root = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state")
-    return root / "hopback"
-
-
-async def open_journal(url: str | None, clock: Clock, stack: AsyncExitStack) -> Journal:
+@asynccontextmanager
+async def journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
     """The journal at that URL, or in the user's own file; its tables are made if they are missing.
 
     Without the extra `store`, and where the user's own file cannot be made, it is kept in memory.
@@ -106,16 +99,16 @@ async def open_journal(url: str | None, clock: Clock, stack: AsyncExitStack) -> 
 
     address = url or _own_file()
     if address is None or address == IN_MEMORY:
-        return MemoryJournal()
-    engine = opened(address)
-    stack.push_async_callback(engine.dispose)
-    try:
-        await store_package().migrate(engine, clock)
-    except database_failures() as error:
-        raise unreachable(error) from error
-    from hopback.deadletters.sql_journal import SqlJournal
+        yield MemoryJournal()
+        return
+    from hopback.store import migrate
 
-    return SqlJournal(engine, clock)
+    async with database(address) as engine:
+        from hopback.deadletters.sql_journal import SqlJournal
+
+        with database_errors(OSError):
+            await migrate(engine, clock)
+        yield SqlJournal(engine, clock)
 
 
 def _own_file() -> str | None:
@@ -128,3 +121,15 @@ def _own_file() -> str | None:
     except OSError:
         return None
     return f"sqlite:///{folder / 'jobs.db'}" if os.access(folder, os.W_OK) else None
+
+
+def state_folder() -> Path:
+    """The folder for what a user's commands remember, as the platform has it."""
+    home = Path.home()
+    if sys.platform == "win32":
+        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        root = home / "Library" / "Application Support"
+    else:
+        root = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state")
+    return root / "hopback"

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import EMBEDDED, HttpAddress
+from hopback.cli.options import EMBEDDED, HttpAddress, did_you_mean
 from hopback.cli.terminal import safe
 from hopback.extras import needs
 from hopback.systems import HOMES
 
 if TYPE_CHECKING:
-    from hopback.cli.demo_run import DemoSettings, Guide
+    from hopback.cli.demo_run import DemoSettings
 
 __all__ = ["demo"]
 
@@ -67,7 +66,13 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
     """
     if broker in ("", EMBEDDED):
         broker = None
-    names = tuple(HOMES) if name is None else (_known(name),)
+    if name is not None and name not in HOMES:
+        raise CommandFailed(
+            f"expected a system, got {name!r}",
+            do=f"{did_you_mean(name, HOMES)}Systems are {', '.join(HOMES)}.",
+            code=Exit.NOT_FOUND,
+        )
+    names = tuple(HOMES) if name is None else (name,)
     with needs("systems", "the demo"):
         from hopback.cli.demo_run import DemoSettings
     settings = DemoSettings(
@@ -76,35 +81,23 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
     return asyncio.run(_run(settings))
 
 
-def _known(name: str) -> str:
-    if name in HOMES:
-        return name
-    close = get_close_matches(name, HOMES, n=1)
-    hint = f"Did you mean {close[0]}? " if close else ""
-    raise CommandFailed(
-        f"expected a system, got {name!r}",
-        do=f"{hint}Systems are {', '.join(HOMES)}.",
-        code=Exit.NOT_FOUND,
-    )
-
-
 async def _run(settings: DemoSettings) -> int:
-    """Play until the first signal, then end in order; a second one ends at once."""
+    """Run until the first signal, then end in order; a second one ends at once."""
     from hopback.cli.run_service import Stopper, listen_to_signals
 
     stopping = asyncio.Event()
-    playing = asyncio.create_task(_play(settings, stopping))
-    stopper = Stopper(lambda: playing.cancel() if stopping.is_set() else stopping.set())
+    running = asyncio.create_task(_run_until(stopping, settings))
+    stopper = Stopper(lambda: running.cancel() if stopping.is_set() else stopping.set())
     listen_to_signals(stopper)
     try:
-        await playing
+        await running
     except asyncio.CancelledError:
         return Exit.INTERRUPTED
     click.echo("Stopped; nothing is left running.")
     return Exit.OK
 
 
-async def _play(settings: DemoSettings, stopping: asyncio.Event) -> None:
+async def _run_until(stopping: asyncio.Event, settings: DemoSettings) -> None:
     from hopback.cli.demo_run import Demo
 
     async with AsyncExitStack() as stack:
@@ -116,16 +109,12 @@ async def _play(settings: DemoSettings, stopping: asyncio.Event) -> None:
                 return
             with needs("systems", "the demo"):
                 guide = starting.result()
-            _print(guide)
+            for line in guide.lines():
+                click.echo(safe(line))
+            click.echo("\nCtrl-C ends it.")
             await asked
             click.echo("Stopping.")
         finally:
             starting.cancel()
             asked.cancel()
             await asyncio.gather(starting, asked, return_exceptions=True)
-
-
-def _print(guide: Guide) -> None:
-    for line in guide.lines():
-        click.echo(safe(line))
-    click.echo("\nCtrl-C ends it.")

@@ -18,8 +18,9 @@ from hopback.admin import create_app, refuse_public
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
-from hopback.cli.demo_web import Front, bound, living, served
-from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.demo_web import DemoWeb, lifespan, open_socket, serve_on
+from hopback.cli.exits import CommandFailed
+from hopback.cli.options import cannot_listen, rabbitmq, url_host
 from hopback.clock import SystemClock
 from hopback.deadletters.operations import Operations
 from hopback.designs import DESIGNS
@@ -46,6 +47,8 @@ __all__ = ["Demo", "DemoSettings", "Guide", "ShortLog"]
 
 _PORTS = ((5673, 15673), (0, 0))
 """For AMQP and management: beside RabbitMQ's own, so that both can run; else any that are free."""
+_RECONNECT_S = 1  # the broker of a demo is on this machine: back within seconds or stopped
+_TRAFFIC_AGAIN_S = 5  # long enough that a broker that restarts is back, and the log stays readable
 _LOG = logging.getLogger("hopback.demo")
 
 
@@ -81,24 +84,24 @@ class Demo:
         """Start everything, in the order in which it is needed; how to find it."""
         folder = self._folder()
         await self._open_broker()
-        front = Front(self._metrics)
-        url = await self._listen(front)
+        web = DemoWeb(self._metrics)
+        url = await self._listen(web)
         systems = []
         for name in self._settings.names:
             system = load_system(name)
             stage = self._stage(system, folder, url)
-            await self._play(system, stage, front)
+            await self._start_system(system, stage, web)
             systems.append((system, stage))
-        await self._open_page(front)
-        await self._aside(self._count_depths(), "depths")
+        await self._open_page(web)
+        await self._run_beside(self._count_depths(), "depths")
         if self._settings.traffic:
             for system, stage in systems:
-                await self._aside(_produce(system, stage), f"{system.name} traffic")
+                await self._run_beside(_produce(system, stage), f"{system.name} traffic")
         guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
-        front.tell("\n".join(guide.lines()))
+        web.show("\n".join(guide.lines()))
         return guide
 
-    # --- one after the other -----------------------------------------------------------------------
+    # --- one after the other
 
     def _folder(self) -> Path:
         if self._settings.folder is not None:
@@ -110,43 +113,34 @@ class Demo:
         """The broker that was named, or one of our own on a socket of this machine."""
         if self._settings.broker is not None:
             self._amqp = self._settings.broker
-            try:
-                self._address = RabbitMQ(self._amqp).address
-            except ValueError as error:
-                raise CommandFailed(
-                    f"--broker: {error}",
-                    do="Give an address like amqp://guest:guest@localhost/.",
-                    code=Exit.USAGE,
-                ) from error
+            broker = rabbitmq(self._amqp)
+            self._address = broker.address
             self._management = self._settings.management
-            await (await RabbitMQ(self._amqp).connect("hopback demo")).close()
+            await (await broker.connect("hopback demo")).close()
             return
-        server = await self._own_broker()
-        place = server.url.removeprefix("amqp://")
-        self._amqp = self._address = f"amqp://guest:guest@{place}"
-        self._management = server.http_url
-
-    async def _own_broker(self) -> BrokerServer:
         for port, http_port in _PORTS:
             server = BrokerServer(ServerSettings(port=port, http_port=http_port))
             with suppress(OSError):
-                return await self._stack.enter_async_context(server)
-        raise CommandFailed("no port can be had for the broker", do="End what holds them all.")
+                await self._stack.enter_async_context(server)
+                self._amqp = self._address = (
+                    f"amqp://guest:guest@{server.url.removeprefix('amqp://')}"
+                )
+                self._management = server.http_url
+                return
+        raise CommandFailed(
+            "cannot listen on any port of this machine for the broker",
+            do="End what holds the ports, or name a RabbitMQ with --broker.",
+        )
 
-    async def _listen(self, front: Front) -> str:
+    async def _listen(self, web: DemoWeb) -> str:
         host, port = self._settings.http
         refuse_public(host, asks_who=False)
         try:
-            listening = bound(host, port)
+            listening = open_socket(host, port)
         except OSError as error:
-            raise CommandFailed(
-                f"--http {host}:{port} cannot be had: {error.strerror or error}",
-                do="Take another port, or end what listens there.",
-                code=Exit.CONFLICT,
-            ) from error
-        await self._stack.enter_async_context(served(front, listening))
-        name = f"[{host}]" if ":" in host else host
-        return f"http://{name}:{listening.getsockname()[1]}"
+            raise cannot_listen((host, port), error.strerror or str(error)) from error
+        await self._stack.enter_async_context(serve_on(web, listening))
+        return f"http://{url_host(host, listening.getsockname()[1])}"
 
     def _stage(self, system: System, folder: Path, url: str) -> Stage:
         own = private_folder(folder / system.name)
@@ -160,19 +154,19 @@ class Demo:
             self._settings.environment,
         )
 
-    async def _play(self, system: System, stage: Stage, front: Front) -> None:
+    async def _start_system(self, system: System, stage: Stage, web: DemoWeb) -> None:
         playing: Playing = await self._stack.enter_async_context(system.start(stage))
         for service in playing.services:
             health = Health(service, time=asyncio.get_running_loop().time)
-            front.watch(service, health)
+            web.watch(service, health)
             self._services.append(service)
-            await self._aside(health.run(), "health")
+            await self._run_beside(health.run(), "health")
         if playing.web is not None:
-            front.add(system.name, playing.web)
+            web.add(system.name, playing.web)
 
-    # --- beside the systems --------------------------------------------------------------------------
+    # --- beside the systems
 
-    async def _open_page(self, front: Front) -> None:
+    async def _open_page(self, web: DemoWeb) -> None:
         """The admin page, over the operations on the systems' dead letters."""
         broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
         view = await self._view()
@@ -182,8 +176,8 @@ class Demo:
             Operations(broker, management=view, **known)
         )
         page = create_app(operations, broker, view=view, **known)
-        await self._stack.enter_async_context(living(page))
-        front.open_page(page)
+        await self._stack.enter_async_context(lifespan(page))
+        web.open_page(page)
 
     async def _view(self) -> Management | None:
         """The management API, if it answers."""
@@ -211,15 +205,15 @@ class Demo:
                     await depths.attend(connection)
                 finally:
                     await connection.close()
-            await asyncio.sleep(1)
+            await asyncio.sleep(_RECONNECT_S)
 
-    async def _aside(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        await self._stack.enter_async_context(_meanwhile(work, name))
+    async def _run_beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        await self._stack.enter_async_context(_while_open(work, name))
 
-    # --- what is said --------------------------------------------------------------------------------
+    # --- what is logged
 
     def _bus(self, system: System) -> Bus:
-        """Who hears what a system says: the terminal, by its document's own names, and the metrics."""
+        """Where a system's events go: to the terminal, by its document's own names, and to the metrics."""
         log = ShortLog(
             SystemClock(),
             level=self._settings.log_level,
@@ -234,10 +228,10 @@ class Demo:
 
 
 @asynccontextmanager
-async def _meanwhile(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+async def _while_open(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     """Run it for as long as the block lasts; what it raises is logged, and ends nothing."""
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_mourn)
+    task.add_done_callback(_log_end)
     try:
         yield
     finally:
@@ -245,17 +239,17 @@ async def _meanwhile(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _mourn(task: asyncio.Task[None]) -> None:
+def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _LOG.error("%s has ended", task.get_name(), exc_info=task.exception())
 
 
 async def _produce(system: System, stage: Stage) -> None:
-    """A system's traffic; when broker or database are away for a while it begins anew."""
+    """A system's traffic; it begins again after the broker or the database was away."""
     while True:
         with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
             await system.traffic(stage)
-        await asyncio.sleep(5)
+        await asyncio.sleep(_TRAFFIC_AGAIN_S)
 
 
 class ShortLog(EventLog):
@@ -286,7 +280,7 @@ class Guide:
 
     def lines(self) -> Iterator[str]:
         """Line by line."""
-        yield from self._places()
+        yield from self._addresses()
         for system, stage in self.systems:
             yield from ("", f"{system.name}: {system.title}")
             for one in system.tries:
@@ -299,7 +293,7 @@ class Guide:
                 "check NAME` explains them. The hardened forms (--hardened) have none."
             )
 
-    def _places(self) -> Iterator[str]:
+    def _addresses(self) -> Iterator[str]:
         yield f"Dead letters, topology, checks   {self.url}/"
         yield f"This guide                       {self.url}/demo"
         yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"

@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from hopback.runtime.health import Condition, Health
     from hopback.runtime.service import Service
 
-__all__ = ["Front", "bound", "living", "served"]
+__all__ = ["DemoWeb", "lifespan", "open_socket", "serve_on"]
 
-_GRACE_S = 1
+_GRACE_S = 1  # who ends the demo does not wait for a browser that keeps a stream open
+_BACKLOG = 128  # what Linux long took at most; a browser opens six connections
+_KEEP_ALIVE_S = 60  # a reader of the page thinks for a while between two clicks
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _STYLE = "body{font:16px/1.5 system-ui;margin:3rem auto;max-width:60rem;padding:0 1rem}pre{overflow:auto}"
 
 
-class Front:
+class DemoWeb:
     """What the one web server answers with; systems and the page are added as they come up."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -70,14 +72,14 @@ class Front:
         self._router.routes.append(Mount(f"/{name}", web))
 
     def watch(self, service: Service, health: Health) -> None:
-        """Tell of a service in the probes and the metrics."""
+        """Include a service in the probes and the metrics."""
         self._running.append((service, health))
 
     def open_page(self, page: ASGIApp) -> None:
         """Serve the admin page at the root."""
         self._router.default = page
 
-    def tell(self, guide: str) -> None:
+    def show(self, guide: str) -> None:
         """What `/demo` says."""
         self._guide = guide
 
@@ -104,7 +106,7 @@ class Front:
         return JSONResponse(told, 503 if reasons else 200)
 
 
-class _Server(uvicorn.Server):
+class _ServerWithoutSignals(uvicorn.Server):
     """Leaves signals to the command."""
 
     @contextmanager
@@ -113,14 +115,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; OSError if the port cannot be had. Port 0 takes a free one."""
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; OSError if the port is taken. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-        listening.listen(128)
+        listening.listen(_BACKLOG)
     except OSError:
         listening.close()
         raise
@@ -129,7 +131,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def served(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
+async def serve_on(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
     """Serve on the socket for as long as the block lasts."""
     config = uvicorn.Config(
         app,
@@ -137,10 +139,10 @@ async def served(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=60,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    server = _Server(config)
+    server = _ServerWithoutSignals(config)
     serving = asyncio.create_task(server.serve([listening]), name="demo web server")
     try:
         yield
@@ -151,7 +153,7 @@ async def served(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def living(app: ASGIApp) -> AsyncIterator[None]:
+async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
     """The life of a web application, as the ASGI protocol tells it when no server does."""
     told: asyncio.Queue[str] = asyncio.Queue()
     said: asyncio.Queue[str] = asyncio.Queue()

@@ -13,41 +13,31 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import (
     Access,
     Reached,
-    Target,
+    TopologySource,
     broker_options,
     format_option,
     reach,
-    topology_target,
+    topology_source,
 )
 from hopback.cli.terminal import ask, document, json_text, safe, safe_lines, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.broker.apply import Applied, ApplyPlan
+    from hopback.broker.apply import ApplyPlan
     from hopback.broker.doctor import Examination
+    from hopback.broker.management import Management
     from hopback.broker.migrate import Migration
     from hopback.broker.policies import LiftedLimit
-    from hopback.topology.diff import Conflict, Difference
     from hopback.topology.model import Topology
 
-__all__ = [
-    "apply",
-    "doctor",
-    "examination_data",
-    "migrate",
-    "plan",
-    "plan_data",
-    "print_examination",
-    "print_plan",
-    "revert",
-]
+__all__ = ["apply", "doctor", "migrate", "plan", "revert"]
 
 _Params = tuple[tuple[str, str], ...]
 
 
 @click.command(short_help="Compare with a live broker; change nothing.")
-@topology_target
+@topology_source
 @broker_options
 @format_option("table", "json")
 @click.option(
@@ -65,13 +55,23 @@ def plan(
 ) -> int:
     """Compare a SYSTEM or FILE with a live broker and say what `apply` would do."""
     access = Access(broker, management, amqp_only)
-    planned = asyncio.run(_plan(access, Target(name, hardened, params).topology()))
-    _show(planned, form)
+    planned = asyncio.run(_live_plan(access, TopologySource(name, hardened, params).topology()))
+    if form == "json":
+        document(json_text(_plan_data(planned)))
+    else:
+        _print_plan(planned)
     return Exit.FOUND if detailed_exit_code and not planned.settled else Exit.OK
 
 
+async def _live_plan(access: Access, desired: Topology) -> ApplyPlan:
+    from hopback.broker.apply import live_plan
+
+    async with reach(access) as broker:
+        return await live_plan(desired, broker.connection, broker.management, broker.vhost)
+
+
 @click.command(short_help="Create on a live broker what is missing.")
-@topology_target
+@topology_source
 @broker_options
 @format_option("table", "json")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -109,9 +109,57 @@ def apply(
     Shows the plan first and asks. Nothing is deleted or replaced unless named with --replace. Safe
     to repeat; after an interruption simply run it again.
     """
-    choices = _Choices(form, yes, dry_run, frozenset(replace), skip_conflicts, lift_main_limits)
-    desired = Target(name, hardened, params).topology()
-    return asyncio.run(_apply(Access(broker, management, amqp_only), desired, choices))
+    desired = TopologySource(name, hardened, params).topology()
+    access = Access(broker, management, amqp_only)
+    choices = _ApplyChoices(
+        form, yes, dry_run, frozenset(replace), skip_conflicts, lift_main_limits
+    )
+    return asyncio.run(_apply(access, desired, choices))
+
+
+@dataclass(frozen=True, slots=True)
+class _ApplyChoices:
+    """What the user chose for `apply`."""
+
+    form: str
+    yes: bool
+    dry_run: bool
+    replace: frozenset[str]
+    skip_conflicts: bool
+    lift_main_limits: bool
+
+
+async def _apply(access: Access, desired: Topology, choices: _ApplyChoices) -> int:
+    from hopback.broker.apply import apply as carry_out
+    from hopback.broker.apply import live_plan
+
+    done: tuple[str, ...] = ()
+    left = False
+    async with reach(access) as broker:
+        planned = await live_plan(desired, broker.connection, broker.management, broker.vhost)
+        if choices.form == "table":
+            _print_plan(planned)
+        offered = choices.lift_main_limits and planned.offers
+        acts = not choices.dry_run and (offered or not planned.settled)
+        if acts:
+            if not choices.yes:
+                ask("Apply?")
+            applied = await carry_out(
+                planned,
+                broker.connection,
+                broker.management,
+                vhost=broker.vhost,
+                replace=choices.replace,
+                skip_conflicts=choices.skip_conflicts,
+                take_offers=choices.lift_main_limits,
+                on_done=lambda text: click.echo(safe(text), err=True),
+            )
+            done, left = tuple(applied.done), bool(applied.left)
+    if choices.form == "json":
+        document(json_text({"plan": _plan_data(planned), "done": list(done)}))
+    elif acts:
+        click.echo(f"Done: {len(done)} changes.")
+    return Exit.PARTIAL if left else Exit.OK
 
 
 @click.command(short_help="Take back the delivery limits that apply has lifted.")
@@ -147,117 +195,26 @@ def revert(
     return Exit.OK
 
 
-@click.command(short_help="Look at a live broker and say what is wrong.")
-@broker_options
-@format_option("table", "json")
-@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if anything was found.")
-def doctor(
-    broker: str, management: str | None, amqp_only: bool, form: str, detailed_exit_code: bool
-) -> int:
-    """Look at a live broker: version, alarms, feature flags, and the hazards of its topology.
-
-    Leaves with 1 if something asks for action, with 0 otherwise. Changes nothing.
-    """
-    found = asyncio.run(_examine(Access(broker, management, amqp_only)))
-    if form == "json":
-        document(json_text(examination_data(found)))
-    else:
-        print_examination(found)
-    if detailed_exit_code:
-        return Exit.FOUND if found.findings or not found.healthy else Exit.OK
-    return Exit.OK if found.healthy else Exit.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class _Choices:
-    """What the user chose for `apply`."""
-
-    form: str
-    yes: bool
-    dry_run: bool
-    replace: frozenset[str]
-    skip_conflicts: bool
-    lift_main_limits: bool
-
-
-async def _plan(access: Access, desired: Topology) -> ApplyPlan:
-    from hopback.broker.apply import live_plan
-
-    async with reach(access) as broker:
-        return await live_plan(desired, broker.connection, broker.management, broker.vhost)
-
-
-async def _examine(access: Access) -> Examination:
-    from hopback.broker.doctor import examine
-
-    async with reach(access) as broker:
-        version = broker.connection.version
-        return await examine(broker.address, broker.vhost, version, broker.management)
-
-
 async def _revert(access: Access, queues: tuple[str, ...]) -> tuple[LiftedLimit, ...]:
     from hopback.broker.apply import restore_limits
 
     async with reach(access) as broker:
-        if broker.management is None:
-            raise CommandFailed(
-                "policies can only be changed through the management API",
-                do="Name it with --management URL.",
-                code=Exit.UNREACHABLE,
-            )
-        return await restore_limits(
-            broker.connection, broker.management, broker.vhost, queues or None
+        management = _needed(broker, "policies can only be changed")
+        return await restore_limits(broker.connection, management, broker.vhost, queues or None)
+
+
+def _needed(broker: Reached, why: str) -> Management:
+    """The management API, for what cannot be done without it."""
+    if broker.management is None:
+        raise CommandFailed(
+            f"{why} through the management API",
+            do="Name it with --management URL.",
+            code=Exit.UNREACHABLE,
         )
+    return broker.management
 
 
-async def _apply(access: Access, desired: Topology, choices: _Choices) -> int:
-    from hopback.broker.apply import live_plan
-
-    async with reach(access) as broker:
-        planned = await live_plan(desired, broker.connection, broker.management, broker.vhost)
-        if choices.form == "table":
-            print_plan(planned)
-        if choices.dry_run or _nothing_to_do(planned, choices):
-            if choices.form == "json":
-                document(json_text({"plan": plan_data(planned), "done": []}))
-            return Exit.OK
-        if not choices.yes:
-            ask("Apply?")
-        applied = await _carry_out(planned, broker, choices)
-    if choices.form == "json":
-        document(json_text({"plan": plan_data(planned), "done": list(applied.done)}))
-    else:
-        click.echo(f"Done: {len(applied.done)} changes.")
-    return Exit.PARTIAL if applied.left else Exit.OK
-
-
-def _nothing_to_do(planned: ApplyPlan, choices: _Choices) -> bool:
-    return planned.settled and not (choices.lift_main_limits and planned.offers)
-
-
-async def _carry_out(planned: ApplyPlan, broker: Reached, choices: _Choices) -> Applied:
-    from hopback.broker.apply import apply as carry_out
-
-    return await carry_out(
-        planned,
-        broker.connection,
-        broker.management,
-        vhost=broker.vhost,
-        replace=choices.replace,
-        skip_conflicts=choices.skip_conflicts,
-        take_offers=choices.lift_main_limits,
-        on_done=lambda text: click.echo(safe(text), err=True),
-    )
-
-
-def _show(planned: ApplyPlan, form: str) -> None:
-    if form == "json":
-        document(json_text(plan_data(planned)))
-    else:
-        print_plan(planned)
-
-
-def print_plan(planned: ApplyPlan) -> None:
+def _print_plan(planned: ApplyPlan) -> None:
     """What would be created, what is in the way and what it would cost."""
     if planned.steps:
         rows = [(f"+ {step.kind}", step.name, step.why) for step in planned.steps]
@@ -277,7 +234,7 @@ def _summary(planned: ApplyPlan) -> str:
     found = planned.diff
     others = Counter(str(entry.kind) for entry in found.extra)
     left = ", ".join(f"{count} {kind}" for kind, count in others.items())
-    tail = f" {left} besides, left alone." if left else ""
+    tail = f" Left alone: {left}." if left else ""
     if planned.settled:
         return f"Nothing to do: {len(found.same)} objects are as desired.{tail}"
     return (
@@ -286,7 +243,7 @@ def _summary(planned: ApplyPlan) -> str:
     )
 
 
-def plan_data(planned: ApplyPlan) -> dict[str, object]:
+def _plan_data(planned: ApplyPlan) -> dict[str, object]:
     """The plan as JSON."""
     found = planned.diff
     return {
@@ -297,7 +254,22 @@ def plan_data(planned: ApplyPlan) -> dict[str, object]:
         ],
         "same": [{"kind": str(entry.kind), "name": entry.name} for entry in found.same],
         "extra": [{"kind": str(entry.kind), "name": entry.name} for entry in found.extra],
-        "conflicts": [_conflict_data(conflict) for conflict in found.conflict],
+        "conflicts": [
+            {
+                "kind": str(conflict.kind),
+                "name": conflict.name,
+                "differences": [
+                    {
+                        "field": one.field,
+                        "desired": one.desired,
+                        "actual": one.actual,
+                        "advice": one.advice,
+                    }
+                    for one in conflict.differences
+                ],
+            }
+            for conflict in found.conflict
+        ],
         "at_risk": [
             {
                 "queue": risk.queue,
@@ -318,25 +290,8 @@ def plan_data(planned: ApplyPlan) -> dict[str, object]:
     }
 
 
-def _conflict_data(conflict: Conflict) -> dict[str, object]:
-    return {
-        "kind": str(conflict.kind),
-        "name": conflict.name,
-        "differences": [_difference_data(one) for one in conflict.differences],
-    }
-
-
-def _difference_data(difference: Difference) -> dict[str, object]:
-    return {
-        "field": difference.field,
-        "desired": difference.desired,
-        "actual": difference.actual,
-        "advice": difference.advice,
-    }
-
-
 @click.command(short_help="Replace queues of another form, keeping their messages.")
-@topology_target
+@topology_source
 @broker_options
 @format_option("table", "json")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -357,7 +312,7 @@ def migrate(
     Each queue that differs is replaced through a shadow queue; its messages, bindings and counted
     attempts are kept. Stop the consumers first. After an interruption run it again.
     """
-    desired = Target(name, hardened, params).topology()
+    desired = TopologySource(name, hardened, params).topology()
     access = Access(broker, management, amqp_only)
     return asyncio.run(_migrate(access, desired, form=form, yes=yes, dry_run=dry_run))
 
@@ -365,44 +320,30 @@ def migrate(
 async def _migrate(
     access: Access, desired: Topology, *, form: str, yes: bool, dry_run: bool
 ) -> int:
+    from hopback.broker.migrate import migrate as carry_out
+    from hopback.broker.migrate import migration
+
     async with reach(access) as broker:
-        planned = await _migration(broker, desired)
+        management = _needed(broker, "bindings can only be seen")
+        planned = migration(desired, await management.live_topology(broker.vhost))
         if form == "table":
             _print_migration(planned)
         moved = 0
         if not dry_run and planned.replacements:
             if not yes:
                 ask("Migrate?")
-            moved = await _carry_out_migration(broker, planned)
+            moved = await carry_out(
+                broker.connection,
+                planned,
+                lambda text: click.echo(safe(text), err=True),
+                management=management,
+                vhost=broker.vhost,
+            )
     if form == "json":
         document(json_text({"plan": _migration_data(planned), "moved": moved}))
     elif moved or not dry_run:
         click.echo(f"Done: {moved} messages moved.")
     return Exit.OK
-
-
-async def _migration(broker: Reached, desired: Topology) -> Migration:
-    from hopback.broker.migrate import migration
-
-    if broker.management is None:
-        raise CommandFailed(
-            "bindings can only be seen through the management API",
-            do="Name it with --management URL.",
-            code=Exit.UNREACHABLE,
-        )
-    return migration(desired, await broker.management.live_topology(broker.vhost))
-
-
-async def _carry_out_migration(broker: Reached, planned: Migration) -> int:
-    from hopback.broker.migrate import migrate as carry_out
-
-    return await carry_out(
-        broker.connection,
-        planned,
-        lambda text: click.echo(safe(text), err=True),
-        management=broker.management,
-        vhost=broker.vhost,
-    )
 
 
 def _print_migration(planned: Migration) -> None:
@@ -434,10 +375,44 @@ def _migration_data(planned: Migration) -> dict[str, object]:
     }
 
 
-def print_examination(found: Examination) -> None:
+@click.command(short_help="Look at a live broker and say what is wrong.")
+@broker_options
+@format_option("table", "json")
+@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if anything was found.")
+def doctor(
+    broker: str, management: str | None, amqp_only: bool, form: str, detailed_exit_code: bool
+) -> int:
+    """Look at a live broker: version, alarms, feature flags, and the hazards of its topology.
+
+    Leaves with 1 if something asks for action, with 0 otherwise. Changes nothing.
+    """
+    found = asyncio.run(_examine(Access(broker, management, amqp_only)))
+    if form == "json":
+        document(json_text(_examination_data(found)))
+    else:
+        _print_examination(found)
+    if detailed_exit_code:
+        return Exit.FOUND if found.findings or not found.healthy else Exit.OK
+    return Exit.OK if found.healthy else Exit.FAILED
+
+
+async def _examine(access: Access) -> Examination:
+    from hopback.broker.doctor import examine
+
+    async with reach(access) as broker:
+        version = broker.connection.version
+        return await examine(broker.address, broker.vhost, version, broker.management)
+
+
+def _print_examination(found: Examination) -> None:
     """First what it is, then what asks for action, then what to know."""
-    click.echo(safe(_headline(found)))
-    rows = [*_urgent(found), *_findings(found)]
+    queues = "" if found.queues is None else f", {found.queues} queues in {found.vhost!r}"
+    cluster = f" ({found.overview.cluster})" if found.overview else ""
+    click.echo(safe(f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"))
+    rows = [*_urgent(found)]
+    for finding in found.findings:
+        words = f"{finding.explanation} Fix: {finding.fix} [{finding.rule}]"
+        rows.append((str(finding.severity), finding.place, words))
     if rows:
         table(("severity", "place", "what it is and what to do"), rows)
     for notice in found.notices:
@@ -450,12 +425,6 @@ def print_examination(found: Examination) -> None:
     click.echo("Healthy." if found.healthy else "Something asks for action.")
 
 
-def _headline(found: Examination) -> str:
-    queues = "" if found.queues is None else f", {found.queues} queues in {found.vhost!r}"
-    cluster = f" ({found.overview.cluster})" if found.overview else ""
-    return f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"
-
-
 def _urgent(found: Examination) -> Iterator[tuple[str, str, str]]:
     for alarm in found.alarms:
         words = f"{alarm.resource} alarm: the broker takes no publishes until it clears."
@@ -465,19 +434,13 @@ def _urgent(found: Examination) -> Iterator[tuple[str, str, str]]:
     for held in found.held_back:
         words = (
             f"{held.messages} dead letters are held back because no queue takes them (at most "
-            f"{held.lag_s:g} s old). If the number does not fall: mend the dead-letter exchange, "
+            f"{held.lag_s:g} s old). If the number does not fall: repair the dead-letter exchange, "
             "its binding or the full queue behind it; the broker tries again every 3 minutes."
         )
         yield "error", f"queue {held.queue}", words
 
 
-def _findings(found: Examination) -> Iterator[tuple[str, str, str]]:
-    for finding in found.findings:
-        words = f"{finding.explanation} Fix: {finding.fix} [{finding.rule}]"
-        yield str(finding.severity), finding.place, words
-
-
-def examination_data(found: Examination) -> dict[str, object]:
+def _examination_data(found: Examination) -> dict[str, object]:
     """The examination as JSON."""
     return {
         "broker": found.address,

@@ -1,4 +1,4 @@
-"""What several commands understand: a topology, a broker, a form, an address."""
+"""What several commands understand: a topology, a broker, an address to listen on, a form of output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hopback.errors import ConnectionFailed, InvalidTopology
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from hopback.broker.management import Management
     from hopback.broker.port import Connection
-    from hopback.designs import Design
+    from hopback.broker.rabbitmq import RabbitMQ
     from hopback.topology.model import Topology
 
 __all__ = [
@@ -26,32 +26,34 @@ __all__ = [
     "Access",
     "HttpAddress",
     "Reached",
-    "Target",
+    "TopologySource",
     "broker_options",
     "broker_version_option",
+    "cannot_listen",
+    "did_you_mean",
     "format_option",
+    "log_format_option",
+    "rabbitmq",
     "reach",
     "reach_management",
-    "topology_target",
+    "topology_source",
+    "url_host",
     "vhost_option",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
+
+# Definitions of the largest brokers known have some 20 MiB; a file that was named by mistake, a disk
+# image for example, must not fill the memory.
 _MOST_BYTES = 64 * 1024 * 1024
 
 
-def _version(
-    ctx: click.Context, option: click.Parameter, value: str | None
-) -> BrokerVersion | None:
-    try:
-        return None if value is None else BrokerVersion.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", ctx, option) from error
+# --- a topology: a documented design by its name, or a file
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The words a user said; `topology()` turns them into data."""
+class TopologySource:
+    """What the user said of a topology; `topology()` builds or reads it."""
 
     name: str
     hardened: bool = False
@@ -59,54 +61,53 @@ class Target:
     vhost: str | None = None
 
     def topology(self) -> Topology:
-        """The design or the file's content; CommandFailed (5) if there is neither."""
+        """The design, or what the file holds; CommandFailed (5) if there is neither."""
         from hopback.designs import DESIGNS
 
         design = DESIGNS.get(self.name)
         if design is not None:
-            return self._built(design)
-        if self.hardened or self.params:
-            self._refuse_design_options()
-        return _read(self._path(), self.vhost)
-
-    def _built(self, design: Design) -> Topology:
-        try:
-            return design.build(dict(self.params), hardened=self.hardened)
-        except InvalidTopology as error:
-            listed = f"`hopback systems {self.name}` lists its parameters."
-            raise CommandFailed(str(error), do=listed, code=Exit.USAGE) from error
-
-    def _path(self) -> Path:
+            try:
+                return design.build(dict(self.params), hardened=self.hardened)
+            except InvalidTopology as error:
+                listed = f"`hopback systems {self.name}` lists its parameters."
+                raise CommandFailed(str(error), do=listed, code=Exit.USAGE) from error
         path = Path(self.name)
         if not path.is_file():
             raise CommandFailed(
                 f"expected a system or a file, found neither under the name {self.name!r}",
-                do=_suggestion(self.name),
+                do=f"{did_you_mean(self.name, DESIGNS)}Name one of {', '.join(DESIGNS)}, or a .toml"
+                " or definitions .json file.",
                 code=Exit.NOT_FOUND,
             )
-        return path
-
-    def _refuse_design_options(self) -> None:
-        self._path()
-        option = "--hardened" if self.hardened else "--param"
-        raise click.UsageError(
-            f"{option} is for a documented system; a file says itself what it declares."
-        )
+        if self.hardened or self.params:
+            option = "--hardened" if self.hardened else "--param"
+            raise click.UsageError(
+                f"{option} is for a documented system; a file says itself what it declares."
+            )
+        return _read(path, self.vhost)
 
 
-def _suggestion(name: str) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The question that helps after a typing error, with a space behind it; empty if nothing is close."""
     from difflib import get_close_matches
 
-    from hopback.designs import DESIGNS
-
-    close = get_close_matches(name, DESIGNS, n=1)
-    hint = f"Did you mean {close[0]}? " if close else ""
-    return f"{hint}Name one of {', '.join(DESIGNS)}, or a .toml or definitions .json file."
+    close = get_close_matches(name, list(known), n=1)
+    return f"Did you mean {close[0]}? " if close else ""
 
 
 def _read(path: Path, vhost: str | None) -> Topology:
     """A TOML file is Hopback's own form, a JSON file RabbitMQ's definitions."""
-    text = _text(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        text = data.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CommandFailed(
+            f"{path} cannot be read: {reason}", do="Check the file: it must be UTF-8 text."
+        ) from error
     if path.suffix.lower() == ".json":
         from hopback.topology.definitions import read_definitions
 
@@ -122,36 +123,14 @@ def _read(path: Path, vhost: str | None) -> Topology:
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()[: _MOST_BYTES + 1]
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES} bytes")
-        return data.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise CommandFailed(
-            f"{path} cannot be read: {reason}", do="Check the file: it must be UTF-8 text."
-        ) from error
-
-
-def _param(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> object:
-    """`key=value` texts as pairs."""
-    pairs = tuple(tuple(value.split("=", 1)) for value in values)
-    for value, pair in zip(values, pairs, strict=True):
-        if len(pair) != 2 or not pair[0]:
-            raise click.BadParameter(f"expected key=value, got {value!r}.", ctx, option)
-    return pairs
-
-
-def topology_target(command: _Command) -> _Command:
-    """Give a command SYSTEM | FILE, --hardened and --param."""
+def topology_source(command: _Command) -> _Command:
+    """Give a command SYSTEM | FILE, --hardened and --param: the fields of a `TopologySource`."""
     for option in (
         click.option(
             "--param",
             "params",
             multiple=True,
-            callback=_param,
+            callback=_pairs,
             metavar="KEY=VALUE",
             help="A parameter of the system; repeatable. `hopback systems NAME` lists them.",
         ),
@@ -164,6 +143,15 @@ def topology_target(command: _Command) -> _Command:
     ):
         command = option(command)
     return command
+
+
+def _pairs(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> object:
+    """`key=value` texts as pairs."""
+    pairs = tuple(tuple(value.split("=", 1)) for value in values)
+    for value, pair in zip(values, pairs, strict=True):
+        if len(pair) != 2 or not pair[0]:
+            raise click.BadParameter(f"expected key=value, got {value!r}.", ctx, option)
+    return pairs
 
 
 def _complete(
@@ -183,6 +171,15 @@ def broker_version_option(text: str) -> Callable[[_Command], _Command]:
     return click.option("--broker-version", "version", callback=_version, metavar="V", help=text)
 
 
+def _version(
+    ctx: click.Context, option: click.Parameter, value: str | None
+) -> BrokerVersion | None:
+    try:
+        return None if value is None else BrokerVersion.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", ctx, option) from error
+
+
 def vhost_option(command: _Command) -> _Command:
     """The option --vhost, for definitions."""
     return click.option(
@@ -192,17 +189,10 @@ def vhost_option(command: _Command) -> _Command:
     )(command)
 
 
-def format_option(*choices: str) -> Callable[[_Command], _Command]:
-    """The option -o, --format; the first choice is the default."""
-    return click.option(
-        "-o",
-        "--format",
-        "form",
-        type=click.Choice(choices),
-        default=choices[0],
-        show_default=True,
-        help="What to print.",
-    )
+# --- a live broker
+
+EMBEDDED = "embedded"
+"""The broker URL that stands for the broker inside the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +206,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A broker within reach; `management` is None where only AMQP is to be had."""
+    """A broker that answers; `management` is None where there is only AMQP."""
 
     address: str
     vhost: str
@@ -225,7 +215,7 @@ class Reached:
 
 
 def broker_options(command: _Command) -> _Command:
-    """Give a command --broker, --management and --amqp-only."""
+    """Give a command --broker, --management and --amqp-only: the fields of an `Access`."""
     for option in (
         click.option(
             "--amqp-only", is_flag=True, help="Do without the management API: less can be seen."
@@ -248,28 +238,36 @@ def broker_options(command: _Command) -> _Command:
     return command
 
 
-@asynccontextmanager
-async def reach(access: Access) -> AsyncIterator[Reached]:
-    """Connect by AMQP and, unless told otherwise, to the management API.
-
-    A management API that was only guessed and does not answer is done without, and said so.
-    """
+def rabbitmq(url: str) -> RabbitMQ:
+    """The RabbitMQ at that address, not yet connected; an address that is none is a usage error."""
     from hopback.broker.management import virtual_host
     from hopback.broker.rabbitmq import RabbitMQ
 
     try:
-        vhost, broker = virtual_host(access.broker), RabbitMQ(access.broker)
+        virtual_host(url)  # what has none to be read is refused as well
+        return RabbitMQ(url)
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--broker") from error
+
+
+@asynccontextmanager
+async def reach(access: Access) -> AsyncIterator[Reached]:
+    """Connect by AMQP and, unless told otherwise, to the management API."""
+    from hopback.broker.management import virtual_host
+
+    broker = rabbitmq(access.broker)
     async with AsyncExitStack() as stack:
         connection = await broker.connect("hopback command")
         stack.push_async_callback(connection.close)
         management = await reach_management(access, stack)
-        yield Reached(broker.address, vhost, connection, management)
+        yield Reached(broker.address, virtual_host(access.broker), connection, management)
 
 
 async def reach_management(access: Access, stack: AsyncExitStack) -> Management | None:
-    """The management API, open as long as the stack is; None where there is none to be had."""
+    """The management API, open as long as the stack is.
+
+    One whose address was only guessed and that does not answer is done without, and said so.
+    """
     from hopback.broker.management import Management, ManagementAddress
 
     if access.amqp_only:
@@ -289,8 +287,7 @@ async def reach_management(access: Access, stack: AsyncExitStack) -> Management 
     return client
 
 
-EMBEDDED = "embedded"
-"""The broker URL that stands for the broker inside the process."""
+# --- an address to listen on
 
 
 class HttpAddress(click.ParamType[tuple[str, int]]):
@@ -308,3 +305,44 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
         if not port.isdecimal() or int(port) > 65_535:
             self.fail(f"expected PORT or HOST:PORT, got {value!r}", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def url_host(host: str, port: int) -> str:
+    """Host and port as they stand in a URL: an IPv6 address in brackets."""
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def cannot_listen(address: tuple[str, int], reason: str) -> CommandFailed:
+    """The error of a command that gets no socket for --http."""
+    return CommandFailed(
+        f"cannot listen on {url_host(*address)}: {reason}",
+        do="Take another port with --http, or end what listens there.",
+        code=Exit.CONFLICT,
+    )
+
+
+# --- what is printed
+
+
+def format_option(*choices: str) -> Callable[[_Command], _Command]:
+    """The option -o, --format; the first choice is the default."""
+    return click.option(
+        "-o",
+        "--format",
+        "form",
+        type=click.Choice(choices),
+        default=choices[0],
+        show_default=True,
+        help="What to print.",
+    )
+
+
+def log_format_option(command: _Command) -> _Command:
+    """The option --log-format of what runs until it is stopped."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(("auto", "json", "text")),
+        default="auto",
+        show_default=True,
+        help="JSON lines, or short ones for people; by default those on a terminal.",
+    )(command)

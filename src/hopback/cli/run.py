@@ -8,8 +8,7 @@ import os
 import sys
 import traceback
 from contextlib import nullcontext
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,14 @@ from urllib.parse import quote
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import EMBEDDED, HttpAddress
+from hopback.cli.options import EMBEDDED, HttpAddress, log_format_option, url_host
 from hopback.cli.terminal import safe
+from hopback.cli.where import quick_loop
 from hopback.errors import HopbackError, UnsafeOperation
 from hopback.extras import needs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
 
     from hopback.runtime.app import App
@@ -94,13 +94,7 @@ __all__ = ["RunSettings", "load_app", "pause", "resume", "run"]
     show_default=True,
     help="The least that is logged; each handled message is `debug`.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(("auto", "json", "text")),
-    default="auto",
-    show_default=True,
-    help="JSON lines, or short ones for people; by default those on a terminal.",
-)
+@log_format_option
 @click.option("--otel", is_flag=True, help="A span for each run of a handler (OpenTelemetry).")
 @click.option("--child", "number", type=int, default=0, hidden=True)
 @click.option("--parent", type=int, default=None, hidden=True)
@@ -117,44 +111,24 @@ def run(**options: Any) -> int:
 
 
 def _run_one(settings: RunSettings) -> int:
-    from hopback.cli.run import load_app
     from hopback.cli.run_service import serve
 
     app = load_app(settings.target)
+    # Only sockets gain from the quicker loop.
+    factory = None if settings.embedded else quick_loop()
     try:
-        report, forced = _on_loop(serve(app, settings), quick=not settings.embedded)
+        with asyncio.Runner(loop_factory=factory) as runner:
+            report, forced = runner.run(serve(app, settings))
     except UnsafeOperation as error:
         raise CommandFailed(
             str(error),
             do="`hopback topology check` gives the fix of each; --accept RULE starts in spite of it.",
         ) from error
     if settings.parent is None:
-        _print_report(report.handled, (_left(one) for one in report.left))
-    return _code(clean=report.clean, forced=forced)
-
-
-def _on_loop(work: Coroutine[Any, Any, Any], *, quick: bool) -> Any:
-    """Run it to its end; on the quicker event loop of the extra `speed` where that is installed."""
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if quick:
-        try:
-            from uvloop import new_event_loop as factory
-        except ImportError:
-            factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
-
-
-def _code(*, clean: bool, forced: bool) -> Exit:
+        _print_report(report.handled, map(asdict, report.left))
     if forced:
         return Exit.INTERRUPTED
-    return Exit.OK if clean else Exit.PARTIAL
-
-
-def _left(leftover: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(leftover)
+    return Exit.OK if report.clean else Exit.PARTIAL
 
 
 def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
@@ -173,7 +147,7 @@ def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
         click.echo(safe(f"{one['queue']}: {', '.join(parts)}; the broker delivers them again."))
 
 
-# --- several processes -----------------------------------------------------------------------------
+# --- several processes
 
 
 def _run_many(settings: RunSettings) -> int:
@@ -205,6 +179,9 @@ async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
     listen_to_signals(stopper)
     await supervisor.run()
     return supervisor, stopper.forced
+
+
+# --- what was said, and how it is passed on to processes of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +246,9 @@ class RunSettings:
         yield f"--log-format={self.log_format}"
 
 
+# --- the application
+
+
 def load_app(target: str) -> App:
     """The application; the current directory is searched first. CommandFailed says what is missing."""
     name, _, attribute = target.partition(":")
@@ -312,7 +292,7 @@ def _broken(name: str, error: Exception) -> CommandFailed:
         where = f"{error.filename}, line {error.lineno}: "
     return CommandFailed(
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
-        do="Mend the module; `python -m` it to see the whole traceback.",
+        do="Correct the module; `python -m` it to see the whole traceback.",
     )
 
 
@@ -332,7 +312,12 @@ def _application(module: ModuleType, attribute: str) -> App:
     )
 
 
-_TIMEOUT_S = 10.0
+# --- pause and resume
+
+_TIMEOUT_S = 10.0  # the service answers from memory; one that takes longer is not well
+_MOST_ANSWER_BYTES = (
+    65_536  # its answers have some hundred bytes; what has more is no service of ours
+)
 _http = click.option(
     "--http",
     "addresses",
@@ -371,19 +356,21 @@ def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
             do="Name a queue that the service consumes, on the machine where it runs.",
             code={404: Exit.NOT_FOUND, 403: Exit.NOT_ALLOWED}.get(status, Exit.FAILED),
         )
-    click.echo(safe(f"{queue} is {answer.get('state')} at {address[0]}:{address[1]}"))
+    click.echo(safe(f"{queue} is {answer.get('state')} at {url_host(*address)}"))
 
 
-def _post(path: str, address: tuple[str, int]) -> tuple[int, dict[str, Any]]:
+def _post(path: str, address: tuple[str, int]) -> tuple[int, dict[str, object]]:
+    from http.client import HTTPConnection, HTTPException
+
     connection = HTTPConnection(*address, timeout=_TIMEOUT_S)
     try:
         connection.request("POST", path)
         response = connection.getresponse()
-        answer = json.loads(response.read(65_536) or b"{}")
+        answer = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
         return response.status, answer if isinstance(answer, dict) else {}
     except (OSError, HTTPException, ValueError) as error:
         raise CommandFailed(
-            f"no service answers at {address[0]}:{address[1]}: {error}",
+            f"no service answers at {url_host(*address)}: {error}",
             do="Start it with `hopback run … --http PORT`, or name the right port.",
             code=Exit.UNREACHABLE,
         ) from error

@@ -16,8 +16,7 @@ import click
 from hopback.broker.declare import Ownership
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.management import Management, ManagementAddress, virtual_host
-from hopback.broker.rabbitmq import RabbitMQ
-from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import cannot_listen, rabbitmq, url_host
 from hopback.clock import SystemClock
 from hopback.endpoint import Endpoint
 from hopback.observe.bridge import LogBridge
@@ -34,14 +33,14 @@ from hopback.runtime.settling import Surroundings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
-    from hopback.broker.port import Broker, Connection
+    from hopback.broker.port import Connection
     from hopback.cli.run import RunSettings
     from hopback.observe.logs import EventLog
     from hopback.observe.metrics import Metrics
     from hopback.runtime.app import App
     from hopback.runtime.shutdown import Report
 
-__all__ = ["Stopper", "broker_of", "listen_to_signals", "log_of", "open_log", "serve"]
+__all__ = ["Stopper", "listen_to_signals", "log_of", "open_log", "serve"]
 
 _LOG = logging.getLogger("hopback.run")
 
@@ -96,16 +95,6 @@ def open_log(level: str, form: str, **more: Any) -> EventLog:
     return log
 
 
-def broker_of(settings: RunSettings) -> Broker:
-    """The broker that the options name."""
-    if settings.embedded:
-        return EmbeddedBroker()
-    try:
-        return RabbitMQ(settings.broker)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", param_hint="--broker") from error
-
-
 async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     """Run the application until a signal ends it: its report, and whether it was forced."""
     bus = Bus(log_of(settings, app.codes))
@@ -116,7 +105,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     async with AsyncExitStack() as stack:
         service = Service(
             app,
-            broker_of(settings),
+            EmbeddedBroker() if settings.embedded else rabbitmq(settings.broker),
             options=_options(settings),
             world=Surroundings(bus=bus, survivor=_survivor(line), **_tracing(settings)),
             beside=await _watchers(app, settings, metrics, stack),
@@ -228,13 +217,9 @@ async def _listen(endpoint: Endpoint, address: tuple[str, int], stack: AsyncExit
     try:
         host, port = await endpoint.open(*address)
     except OSError as error:
-        raise CommandFailed(
-            f"--http {address[0]}:{address[1]} cannot be had: {error.strerror or error}",
-            do="Take another port, or end what listens there.",
-            code=Exit.CONFLICT,
-        ) from error
+        raise cannot_listen(address, error.strerror or str(error)) from error
     stack.push_async_callback(endpoint.close)
-    _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    _LOG.info("listening on http://%s", url_host(host, port))
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import HttpAddress
+from hopback.cli.exits import Exit
+from hopback.cli.options import HttpAddress, cannot_listen, url_host
 from hopback.cli.where import Place, library_options, open_library
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["serve"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Choices:
+class _ServeChoices:
     """What the options say about the service itself."""
 
     http: tuple[str, int]
@@ -77,7 +77,7 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
     place = Place.taken_from(options)
     if place.broker is None:
         raise click.UsageError("Missing option '--broker' (or HOPBACK_BROKER).")
-    choices = _Choices(**options)
+    choices = _ServeChoices(**options)
     settings = admin.AdminSettings()
     if choices.config is not None:
         settings = admin.read_settings(choices.config, os.environ)
@@ -89,7 +89,7 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
     return Exit.OK
 
 
-async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> None:
+async def _serve(place: Place, choices: _ServeChoices, settings: AdminSettings) -> None:
     from hopback.admin import create_app
     from hopback.admin import serve as serve_app
     from hopback.admin.auth import new_secret
@@ -123,11 +123,7 @@ async def _serve(place: Place, choices: _Choices, settings: AdminSettings) -> No
                 proxied=choices.proxied,
             )
         except SystemExit as ended:  # how uvicorn says that it could not listen
-            raise CommandFailed(
-                f"--http {choices.http[0]}:{choices.http[1]} cannot be had",
-                do="Take another port, or end what listens there.",
-                code=Exit.CONFLICT,
-            ) from ended
+            raise cannot_listen(choices.http, "see the line above") from ended
 
 
 def _stores(journal: Journal) -> dict[str, Any]:
@@ -141,9 +137,9 @@ def _stores(journal: Journal) -> dict[str, Any]:
     return {"keys": KeyTable(engine), "ended": EndedSessionTable(engine)}
 
 
-def _tell(choices: _Choices, host: str, port: int, link: str | None) -> None:
+def _tell(choices: _ServeChoices, host: str, port: int, link: str | None) -> None:
     scheme = "https" if choices.tls_cert else "http"
-    where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+    where = f"{scheme}://{url_host(host, port)}/"
     click.echo(f"Serving {where}", err=True)
     if link is not None:
         click.echo(f"Sign in: {where}login?token={link}", err=True)

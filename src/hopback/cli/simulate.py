@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import Target, broker_version_option, format_option, topology_target
+from hopback.cli.options import (
+    TopologySource,
+    broker_version_option,
+    format_option,
+    topology_source,
+)
 from hopback.cli.terminal import document, json_text, safe
 from hopback.testing.script import Script
 from hopback.testing.timeline import Step
@@ -29,7 +34,7 @@ def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
 
 
 @click.command(short_help="Play a message's life in virtual time, without RabbitMQ.")
-@topology_target
+@topology_source
 @click.option("--queue", required=True, metavar="Q", help="The queue whose handler fails.")
 @click.option(
     "--fail",
@@ -65,7 +70,7 @@ def simulate(
     from hopback.testing.simulate import DEFAULT_VERSION
     from hopback.testing.simulate import simulate as play
 
-    topology = Target(name, hardened, params).topology()
+    topology = TopologySource(name, hardened, params).topology()
     _require_plan(topology, queue)
     timeline = play(
         topology,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import format_option
+from hopback.cli.options import did_you_mean, format_option
 from hopback.cli.terminal import document, json_text, table
 from hopback.designs import DESIGNS
 
@@ -24,37 +23,31 @@ __all__ = ["systems"]
 def systems(name: str | None, form: str) -> None:
     """List the documented designs and Hopback's own, or describe NAME and its parameters."""
     if name is None:
-        _list(form)
-    else:
-        _describe(_find(name), form)
-
-
-def _list(form: str) -> None:
-    if form == "json":
-        document(json_text([_as_data(design) for design in DESIGNS.values()]))
-    else:
-        table(("name", "summary"), [(design.name, design.summary) for design in DESIGNS.values()])
-
-
-def _find(name: str) -> Design:
-    found = DESIGNS.get(name)
-    if found is None:
-        close = get_close_matches(name, DESIGNS, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
+        if form == "json":
+            document(json_text([_as_data(design) for design in DESIGNS.values()]))
+        else:
+            rows = [(design.name, design.summary) for design in DESIGNS.values()]
+            table(("name", "summary"), rows)
+        return
+    design = DESIGNS.get(name)
+    if design is None:
         raise CommandFailed(
             f"expected a system, got {name!r}",
-            do=f"{hint}Systems are {', '.join(DESIGNS)}.",
+            do=f"{did_you_mean(name, DESIGNS)}Systems are {', '.join(DESIGNS)}.",
             code=Exit.NOT_FOUND,
         )
-    return found
-
-
-def _describe(design: Design, form: str) -> None:
     if form == "json":
         document(json_text(_as_data(design)))
-        return
+    else:
+        _describe(design)
+
+
+def _describe(design: Design) -> None:
+    """The design in its own words: the docstring of the function that builds it."""
+    from inspect import getdoc
+
     click.echo(f"{design.name}: {design.summary}\n")
-    click.echo(f"{_about(design)}\n")
+    click.echo(f"{getdoc(design.factory) or design.summary}\n")
     if design.parameters:
         rows = [(p.name, p.default, p.expected, p.summary) for p in design.parameters]
         table(("parameter", "default", "expected", "meaning"), rows)
@@ -62,13 +55,6 @@ def _describe(design: Design, form: str) -> None:
     name = design.name
     run = f"; hopback demo {name}" if design.documented else ""
     click.echo(f"Next: hopback topology show {name}; hopback topology check {name}{run}")
-
-
-def _about(design: Design) -> str:
-    """The design's own words about itself: the docstring of the function that builds it."""
-    from inspect import getdoc
-
-    return getdoc(design.factory) or design.summary
 
 
 def _as_data(design: Design) -> dict[str, object]:

@@ -15,19 +15,18 @@ import click
 from hopback.cli.exits import Exit
 from hopback.cli.lazy import LazyCommand, LazyGroup
 from hopback.cli.options import (
-    Target,
+    TopologySource,
     broker_version_option,
     format_option,
-    topology_target,
+    topology_source,
     vhost_option,
 )
 from hopback.cli.terminal import document, json_text, on_terminal, safe, table
-from hopback.topology.check import Finding, Severity
-from hopback.topology.check import check as find_hazards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
@@ -69,11 +68,12 @@ def topology() -> None:
     """
 
 
+_READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
 _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
 
 
 @click.command(short_help="Show exchanges, queues and plans.")
-@topology_target
+@topology_source
 @broker_version_option(_VERSION)
 @vhost_option
 @format_option("table", "json", "toml", "definitions", "mermaid", "asyncapi")
@@ -86,14 +86,14 @@ def show(
     form: str,
 ) -> None:
     """Show the exchanges, queues, bindings and plans of a SYSTEM or FILE."""
-    topology = Target(name, hardened, params, vhost).topology()
+    topology = TopologySource(name, hardened, params, vhost).topology()
     _print_form(
         _discreet(topology, form, "`topology export --with-secrets` writes"), form, version, vhost
     )
 
 
 @click.command(short_help="Write definitions for RabbitMQ, or another form.")
-@topology_target
+@topology_source
 @broker_version_option(_VERSION)
 @vhost_option
 @click.option(
@@ -112,14 +112,14 @@ def export(
     form: str,
 ) -> None:
     """Write a SYSTEM or FILE in another form, by default as definitions that RabbitMQ imports."""
-    topology = Target(name, hardened, params, vhost).topology()
+    topology = TopologySource(name, hardened, params, vhost).topology()
     if not with_secrets:
         topology = _discreet(topology, form, "`--with-secrets` keeps")
     _print_form(topology, form, version, vhost)
 
 
 @click.command(short_help="Draw it as Mermaid.")
-@topology_target
+@topology_source
 @click.option(
     "--diagram",
     "kind",
@@ -139,7 +139,7 @@ def diagram(
     form: str,
 ) -> None:
     """Draw a SYSTEM or FILE as Mermaid."""
-    document(_drawn(Target(name, hardened, params).topology(), kind, queue))
+    document(_drawn(TopologySource(name, hardened, params).topology(), kind, queue))
 
 
 def _discreet(topology: Topology, form: str, how: str) -> Topology:
@@ -156,57 +156,33 @@ def _discreet(topology: Topology, form: str, how: str) -> Topology:
 def _print_form(
     topology: Topology, form: str, version: BrokerVersion | None, vhost: str | None
 ) -> None:
-    if form == "definitions":
-        document(_definitions(topology, version, vhost))
-    else:
-        document(_FORMS[form](topology))
+    """Print a topology in one of its forms; each loads only what it needs."""
+    match form:
+        case "table":
+            from hopback.topology.table import write_table
 
+            document(write_table(topology))
+        case "json":
+            from hopback.topology.document import to_document
 
-def _table(topology: Topology) -> str:
-    from hopback.topology.table import write_table
+            document(json_text(to_document(topology)))
+        case "toml":
+            from hopback.topology.toml import write_toml
 
-    return write_table(topology)
+            document(write_toml(topology))
+        case "mermaid":
+            document(_drawn(topology, "flow", None))
+        case "asyncapi":
+            from hopback.topology.asyncapi import write_asyncapi
 
+            document(json_text(write_asyncapi(topology)))
+        case "definitions":
+            from hopback.topology.definitions import write_definitions
 
-def _json(topology: Topology) -> str:
-    from hopback.topology.document import to_document
-
-    return json_text(to_document(topology))
-
-
-def _toml(topology: Topology) -> str:
-    from hopback.topology.toml import write_toml
-
-    return write_toml(topology)
-
-
-def _mermaid(topology: Topology) -> str:
-    return _drawn(topology, "flow", None)
-
-
-def _asyncapi(topology: Topology) -> str:
-    from hopback.topology.asyncapi import write_asyncapi
-
-    return json_text(write_asyncapi(topology))
-
-
-_FORMS = {
-    "table": _table,
-    "json": _json,
-    "toml": _toml,
-    "mermaid": _mermaid,
-    "asyncapi": _asyncapi,
-}
-
-
-def _definitions(topology: Topology, version: BrokerVersion | None, vhost: str | None) -> str:
-    """RabbitMQ's own form; what was left out of it is said on stderr."""
-    from hopback.topology.definitions import write_definitions
-
-    definitions, left_out = write_definitions(topology, version=version, vhost=vhost)
-    for sentence in left_out:
-        click.echo(f"Note: {safe(sentence)}", err=True)
-    return json_text(definitions)
+            definitions, left_out = write_definitions(topology, version=version, vhost=vhost)
+            for sentence in left_out:
+                click.echo(f"Note: {safe(sentence)}", err=True)
+            document(json_text(definitions))
 
 
 def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
@@ -218,8 +194,11 @@ def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
     return draw(topology, queue)
 
 
+# --- check
+
+
 @click.command(short_help="Report hazards, each with its fix.")
-@topology_target
+@topology_source
 @broker_version_option("Judge for this RabbitMQ, for example 3.10 or 4.0; without it, for all.")
 @vhost_option
 @format_option("table", "json")
@@ -241,72 +220,56 @@ def check(
 
     Leaves with 1 if there is an error among them, with 0 otherwise.
     """
-    found = find_hazards(Target(name, hardened, params, vhost).topology(), version)
+    from hopback.topology.check import Severity
+    from hopback.topology.check import check as find_hazards
+
+    found = find_hazards(TopologySource(name, hardened, params, vhost).topology(), version)
     if form == "json":
-        document(json_text(_as_data(name, version, found)))
+        data = {
+            "topology": name,
+            "broker_version": None if version is None else str(version),
+            "findings": [{**asdict(one), "severity": str(one.severity)} for one in found],
+        }
+        document(json_text(data))
     else:
         _print_findings(found)
-    return _code(found, detailed=detailed_exit_code)
-
-
-def _code(found: Sequence[Finding], *, detailed: bool) -> Exit:
-    if detailed:
+    if detailed_exit_code:
         return Exit.FOUND if found else Exit.OK
-    return Exit.FAILED if any(f.severity is Severity.ERROR for f in found) else Exit.OK
-
-
-def _as_data(
-    name: str, version: BrokerVersion | None, found: Sequence[Finding]
-) -> dict[str, object]:
-    return {
-        "topology": name,
-        "broker_version": None if version is None else str(version),
-        "findings": [{**asdict(finding), "severity": str(finding.severity)} for finding in found],
-    }
+    return Exit.FAILED if any(one.severity is Severity.ERROR for one in found) else Exit.OK
 
 
 def _print_findings(found: Sequence[Finding]) -> None:
+    """A table on a terminal; elsewhere text that can be searched. Then the sum by severity."""
     if on_terminal() and found:
-        table(("severity", "place", "what it is and how to mend it"), map(_as_row, found))
+        rows = (
+            (
+                one.severity,
+                safe(one.place),
+                f"{safe(one.explanation)}\nFix: {safe(one.fix)}\n[{one.rule}]\n",
+            )
+            for one in found
+        )
+        table(("severity", "place", "what it is and how to fix it"), rows)
     else:
-        for finding in found:
-            click.echo(_as_text(finding))
-    click.echo(_summary(found))
+        for one in found:
+            click.echo(_wrapped(f"{one.severity}: {one.place} [{one.rule}]"))
+            click.echo(_wrapped(one.explanation, "  "))
+            click.echo(_wrapped(f"Fix: {one.fix}", "  ") + "\n")
+    counts = Counter(one.severity for one in found)  # the gravest come first
+    parts = [
+        f"{number} {severity}" + ("s" if number > 1 and severity != "info" else "")
+        for severity, number in counts.items()
+    ]
+    click.echo(f"Found {', '.join(parts)}." if parts else "No findings.")
 
 
-def _as_row(finding: Finding) -> tuple[str, str, str]:
-    words = f"{safe(finding.explanation)}\nFix: {safe(finding.fix)}\n[{finding.rule}]\n"
-    return finding.severity, safe(finding.place), words
-
-
-def _as_text(finding: Finding) -> str:
-    head = f"{finding.severity}: {safe(finding.place)} [{finding.rule}]"
-    return "\n".join(
-        (_wrap(head), _wrap(finding.explanation, 2), _wrap(f"Fix: {finding.fix}", 2), "")
-    )
-
-
-def _wrap(text: str, indent: int = 0) -> str:
+def _wrapped(text: str, margin: str = "") -> str:
     """Lines of readable width; names are never broken, so that they can be searched for."""
-    margin = " " * indent
     return fill(
         safe(text),
-        96,
+        _READABLE_COLUMNS,
         initial_indent=margin,
         subsequent_indent=margin or "  ",
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _summary(found: Sequence[Finding]) -> str:
-    if not found:
-        return "No findings."
-    counts = Counter(finding.severity for finding in found)
-    parts = [_counted(counts[severity], severity) for severity in Severity if counts[severity]]
-    return f"Found {', '.join(parts)}."
-
-
-def _counted(number: int, severity: Severity) -> str:
-    plural = "s" if number > 1 and severity is not Severity.INFO else ""
-    return f"{number} {severity}{plural}"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from hopback.cli.database import open_journal, state_folder, unreachable
+from hopback.cli.database import journal, state_folder
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import EMBEDDED, Access, Target, reach_management
+from hopback.cli.options import EMBEDDED, Access, TopologySource, rabbitmq, reach_management
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +41,7 @@ __all__ = [
     "library_options",
     "open_desk",
     "open_library",
+    "quick_loop",
     "resume_command",
 ]
 
@@ -146,13 +147,8 @@ def at_desk(place: Place, work: Callable[[Desk], Awaitable[_T]]) -> _T:
         async with open_desk(place) as desk:
             return await work(desk)
 
-    with asyncio.Runner(loop_factory=_quick_loop()) as runner:
-        try:
-            return runner.run(working())
-        except Exception as error:
-            if not type(error).__module__.startswith("sqlalchemy"):
-                raise
-            raise unreachable(error) from error
+    with asyncio.Runner(loop_factory=quick_loop()) as runner:
+        return runner.run(working())
 
 
 def resume_command(ident: str) -> str:
@@ -178,7 +174,7 @@ def _said(option: str, value: object) -> list[str]:
     return [option, _PASSWORD.sub(r"\1:…@", str(value))]
 
 
-def _quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The quicker event loop of the extra `speed` where that is installed."""
     try:
         from uvloop import new_event_loop
@@ -224,12 +220,15 @@ async def open_library(place: Place, stack: AsyncExitStack) -> Library:
     from hopback.clock import SystemClock
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.settings import Settings
+    from hopback.designs import DESIGNS
 
     clock = SystemClock()
     broker, vhost = _broker(place.broker)
     management = await _management(place, broker, stack)
+    # --hardened is for the designs among them; a file says itself what it declares.
     topologies = tuple(
-        Target(name, place.hardened and _is_design(name)).topology() for name in place.topologies
+        TopologySource(name, place.hardened and name in DESIGNS).topology()
+        for name in place.topologies
     )
     operations = Operations(
         broker,
@@ -237,7 +236,7 @@ async def open_library(place: Place, stack: AsyncExitStack) -> Library:
         vhost=vhost,
         topologies=topologies,
         overrides=tuple(_override(text) for text in place.named),
-        journal=await open_journal(place.store, clock, stack),
+        journal=await stack.enter_async_context(journal(place.store, clock)),
         settings=Settings(exports=state_folder() / "exports"),
         clock=clock,
     )
@@ -257,15 +256,8 @@ async def _management(place: Place, broker: Broker, stack: AsyncExitStack) -> Li
     return await reach_management(access, stack)
 
 
-def _is_design(name: str) -> bool:
-    from hopback.designs import DESIGNS
-
-    return name in DESIGNS
-
-
 def _broker(url: str | None) -> tuple[Broker, str]:
     from hopback.broker.management import virtual_host
-    from hopback.broker.rabbitmq import RabbitMQ
 
     if url is None:
         return _NoBroker(), "/"
@@ -273,10 +265,7 @@ def _broker(url: str | None) -> tuple[Broker, str]:
         from hopback.broker.embedded import EmbeddedBroker
 
         return EmbeddedBroker(), "/"
-    try:
-        return RabbitMQ(url), virtual_host(url)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", param_hint="--broker") from error
+    return rabbitmq(url), virtual_host(url)
 
 
 class _NoBroker:
@@ -321,7 +310,7 @@ def _user() -> Who:
     return Who(f"{name}@{socket.gethostname()}", name)
 
 
-_PATIENCE_S = 3.0
+_COMPLETION_S = 3.0  # a shell that hangs at the tab key is worse than one that knows no names
 
 
 def complete_queue(
@@ -358,14 +347,14 @@ def _items(
     place = Place(**{name: value for name, value in options.items() if value is not None})
 
     async def asking() -> list[tuple[str, str]]:
-        async with asyncio.timeout(_PATIENCE_S), open_desk(place) as desk:
+        async with asyncio.timeout(_COMPLETION_S), open_desk(place) as desk:
             return await ask(desk)
 
     try:
         with redirect_stderr(io.StringIO()):
             found = asyncio.run(asking())
     except Exception:
-        return []  # whoever presses the tab key wants names, or nothing
+        return []  # the tab key gives names or nothing, never an error
     return [
         CompletionItem(name, help=text)
         for name, text in found

@@ -1,4 +1,4 @@
-"""The front of the demo serves this machine only, and no page of another site."""
+"""The web of the demo serves this machine only, and no page of another site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from hopback.cli.demo_web import Front
+from hopback.cli.demo_web import DemoWeb
 from hopback.observe.metrics import Metrics
 
 
@@ -36,9 +36,9 @@ async def test_another_site_reaches_no_system(
     method: str, headers: dict[str, str], status: int
 ) -> None:
     """A name that is bent to point here is 421, a changing request of another site 403."""
-    front = Front(Metrics())
-    front.add("raffle", Starlette(routes=[Route("/users", _ok, methods=["GET", "POST"])]))
-    transport = httpx.ASGITransport(front)
+    web = DemoWeb(Metrics())
+    web.add("raffle", Starlette(routes=[Route("/users", _ok, methods=["GET", "POST"])]))
+    transport = httpx.ASGITransport(web)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
         answer = await client.request(method, "/raffle/users", headers=headers)
     assert answer.status_code == status

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import Target
+from hopback.cli.options import TopologySource
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
 from hopback.topology.toml import write_toml
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_system_is_built_by_its_name(name: str) -> None:
     """Both forms can be had by name."""
-    assert Target(name).topology() == DESIGNS[name].build()
-    assert Target(name, hardened=True).topology() == DESIGNS[name].build(hardened=True)
+    assert TopologySource(name).topology() == DESIGNS[name].build()
+    assert TopologySource(name, hardened=True).topology() == DESIGNS[name].build(hardened=True)
 
 
 def test_parameters_reach_the_design() -> None:
     """`--param` changes what is built."""
-    topology = Target("ratatoskr", params=(("queue", "shop.events"),)).topology()
+    topology = TopologySource("ratatoskr", params=(("queue", "shop.events"),)).topology()
     assert topology.queue("shop.events.retry") is not None
 
 
 def test_a_wrong_parameter_is_a_matter_of_usage() -> None:
     """It names the parameter, what was expected and where the parameters are listed."""
     with pytest.raises(CommandFailed, match=r"params\.max_retries") as caught:
-        Target("raffle", params=(("max_retries", "many"),)).topology()
+        TopologySource("raffle", params=(("max_retries", "many"),)).topology()
     assert caught.value.code is Exit.USAGE
     assert "hopback systems raffle" in caught.value.do
 
@@ -43,7 +43,7 @@ def test_a_toml_file_is_read(tmp_path: Path) -> None:
     raffle = DESIGNS["raffle"].build()
     path = tmp_path / "raffle.toml"
     path.write_text(write_toml(raffle), encoding="utf-8-sig")
-    assert Target(str(path)).topology() == raffle
+    assert TopologySource(str(path)).topology() == raffle
 
 
 def test_a_file_takes_no_options_of_a_design(tmp_path: Path) -> None:
@@ -51,16 +51,16 @@ def test_a_file_takes_no_options_of_a_design(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text("")
     with pytest.raises(click.UsageError, match="--hardened is for a documented system"):
-        Target(str(path), hardened=True).topology()
+        TopologySource(str(path), hardened=True).topology()
     with pytest.raises(click.UsageError, match="--param is for a documented system"):
-        Target(str(path), params=(("a", "b"),)).topology()
+        TopologySource(str(path), params=(("a", "b"),)).topology()
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml", "no/such/file.json"])
 def test_what_is_neither_is_not_found(name: str) -> None:
     """The error lists the systems and the kinds of file."""
     with pytest.raises(CommandFailed) as caught:
-        Target(name, hardened=True).topology()
+        TopologySource(name, hardened=True).topology()
     assert caught.value.code is Exit.NOT_FOUND
     assert all(system in caught.value.do for system in DESIGNS)
 
@@ -70,7 +70,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "topology.yaml"
     path.write_text("a: b")
     with pytest.raises(CommandFailed, match=r"\.toml or \.json") as caught:
-        Target(str(path)).topology()
+        TopologySource(str(path)).topology()
     assert caught.value.code is Exit.USAGE
 
 
@@ -80,7 +80,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"\xff\xfe\x00queue")
     with pytest.raises(CommandFailed, match="cannot be read"):
-        Target(str(path)).topology()
+        TopologySource(str(path)).topology()
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "queues = 3"), ("a.json", "[1, 2")])
@@ -89,4 +89,4 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, name: str, text: str) -
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InvalidTopology):
-        Target(str(path)).topology()
+        TopologySource(str(path)).topology()
