@@ -20,8 +20,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.pacing import Pace
-from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
 from hopback.deadletters.sql_journal import open_journal
 
 if TYPE_CHECKING:

@@ -38,6 +38,9 @@ RENAMED = {
     "hopback.admin.topology_map": "hopback.admin.pages_topology",
     "hopback.broker.simulator": "hopback.broker.embedded",
     "hopback.broker.simulator.embedded": "hopback.broker.embedded.broker",
+    "hopback.deadletters.audit": "hopback.deadletters.contract",
+    "hopback.deadletters.overview": "hopback.deadletters.contract",
+    "hopback.deadletters.plans": "hopback.deadletters.contract",
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
 }

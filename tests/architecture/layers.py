@@ -103,15 +103,16 @@ LIBRARIES: dict[str, frozenset[str]] = {
         {"h11", "httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
     ),
     "hopback.broker.management": frozenset({"httpx"}),
-    "hopback.deadletters.files": frozenset({"zstandard"}),
-    "hopback.deadletters.sql_journal": frozenset({"sqlalchemy"}),
+    "hopback.deadletters": frozenset({"msgspec"}),
+    "hopback.deadletters.files": frozenset({"msgspec", "zstandard"}),
+    "hopback.deadletters.sql_journal": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.push": frozenset({"httpx"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),
     "hopback.cli": frozenset(
-        {"click", "httpx", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}
+        {"click", "httpx", "msgspec", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}
     ),
     "hopback.systems": frozenset({"httpx", "sqlalchemy", "starlette"}),
     "hopback.systems.file_pipeline": frozenset(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hopback import DESIGNS
 from hopback.deadletters.archive import BadLine, read_line, write_line
 from hopback.deadletters.filters import BadFilter, parse_filter
-from hopback.deadletters.letters import letter_of
+from hopback.deadletters.letters import read_dead_letter
 from hopback.errors import InvalidTopology, ProtocolError
 from hopback.headers import failure_from_reason
 from hopback.headers.rewrite import Mark, park_properties, retry_properties
@@ -138,7 +138,7 @@ def _headers(data: bytes) -> object:
         headers = {"x-death": _hostile(data), "hopback-failure": data, "hopback-attempts": "x"}
     properties = Properties(headers=headers, message_id=data[:40].decode("latin1"))
     delivery = Received("q", "x", "k", data, properties)
-    letter_of(delivery, 1)
+    read_dead_letter(delivery, 1)
     mark = Mark("q", 1, failure=failure_from_reason("no"))
     park_properties(properties, mark)
     retry_properties(properties, mark)

@@ -11,14 +11,11 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.jobs import JobState
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.pacing import Pace
-from hopback.deadletters.requests import FromHead, RedriveRequest
-from hopback.deadletters.sessions import Window
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Target, TargetKind, Window
 from hopback.deadletters.settings import Settings
-from hopback.deadletters.targets import Target, TargetKind
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hopback.broker.port import Connection
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.contract import Job
     from hopback.fields import FieldValue
     from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
@@ -158,7 +155,7 @@ async def test_a_live_broker_shows_its_dead_letter_queues(
         (row,) = await desk.operations.queues()
         assert (row.queue, row.main_queue, row.depth.source) == (DLQ, MAIN, "management")
         detail = await desk.operations.queue(DLQ)
-        assert (detail.type, detail.summary.depth.source) == (QueueType.QUORUM, "amqp")
+        assert (detail.type, detail.depth.source) == (QueueType.QUORUM, "amqp")
         assert {choice.flaw for choice in detail.targets} == {None}
 
 

@@ -13,27 +13,24 @@ from sqlalchemy.exc import DBAPIError
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.clock import ManualClock, SystemClock
-from hopback.deadletters.audit import AuditEntry, AuditQuery
+from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.documents import read_job, write_job
-from hopback.deadletters.jobs import (
-    Checkpoint,
-    Counts,
-    FailedMessage,
-    Frozen,
-    Job,
-    JobConflict,
-    JobKind,
-    JobSpec,
-    JobState,
-)
+from hopback.deadletters.jobs import Checkpoint, JobConflict, JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.journal import LeaseLost, Wish
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.pacing import Pace
-from hopback.deadletters.requests import FromHead, RedriveRequest, Who
+from hopback.deadletters.requests import (
+    AuditQuery,
+    FromHead,
+    JobKind,
+    Pace,
+    RedriveRequest,
+    Target,
+    TargetKind,
+    Who,
+)
 from hopback.deadletters.retention import Retention, forget_old
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.sql_journal import SqlJournal
-from hopback.deadletters.targets import Target, TargetKind
 from hopback.designs import DESIGNS
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
@@ -51,7 +48,7 @@ SPEC = JobSpec(
     JobKind.REDRIVE,
     "orders.dlq",
     "rabbit /",
-    Frozen(10, "age>2h", ("a", "b")),
+    SelectionSnapshot(10, "age>2h", ("a", "b")),
     why="mended",
     by=Who("u-1", "Ann"),
     target=Target(TargetKind.QUEUE, routing_key="orders", reset=False),
@@ -59,7 +56,9 @@ SPEC = JobSpec(
     max_redrives=3,
     key=None,
 )
-JOB = Job("j-1", SPEC, counts=Counts(10, 3), checkpoint=Checkpoint(1, ("x", "y"), 6), created=1.0)
+JOB = JobRecord(
+    "j-1", SPEC, counts=Counts(10, 3), checkpoint=Checkpoint(1, ("x", "y"), 6), created=1.0
+)
 
 
 def test_a_job_reads_back_as_it_was_written() -> None:
@@ -93,7 +92,7 @@ async def test_of_many_that_begin_at_once_one_wins(engine: AsyncEngine) -> None:
         ),
         return_exceptions=True,
     )
-    assert sum(isinstance(each, Job) for each in began) == 1
+    assert sum(isinstance(each, JobRecord) for each in began) == 1
     assert sum(isinstance(each, JobConflict) for each in began) == 7
 
 
@@ -159,7 +158,7 @@ async def test_wishes_reach_the_owner(engine: AsyncEngine) -> None:
 async def test_failures_are_kept_in_order(engine: AsyncEngine) -> None:
     """They are read page by page."""
     journal = SqlJournal(engine, SystemClock())
-    failures = [FailedMessage(f"{n}-x", "d", "m", "too large", 1.0) for n in range(5)]
+    failures = [FailedMessage(f"{n}-x", "d", "m", "too large", Moment(1)) for n in range(5)]
     await journal.add_failures("j-1", failures[:3])
     await journal.add_failures("j-1", failures[3:])
     assert await journal.failures("j-1", 1, 3) == tuple(failures[1:4])
@@ -171,9 +170,9 @@ async def test_the_audit_is_append_only(engine: AsyncEngine) -> None:
     journal = SqlJournal(engine, SystemClock())
     for number in range(3):
         await journal.write(
-            AuditEntry(float(number), "Ann", "job.start", "q", details={"n": number})
+            AuditEntry(Moment(number), "Ann", "job.start", "q", details={"n": number})
         )
-    await journal.write(AuditEntry(9.0, "Bob", "login"))
+    await journal.write(AuditEntry(Moment(9), "Bob", "login"))
     entries = await journal.read(AuditQuery(by="Ann", limit=2))
     assert [(entry.at, entry.details["n"]) for entry in entries] == [(2.0, 2), (1.0, 1)]
     older = await journal.read(AuditQuery(by="Ann", before=entries[-1].number))
@@ -190,8 +189,8 @@ async def test_old_entries_go_only_with_a_line_about_them(engine: AsyncEngine) -
     clock = ManualClock(400 * 86_400.0)
     journal = SqlJournal(engine, clock)
     for number in range(1201):
-        await journal.write(AuditEntry(float(number), "Ann", "job.start"))
-    await journal.write(AuditEntry(clock.now() - 86_400, "Bob", "job.start"))
+        await journal.write(AuditEntry(Moment(number), "Ann", "job.start"))
+    await journal.write(AuditEntry(Moment(clock.now() - 86_400), "Bob", "job.start"))
     found = await forget_old(journal, clock, Retention(audit_days=365))
     assert (found.audit, found.jobs) == (1201, 0)
     entries = await journal.read(AuditQuery())
@@ -226,7 +225,7 @@ async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(engine: Async
     ):
         job = replace(JOB, id=f"j-{number}")
         await journal.begin(job, "me")
-        failed = [FailedMessage("l", "d", "m", "no route", 1.0)] * 600
+        failed = [FailedMessage("l", "d", "m", "no route", Moment(1))] * 600
         await journal.add_failures(job.id, failed)
         await journal.save(job.to(state, 2.0), "me")
     assert (await forget_old(journal, clock, Retention(job_days=0))).rows == 0

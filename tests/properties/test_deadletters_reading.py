@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.deadletters.filters import BadFilter, parse_filter, text_matches
-from hopback.deadletters.letters import letter_of
+from hopback.deadletters.letters import read_dead_letter
 from hopback.deadletters.stories import timeline, what_happened
 from tests.properties.hostile import PLANS, deliveries, moderately
 
@@ -27,8 +27,8 @@ _TERMS = st.sampled_from(
 @given(_HOSTILE, st.integers(1, 10**6))
 def test_every_delivery_is_a_letter(delivery: Received, place: int) -> None:
     """Hostile headers make no letter fail; its id is stable and its story a sentence."""
-    letter = letter_of(delivery, place)
-    assert letter == letter_of(delivery, place)
+    letter = read_dead_letter(delivery, place)
+    assert letter == read_dead_letter(delivery, place)
     assert letter.id == f"{place}-{letter.digest[:16]}"
     assert letter.fingerprint
     assert what_happened(letter).endswith(".")
@@ -39,7 +39,7 @@ def test_every_delivery_is_a_letter(delivery: Received, place: int) -> None:
 @given(_HOSTILE, st.lists(_TERMS, max_size=4))
 def test_all_terms_must_hold(delivery: Received, terms: list[str]) -> None:
     """A filter holds exactly if each of its terms does."""
-    letter = letter_of(delivery, 1)
+    letter = read_dead_letter(delivery, 1)
     each = [parse_filter(term).matches(letter, delivery, _NOW) for term in terms]
     assert parse_filter(" ".join(terms)).matches(letter, delivery, _NOW) is all(each)
 
@@ -54,7 +54,7 @@ def test_any_text_is_a_filter_or_a_clear_error(text: str, delivery: Received) ->
     except BadFilter as error:
         bad = error
     else:
-        assert found.matches(letter_of(delivery, 1), delivery, _NOW) in (True, False)
+        assert found.matches(read_dead_letter(delivery, 1), delivery, _NOW) in (True, False)
     assert bad is None or (bad.term in text and bad.expected)
 
 

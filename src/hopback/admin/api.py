@@ -17,6 +17,7 @@ from starlette.routing import Route
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
 from hopback.admin.roles import Role
+from hopback.deadletters.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -264,6 +265,6 @@ def _response(endpoint: Endpoint, found: object) -> Response:
         return found
     answer = found if isinstance(found, Answer) else Answer(found)
     status = answer.status or endpoint.status
-    content = b"" if answer.value is None else msgspec.json.encode(answer.value)
+    content = b"" if answer.value is None else encode(answer.value)
     media = None if answer.value is None else JSON
     return Response(content, status, dict(answer.headers), media)

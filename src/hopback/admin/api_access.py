@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, field
 from starlette.responses import PlainTextResponse, Response
 
 from hopback import __version__
-from hopback.admin.answers import Moment, moment
 from hopback.admin.api import Answer, Call, Empty, Endpoint, Reach
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
 from hopback.admin.services import who
-from hopback.deadletters.audit import AuditEntry, AuditQuery
+from hopback.deadletters.contract import AuditList, Moment
+from hopback.deadletters.requests import AuditQuery
 from hopback.errors import HopbackError
-from hopback.headers import timestamp
 
 if TYPE_CHECKING:
     from hopback.admin.services import Services
 
 __all__ = [
     "ACCESS",
-    "AuditAnswer",
-    "AuditList",
     "AuditRequest",
     "GrantAnswer",
     "KeyAnswer",
@@ -34,7 +31,6 @@ __all__ = [
     "MeAnswer",
     "NewKey",
     "ReadyAnswer",
-    "audit_answer",
     "key_answer",
     "make_key",
     "metrics_text",
@@ -111,27 +107,6 @@ class AuditRequest(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
-class AuditAnswer(Struct, frozen=True, rename="camel"):
-    """One act."""
-
-    number: int
-    at: Moment
-    by: str
-    action: str
-    queue: str
-    job: str
-    reason: str
-    result: str
-    details: dict[str, Any]
-
-
-class AuditList(Struct, frozen=True, rename="camel"):
-    """The newest first; `cursor` asks for older ones, null at the end."""
-
-    items: list[AuditAnswer]
-    cursor: str | None
-
-
 class ReadyAnswer(Struct, frozen=True, rename="camel"):
     """Whether the service can do its work; strangers get no address and no error text."""
 
@@ -144,7 +119,7 @@ class ReadyAnswer(Struct, frozen=True, rename="camel"):
 async def _me(call: Call[Empty, None]) -> MeAnswer:
     me = call.principal
     grants = [GrantAnswer(grant.role, list(grant.queues)) for grant in me.grants]
-    return MeAnswer(me.id, me.name, me.kind, me.role, grants, moment(me.until))
+    return MeAnswer(me.id, me.name, me.kind, me.role, grants, Moment.known(me.until))
 
 
 def key_answer(key: ApiKey) -> KeyAnswer:
@@ -154,9 +129,9 @@ def key_answer(key: ApiKey) -> KeyAnswer:
         key.name,
         key.grant.role,
         list(key.grant.queues),
-        moment(key.expires),
+        Moment.known(key.expires),
         key.made_by,
-        moment(key.made_at),
+        Moment.known(key.made_at),
     )
 
 
@@ -199,22 +174,7 @@ async def _audit(call: Call[AuditRequest, None]) -> AuditList:
     query = AuditQuery(asked.by, asked.action, asked.queue, asked.job, asked.cursor, asked.limit)
     entries = await call.services.operations.audit(query)
     more = str(entries[-1].number) if len(entries) == asked.limit else None
-    return AuditList([audit_answer(entry) for entry in entries], more)
-
-
-def audit_answer(entry: AuditEntry) -> AuditAnswer:
-    """One act."""
-    return AuditAnswer(
-        entry.number,
-        timestamp(entry.at),
-        entry.by,
-        entry.action,
-        entry.queue,
-        entry.job,
-        entry.reason,
-        entry.result,
-        dict(entry.details),
-    )
+    return AuditList(entries, more)
 
 
 async def _healthz(_call: Call[Empty, None]) -> Response:

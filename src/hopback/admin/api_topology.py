@@ -10,11 +10,10 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from hopback.admin.answers import Moment  # noqa: TC001  msgspec reads it at run time
 from hopback.admin.api import Call, Empty, Endpoint, Reach
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
-from hopback.headers import timestamp
+from hopback.deadletters.contract import Moment
 from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.check import Severity  # noqa: TC001
 from hopback.topology.definitions import write_definitions
@@ -165,7 +164,7 @@ async def _topology(call: Call[TopologyQuery, None]) -> object:
     return TopologyAnswer(
         call.services.live.address,
         str(scene.version),
-        timestamp(scene.at),
+        Moment(scene.at),
         scene.live,
         _document(scene.topology),
     )
@@ -188,7 +187,7 @@ def finding_answer(finding: Finding) -> FindingAnswer:
 async def _check(call: Call[Empty, None]) -> CheckAnswer:
     scene = await call.services.live.scene()
     items = [finding_answer(each) for each in scene.findings]
-    return CheckAnswer(str(scene.version), timestamp(scene.at), items, len(items))
+    return CheckAnswer(str(scene.version), Moment(scene.at), items, len(items))
 
 
 async def _route(call: Call[RouteQuery, None]) -> RouteAnswer:

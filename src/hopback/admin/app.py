@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from hopback.admin.settings import Limits
     from hopback.broker.port import Broker
     from hopback.clock import Clock
+    from hopback.deadletters.contract import QueueSummary
     from hopback.deadletters.operations import Operations
-    from hopback.deadletters.overview import QueueSummary
     from hopback.deadletters.places import LiveView
     from hopback.deadletters.requests import Who
     from hopback.topology.model import Topology

@@ -21,10 +21,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
+from hopback.deadletters.contract import Job, JobState
 from hopback.deadletters.held_size import held_size
-from hopback.deadletters.jobs import JobState
-from hopback.deadletters.requests import FromHead, RedriveRequest, Who
-from hopback.deadletters.sessions import Window
+from hopback.deadletters.requests import FromHead, RedriveRequest, Who, Window
 from hopback.deadletters.turns import Turns
 from hopback.errors import UnsafeOperation
 
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.clock import Clock
-    from hopback.deadletters.browsing import MessageView
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.contract import Job, QueueSummary
     from hopback.deadletters.operations import Operations
-    from hopback.deadletters.overview import QueueSummary
-    from hopback.message import Properties
+    from hopback.message import Delivery, Properties
 
 __all__ = [
     "DOCUMENTED_PATHS",
@@ -130,20 +127,22 @@ class _Documented:
             raise _too_dear(unsafe, summary["queue"]) from unsafe
         try:
             page = await self.operations.messages(session.id, size=limit)
-            views = [
-                await self.operations.message(session.id, letter.id, by=who)
-                for letter in page.letters
-            ]
+            shown = [await self._shown(session.id, letter.id, who) for letter in page.letters]
         finally:
             await self.operations.release(session.id)
-        behind, turns, room = max(ready, len(views)), Turns(), PARSED_BYTES
+        behind, turns, room = max(ready, len(shown)), Turns(), PARSED_BYTES
         items: list[dict[str, Any]] = []
-        for place, view in enumerate(views, 1):
-            size = len(view.delivery.body)
-            items.append(message_item(view, behind - place, room))
+        for place, delivery in enumerate(shown, 1):
+            size = len(delivery.body)
+            items.append(message_item(delivery, behind - place, room))
             room -= size if size <= room else 0
-            await turns.after(held_size(view.delivery))
+            await turns.after(held_size(delivery))
         return _json({**summary, "requested": limit, "returned": len(items), "items": items})
+
+    async def _shown(self, session: str, ident: str, who: Who) -> Delivery:
+        """The message itself; that it is shown is written to the audit."""
+        await self.operations.message(session, ident, by=who)
+        return self.operations.delivery(session, ident)
 
     async def redrive(self, request: Request, who: Who) -> Response:
         """Messages from the head back to where the design says, each confirmed before it is acked."""
@@ -292,9 +291,8 @@ PARSED_BYTES = 1024 * 1024
 """How much of a peek is shown as parsed JSON; larger payloads are shown as text."""
 
 
-def message_item(view: MessageView, hint: int, room: int = PARSED_BYTES) -> dict[str, Any]:
+def message_item(delivery: Delivery, hint: int, room: int = PARSED_BYTES) -> dict[str, Any]:
     """The message; `hint` is how many were behind it, `room` the largest payload to be parsed."""
-    delivery = view.delivery
     payload, encoding = _payload(delivery.body, room)
     return {
         "messageCountHint": hint,

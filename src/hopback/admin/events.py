@@ -7,11 +7,10 @@ from collections import Counter
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.responses import StreamingResponse
 
-from hopback.admin.answers import job_answer
 from hopback.admin.problems import Refused
+from hopback.deadletters.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
     from hopback.admin.settings import Limits
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.contract import Job
 
 __all__ = ["EventStreams", "changes_of_board", "changes_of_job", "job_events", "newest"]
 
@@ -39,7 +38,7 @@ async def job_events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
             if job is None:
                 yield b": still here\n\n"
                 continue
-            data = msgspec.json.encode(job_answer(job))
+            data = encode(job)
             yield b"event: job\nid: %d\ndata: %s\n\n" % (job.changes, data)
     yield b"event: end\ndata: {}\n\n"
 

@@ -12,6 +12,7 @@ import msgspec
 from hopback import __version__
 from hopback.admin.api import JSON, Empty, Endpoint
 from hopback.admin.problems import MEDIA_TYPE
+from hopback.deadletters.codec import schemas as schemas_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ def openapi_document(
     """The whole document; `further` are paths that others wrote."""
     rows = list(endpoints)
     types = [ProblemDocument, *(kind for row in rows for kind in _types(row) if kind)]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schemas, components = schemas_of(types, _REF)
     by_type = dict(zip(map(id, types), schemas, strict=True))
     paths: dict[str, Any] = dict(further or {})
     for row in rows:
@@ -107,7 +108,7 @@ def _path_parameters(row: Endpoint) -> list[dict[str, Any]]:
 def _query_parameters(kind: type) -> list[dict[str, Any]]:
     if kind is Empty:
         return []
-    _, components = msgspec.json.schema_components([kind], ref_template=_REF)
+    _, components = schemas_of([kind], _REF)
     schema = components[kind.__name__]
     return [
         {"name": name, "in": "query", "required": False, "schema": _inlined(value, components)}

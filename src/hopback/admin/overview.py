@@ -8,15 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.sessions import GroupBy
+from hopback.deadletters.requests import GroupBy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from hopback.clock import Clock
-    from hopback.deadletters.browsing import SessionView
+    from hopback.deadletters.contract import QueueSummary, SessionView
     from hopback.deadletters.operations import Operations
-    from hopback.deadletters.overview import QueueSummary
 
 __all__ = ["Insight", "Insights", "Sweep", "Swept"]
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from hopback.admin.api import decoded
 from hopback.admin.auth import forbidden
 from hopback.admin.problems import Refused, refusal_of
-from hopback.deadletters.pacing import HIGHEST_RATE
+from hopback.deadletters.requests import HIGHEST_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,7 @@ from hopback.admin.pages import form_fields, see_other
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
 from hopback.admin.services import who
-from hopback.deadletters.audit import AuditQuery
+from hopback.deadletters.requests import AuditQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable

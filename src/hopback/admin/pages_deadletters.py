@@ -11,17 +11,16 @@ from hopback.admin.problems import Refused
 from hopback.admin.rendering import Form, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import who
+from hopback.deadletters.contract import Page
 from hopback.deadletters.filters import BadFilter
 from hopback.deadletters.plain import amqp_type, plain_headers, plain_properties, plain_value
-from hopback.deadletters.sessions import GroupBy, Page, Window
+from hopback.deadletters.requests import GroupBy, Window
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.admin.pages import Pages, Visit
-    from hopback.deadletters.browsing import SessionView
-    from hopback.deadletters.overview import QueueSummary
-    from hopback.deadletters.sessions import Group
+    from hopback.deadletters.contract import Group, QueueSummary, SessionView
     from hopback.message import Delivery
 
 __all__ = ["add_deadletter_pages", "group_filter"]
@@ -113,7 +112,7 @@ async def _session(visit: Visit) -> Response:
     view, operations = _held(visit), visit.services.operations
     by = GroupBy(visit.field("by")) if visit.field("by") in set(GroupBy) else GroupBy.FINGERPRINT
     text, cursor = visit.field("filter"), visit.number("cursor", 0)
-    bad_filter, page = "", Page((), None, 0)
+    bad_filter, page = "", Page((), 0, None)
     try:
         page = await operations.messages(view.id, text, cursor=cursor, size=_PAGE)
     except BadFilter as error:
@@ -161,7 +160,7 @@ async def _message(visit: Visit) -> Response:
     form = visit.field("form", Form.PRETTY.value)
     if form not in set(Form):
         raise Refused(400, "bad-form", f"form: expected one of {', '.join(Form)}, got {form!r}.")
-    delivery = message.delivery
+    delivery = visit.services.operations.delivery(view.id, message.letter.id)
     headers, more_headers = plain_headers(delivery.properties.headers)
     payload = payload_of(delivery.body, Form(form), delivery.properties.content_encoding)
     return visit.page(

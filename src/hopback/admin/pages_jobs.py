@@ -18,10 +18,17 @@ from hopback.admin.problems import refusal_of
 from hopback.admin.rendering import span_words
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target, who
-from hopback.deadletters.pacing import RAMP, Pace
 from hopback.deadletters.refusals import NoSuch
-from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest
-from hopback.deadletters.targets import Target, TargetKind
+from hopback.deadletters.requests import (
+    RAMP,
+    DiscardRequest,
+    FromHead,
+    FromSession,
+    Pace,
+    RedriveRequest,
+    Target,
+    TargetKind,
+)
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.admin.pages import Pages, Visit
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.contract import Job
     from hopback.deadletters.requests import Request, Selection
 
 __all__ = ["ActForm", "add_act_pages", "add_job_pages"]
@@ -157,7 +164,7 @@ async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> R
             trouble = trouble or str(error)
     return _shown(
         visit, kind, form, 1, trouble,
-        depth=detail.summary.depth.ready, cost=detail.cost, held=held, matching=matching,
+        depth=detail.depth.ready, cost=detail.cost, held=held, matching=matching,
     )  # fmt: skip
 
 
@@ -274,7 +281,7 @@ async def _seen(visit: Visit) -> Job:
 
 def _steers(visit: Visit, job: Job) -> bool:
     """Operators steer their own jobs, admins all."""
-    mine = job.spec.by.id == visit.principal.id
+    mine = job.by_id == visit.principal.id
     return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
 
 

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hopback.admin.roles import Role
-from hopback.deadletters.overview import HELD_BACK
+from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.plain import plain_text, pretty_json
 from hopback.headers import timestamp
 

@@ -10,8 +10,7 @@ from hopback.admin.auth import address_of, forbidden
 from hopback.admin.overview import Insights
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Principal, Role
-from hopback.deadletters.requests import Who
-from hopback.deadletters.targets import TargetKind
+from hopback.deadletters.requests import TargetKind, Who
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Sweep
     from hopback.admin.settings import AdminSettings
     from hopback.clock import Clock
-    from hopback.deadletters.browsing import SessionView
+    from hopback.deadletters.contract import SessionView
     from hopback.deadletters.operations import Operations
-    from hopback.deadletters.targets import Target
+    from hopback.deadletters.requests import Target
 
 __all__ = ["NOBODY", "Denial", "Denials", "Services", "need_target", "who", "write_denial"]
 
@@ -54,7 +53,7 @@ class Services:
     def check_room(self, principal: Principal) -> None:
         """Refuse a browse session beyond what one caller, or all together, may hold."""
         limits, open_now = self.settings.limits, self.operations.sessions()
-        own = [view for view in open_now if view.by.id == principal.id]
+        own = [view for view in open_now if view.by_id == principal.id]
         if len(own) >= limits.sessions_per_caller:
             raise Refused(
                 429,
@@ -74,7 +73,7 @@ class Services:
         self, view: SessionView, principal: Principal, seconds: float | None = None
     ) -> SessionView:
         """Hold on for longer, and write down who wanted it."""
-        renewed = self.operations.renew(view.id, seconds)
+        renewed = await self.operations.renew(view.id, seconds)
         details = {"session": view.id}
         await self.operations.note(
             "session.renew", by=who(principal), queue=view.queue, details=details

@@ -6,8 +6,10 @@ Both answer with the same documents, so no command knows which of them it talks 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
 
 from hopback.cli.documents import (
     failure_document,
@@ -24,10 +26,9 @@ if TYPE_CHECKING:
 
     from hopback.cli.documents import Document
     from hopback.clock import Clock
-    from hopback.deadletters.importing import Imported
+    from hopback.deadletters.contract import Imported
     from hopback.deadletters.operations import Operations
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.requests import Request, Who
+    from hopback.deadletters.requests import Pace, Request, Who
 
 __all__ = ["Desk", "Held", "LibraryDesk", "Look"]
 
@@ -134,10 +135,9 @@ class LibraryDesk:
     def __init__(
         self, operations: Operations, who: Who, clock: Clock, *, everywhere: bool = False
     ) -> None:
-        self._operations = operations
+        self._operations = operations.acting_as(who, everywhere=everywhere)
         self._who = who
         self._clock = clock
-        self._everywhere = everywhere
 
     @property
     def keeps_jobs(self) -> bool:
@@ -148,21 +148,22 @@ class LibraryDesk:
 
     async def queues(self) -> list[Document]:
         """Every dead-letter queue, by name."""
-        now = self._clock.now()
-        return [summary_document(each, now) for each in await self._operations.queues()]
+        return [summary_document(each) for each in await self._operations.queues()]
 
     async def queue(self, name: str) -> Document:
         """One of them."""
-        return queue_document(await self._operations.queue(name), self._clock.now())
+        return queue_document(await self._operations.queue(name))
 
     # --- looking
 
     @asynccontextmanager
     async def hold(self, look: Look) -> AsyncIterator[Held]:
         """Hold messages for looking at; they are given back however this ends."""
-        from hopback.deadletters.sessions import SMALL_WINDOW
+        from hopback.deadletters.requests import SMALL_WINDOW
 
-        window = SMALL_WINDOW if look.limit is None else replace(SMALL_WINDOW, limit=look.limit)
+        window = (
+            SMALL_WINDOW if look.limit is None else structs.replace(SMALL_WINDOW, limit=look.limit)
+        )
         view = await self._operations.open_session(
             look.queue, window, by=self._who, forced=look.forced, lift=look.lift
         )
@@ -173,7 +174,7 @@ class LibraryDesk:
 
     async def groups(self, look: Look, by: str) -> Document:
         """Messages of the whole queue by what they have in common; none of them is kept."""
-        from hopback.deadletters.sessions import GroupBy
+        from hopback.deadletters.requests import GroupBy
 
         if look.lift:
             await self.lift(look.queue)
@@ -207,7 +208,7 @@ class LibraryDesk:
 
     async def lift(self, queue: str) -> None:
         """Lift the delivery limit of a queue by a policy, if looking at it could lose messages."""
-        from hopback.deadletters.cost import Price
+        from hopback.deadletters.contract import Price
 
         if (await self._operations.queue(queue)).cost.price is Price.REFUSED:
             await self._operations.lift_limit(queue, by=self._who, reason="to look at it")
@@ -224,16 +225,15 @@ class LibraryDesk:
 
     async def plan(self, request: Request) -> Document:
         """What a job would do."""
-        return plan_document(await self._operations.plan(replace(request, by=self._who)))
+        return plan_document(await self._operations.plan(structs.replace(request, by=self._who)))
 
     async def start(self, request: Request) -> Document:
         """Begin a job in this process."""
-        return job_document(await self._operations.start(replace(request, by=self._who)))
+        return job_document(await self._operations.start(structs.replace(request, by=self._who)))
 
     async def jobs(self, queue: str, active: bool, limit: int) -> list[Document]:
         """Jobs, the newest first."""
-        source = self._operations.journal if self._everywhere else self._operations
-        found = await source.jobs(queue=queue, active=active, limit=limit)
+        found = await self._operations.jobs(queue=queue, active=active, limit=limit)
         return [job_document(job) for job in found]
 
     async def job(self, ident: str) -> Document:
@@ -264,7 +264,8 @@ class LibraryDesk:
 
     async def interrupt(self, ident: str) -> Document:
         """Let a job finish what is in flight, and put it down; it can be resumed."""
-        from hopback.deadletters.jobs import JobConflict, JobState
+        from hopback.deadletters.contract import JobState
+        from hopback.deadletters.jobs import JobConflict
 
         with suppress(JobConflict):  # it has just come to its end
             await self._operations.pause(ident, by=self._who)

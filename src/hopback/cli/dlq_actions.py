@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from msgspec import structs
 
 from hopback.cli.dlq import filter_option, look_options, queue_argument, refusing
 from hopback.cli.dlq_print import count_of, form_option, print_plan, tell
@@ -14,15 +15,14 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_progress import see_through
 from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, json_line, on_terminal
 from hopback.cli.where import Place, at_desk, desk_options, resume_command
-from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT, UNHURRIED
+from hopback.deadletters.requests import HIGHEST_RATE, MOST_IN_FLIGHT, UNHURRIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.cli.desk import Desk
     from hopback.cli.documents import Document
-    from hopback.deadletters.requests import Request
-    from hopback.deadletters.targets import Target
+    from hopback.deadletters.requests import Request, Target
 
 __all__ = ["Choices", "Ramp", "carry_out", "discard", "redrive", "target_of"]
 
@@ -52,7 +52,7 @@ class Ramp(click.ParamType[tuple[int, ...]]):
 
 def target_of(text: str, routing_key: str, reset: bool | None) -> Target:
     """The target that `--to` names; a usage error says what there is."""
-    from hopback.deadletters.targets import Target, TargetKind
+    from hopback.deadletters.requests import Target, TargetKind
 
     kind, _, name = text.partition(":")
     if routing_key and kind != "exchange":
@@ -188,8 +188,7 @@ def redrive(
     Shows the plan and asks. Each message is published, mandatory and confirmed, before it leaves the
     queue. The first Ctrl-C finishes what is in flight and prints how to go on; a second one leaves.
     """
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.requests import FromHead, RedriveRequest
+    from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
 
     request = RedriveRequest(
         queue=queue,
@@ -232,8 +231,7 @@ def discard(
 
     Shows the plan and asks for the queue's name. `hopback dlq import` publishes the file again.
     """
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.requests import DiscardRequest, FromHead
+    from hopback.deadletters.requests import DiscardRequest, FromHead, Pace
 
     if no_export and export_to:
         raise click.UsageError("--no-export and --export-to exclude each other.")
@@ -263,14 +261,14 @@ def _act(request: Request, place: Place, choices: Choices) -> int:
         return Exit.OK
     if not choices.yes:
         _ask(plan)
-    decided = replace(
+    decided = structs.replace(
         request,
         reason=ask_for_reason(request.reason),
         # What was shown is what is meant: messages that arrive meanwhile are not touched.
-        selection=replace(request.selection, limit=plan["selected"]),
+        selection=structs.replace(request.selection, limit=plan["selected"]),
     )
     if request.expected_count is None and not request.selection.filter:
-        decided = replace(decided, expected_count=plan["selected"])
+        decided = structs.replace(decided, expected_count=plan["selected"])
     with refusing(request.queue) if plan["cost"]["price"] == "refused" else nullcontext():
         return at_desk(place, lambda desk: carry_out(desk, decided, choices.form, resume_command))
 
@@ -280,7 +278,7 @@ async def _plan(desk: Desk, request: Request, choices: Choices) -> Document:
         _must_be_free(await desk.queue(request.queue))
     if choices.lift and not choices.dry_run:
         await desk.lift(request.queue)
-    return await desk.plan(replace(request, reason=request.reason.strip() or _PLANNED))
+    return await desk.plan(structs.replace(request, reason=request.reason.strip() or _PLANNED))
 
 
 def _must_be_free(queue: Document) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from hopback.cli.desk import Desk
-    from hopback.deadletters.importing import Imported
+    from hopback.deadletters.contract import Imported
 
 __all__ = ["export", "export_messages", "import_", "import_messages"]
 
@@ -230,6 +230,6 @@ async def import_messages(
     desk: Desk, path: Path, queue: str | None, rate: float | None, skip: int, reason: str
 ) -> Imported:
     """Publish the lines of a file."""
-    from hopback.deadletters.pacing import Pace
+    from hopback.deadletters.requests import Pace
 
     return await desk.import_lines(_lines(path, skip), queue, Pace(rate), reason or "import")

@@ -19,7 +19,7 @@ from hopback.cli.terminal import (
     safe_lines,
     table,
 )
-from hopback.deadletters.overview import HELD_BACK
+from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.plain import pretty_json
 
 if TYPE_CHECKING:

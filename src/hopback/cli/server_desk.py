@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from hopback.cli.desk import Held
     from hopback.cli.documents import Document
-    from hopback.deadletters.importing import Imported
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.requests import Request
+    from hopback.deadletters.contract import Imported
+    from hopback.deadletters.requests import Pace, Request
 
 __all__ = ["ServerDesk"]
 

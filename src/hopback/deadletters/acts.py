@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.deadletters.archive import write_line
-from hopback.deadletters.letters import letter_of, origin_queue
-from hopback.deadletters.targets import Aim, TargetKind, aim_at, target_flaw
+from hopback.deadletters.letters import origin_queue, read_dead_letter
+from hopback.deadletters.requests import TargetKind
+from hopback.deadletters.targets import Aim, aim_at, target_flaw
 from hopback.errors import ChannelClosed, ConnectionLost, UnsafeOperation
 from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Message
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.targets import Target
+    from hopback.deadletters.requests import Target
     from hopback.errors import BrokerError
     from hopback.message import Delivery
     from hopback.policy.redrive import RedriveOccasion
@@ -228,7 +229,7 @@ class Discarding:
         """The line to be written; empty where nothing is written."""
         if self._sink is None:
             return b""
-        return write_line(delivery, letter_of(delivery, 0, self._source))
+        return write_line(delivery, read_dead_letter(delivery, 0, self._source))
 
     async def explore(self, delivery: Delivery) -> None:
         """There is nothing to find out."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import structs
 
 from hopback.errors import HopbackError
 from hopback.fields import (
@@ -34,7 +36,7 @@ from hopback.message import Properties
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.deadletters.letters import Letter
+    from hopback.deadletters.contract import DeadLetter
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
 
@@ -88,7 +90,7 @@ class Archived:
     properties: Properties
 
 
-def write_line(delivery: Delivery, letter: Letter | None = None) -> bytes:
+def write_line(delivery: Delivery, letter: DeadLetter | None = None) -> bytes:
     """One message as one line, with its newline."""
     properties = delivery.properties
     plain = {name: getattr(properties, name) for name in _PLAIN}
@@ -108,7 +110,7 @@ def write_line(delivery: Delivery, letter: Letter | None = None) -> bytes:
     if properties.opaque_headers:
         record["opaqueHeaders"] = _base64(properties.opaque_headers)
     if letter is not None:
-        record["about"] = asdict(letter)
+        record["about"] = structs.asdict(letter)
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.cost import Price
+from hopback.deadletters.contract import Moment, Price, SessionView
 from hopback.deadletters.refusals import BadRequest, NoSuch, SessionOver
 from hopback.deadletters.sessions import BrowseSession
 from hopback.errors import UnsafeOperation
@@ -14,71 +13,14 @@ from hopback.errors import UnsafeOperation
 if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.letters import Letter
-    from hopback.deadletters.plans import WayCheck
-    from hopback.deadletters.requests import Who
-    from hopback.deadletters.sessions import Group, Window
+    from hopback.deadletters.requests import Who, Window
     from hopback.deadletters.settings import Settings
-    from hopback.deadletters.stories import Event
-    from hopback.headers import Failure
-    from hopback.message import Delivery
 
-__all__ = ["Browsing", "MessageView", "SessionView", "Survey", "check_cost", "view_of"]
+__all__ = ["Browsing", "check_cost", "view_of"]
 
 _REMEMBERED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SessionView:
-    """A browse session as it is now. `complete`: it holds everything that was ready.
-
-    `order_kept` is False where so many messages had come back before that these will go behind them.
-    """
-
-    id: str
-    queue: str
-    held: int
-    held_bytes: int
-    opened_at: float
-    expires_at: float
-    complete: bool
-    cost: Cost
-    by: Who
-    order_kept: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class MessageView:
-    """One message with everything about it.
-
-    `sentence` says what happened; `failure` is the consumer's own record with its stack, if there is
-    one. `way` is where a re-drive would send it by default, or None with `no_way` saying why.
-    """
-
-    letter: Letter
-    delivery: Delivery
-    sentence: str
-    timeline: tuple[Event, ...]
-    failure: Failure | None
-    way: WayCheck | None
-    no_way: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The groups of a whole queue, and how many messages were looked at.
-
-    `not_looked_into` have bodies that the filter could not look into: they may match or not.
-    """
-
-    queue: str
-    groups: tuple[Group, ...]
-    seen: int
-    matching: int
-    complete: bool
-    not_looked_into: int = 0
 
 
 class Browsing:
@@ -186,10 +128,11 @@ def view_of(session: BrowseSession) -> SessionView:
         queue=session.source.name,
         held=session.held,
         held_bytes=session.held_bytes,
-        opened_at=session.opened_at,
-        expires_at=session.expires_at,
+        opened_at=Moment(session.opened_at),
+        expires_at=Moment(session.expires_at),
         complete=session.complete,
         cost=session.cost,
-        by=session.by,
+        by=session.by.name,
+        by_id=session.by.id,
         order_kept=session.order_kept,
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, uuid5
 
-from hopback.deadletters.jobs import JobKind
+from hopback.deadletters.requests import JobKind
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
 
 if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.jobs import JobRecord
 
 __all__ = ["NO_CEREMONY", "Ceremony", "ceremony_of", "completion_event"]
 
@@ -47,7 +47,7 @@ def ceremony_of(design: str) -> Ceremony:
     return _BY_DESIGN.get(design, NO_CEREMONY)
 
 
-def completion_event(ceremony: Ceremony, job: Job, source: DeadLetterQueue) -> Message | None:
+def completion_event(ceremony: Ceremony, job: JobRecord, source: DeadLetterQueue) -> Message | None:
     """The event that tells that messages were re-driven, or None if nobody asks for one.
 
     Its id follows from the job and its run: a second publish of the same can be recognised.
@@ -82,7 +82,7 @@ def completion_event(ceremony: Ceremony, job: Job, source: DeadLetterQueue) -> M
     )
 
 
-def _payload(job: Job, source: DeadLetterQueue, operation: str) -> dict[str, object]:
+def _payload(job: JobRecord, source: DeadLetterQueue, operation: str) -> dict[str, object]:
     counts = job.counts
     return {
         "operationCorrelationId": operation,

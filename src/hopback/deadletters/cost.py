@@ -7,11 +7,10 @@ where there is no dead-letter exchange. RabbitMQ 4.0 and later set a limit of 20
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.broker.limits import spent
+from hopback.deadletters.contract import Cost, Price
 from hopback.topology.effective import delivery_limit
 from hopback.topology.model import QueueType
 
@@ -19,28 +18,10 @@ if TYPE_CHECKING:
     from hopback.topology.model import Queue
     from hopback.version import BrokerVersion
 
-__all__ = ["MANY_LOOKS", "Cost", "Price", "cost_of_looking", "spent_too_much"]
+__all__ = ["MANY_LOOKS", "cost_of_looking", "spent_too_much"]
 
 MANY_LOOKS = 1000
 """A limit from here on is no danger: nobody looks that often before it is noticed."""
-
-
-class Price(StrEnum):
-    """What a look costs each message that it holds."""
-
-    FREE = "free"
-    COUNTED = "counted"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The price of one browse session, with words for people; `limit` None: no delivery limit."""
-
-    price: Price
-    text: str
-    limit: int | None = None
-    remedy: str = ""
 
 
 def cost_of_looking(queue: Queue | None, version: BrokerVersion) -> Cost:

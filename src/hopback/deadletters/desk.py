@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.browsing import check_cost
 from hopback.deadletters.ceremonies import ceremony_of
-from hopback.deadletters.cost import Price
+from hopback.deadletters.contract import JobPlan, Moment, Price
 from hopback.deadletters.filters import PAYLOAD_BYTES, parse_filter
 from hopback.deadletters.freezing import (
     check_request,
@@ -19,11 +19,10 @@ from hopback.deadletters.freezing import (
     spec_of,
 )
 from hopback.deadletters.held_size import held_size
-from hopback.deadletters.jobs import Frozen, JobKind, JobSpec
+from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
 from hopback.deadletters.planning import Rehearsal, order_kept, watch_seconds
-from hopback.deadletters.plans import JobPlan
 from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
-from hopback.deadletters.requests import FromSession, RedriveRequest
+from hopback.deadletters.requests import FromSession, JobKind, RedriveRequest
 from hopback.deadletters.targets import known_ways, target_flaw
 from hopback.deadletters.turns import Turns
 from hopback.deadletters.walking import walk
@@ -35,9 +34,9 @@ from hopback.topology.model import QueueType
 if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.browsing import Browsing
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.contract import DeadLetter
+    from hopback.deadletters.jobs import JobRecord
     from hopback.deadletters.journal import Journal
-    from hopback.deadletters.letters import Letter
     from hopback.deadletters.places import Places, Scene
     from hopback.deadletters.requests import Request, Who
     from hopback.deadletters.sessions import BrowseSession
@@ -63,9 +62,9 @@ class Order:
 class _Picked:
     """What a request selects now; the letters if a session holds them."""
 
-    frozen: Frozen
+    frozen: SelectionSnapshot
     session: BrowseSession | None = None
-    letters: tuple[Letter, ...] = ()
+    letters: tuple[DeadLetter, ...] = ()
     not_looked_into: int = 0
 
     @property
@@ -148,7 +147,7 @@ class Desk:
         if request.expected_count is not None and request.expected_count != found:
             raise CountMismatch(request.expected_count, found)
 
-    async def _matching(self, queue: str, frozen: Frozen) -> int:
+    async def _matching(self, queue: str, frozen: SelectionSnapshot) -> int:
         """How many of the first messages the filter wants; costs one look."""
         spec = _counting_spec(queue, frozen)
         source = (await self._places.scene()).one(queue)
@@ -168,7 +167,9 @@ class Desk:
         if flaws and all(flaws):
             raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
 
-    async def spec_for_failures(self, job: Job, journal: Journal, by: Who, reason: str) -> JobSpec:
+    async def spec_for_failures(
+        self, job: JobRecord, journal: Journal, by: Who, reason: str
+    ) -> JobSpec:
         """The same again, for exactly what the job could not move."""
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
@@ -178,7 +179,7 @@ class Desk:
         digests = tuple(failed.digest for failed in failures)
         return replace(
             job.spec,
-            selection=Frozen(depth.ready or 0, "", digests),
+            selection=SelectionSnapshot(depth.ready or 0, "", digests),
             by=by,
             why=reason or f"what job {job.id} could not move",
             key=None,
@@ -223,7 +224,7 @@ class Desk:
             order=order_kept(spec, len(ways)),
             warnings=tuple(warnings),
             flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
-            as_of=self._clock.now(),
+            as_of=Moment(self._clock.now()),
             watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
             export_to=spec.export_to,
         )
@@ -296,5 +297,5 @@ def _warnings(spec: JobSpec, bench: Bench) -> list[str]:
     return [text for text in found if text]
 
 
-def _counting_spec(queue: str, frozen: Frozen) -> JobSpec:
+def _counting_spec(queue: str, frozen: SelectionSnapshot) -> JobSpec:
     return JobSpec(JobKind.DISCARD, queue, "", frozen)

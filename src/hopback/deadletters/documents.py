@@ -6,20 +6,12 @@ import json
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from hopback.deadletters.jobs import (
-    Checkpoint,
-    Counts,
-    FailedMessage,
-    Frozen,
-    Job,
-    JobKind,
-    JobSpec,
-    JobState,
-)
+from msgspec import Struct, structs
+
+from hopback.deadletters.contract import Counts, FailedMessage, JobState, Moment
+from hopback.deadletters.jobs import Checkpoint, JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.journal import Wish
-from hopback.deadletters.pacing import Pace
-from hopback.deadletters.requests import Who
-from hopback.deadletters.targets import Target, TargetKind
+from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 
 __all__ = [
     "read_failure",
@@ -31,19 +23,21 @@ __all__ = [
 ]
 
 
-def write_job(job: Job) -> str:
+def write_job(job: JobRecord) -> str:
     """The job as JSON."""
     return _json(_shallow(job))
 
 
 def _shallow(value: Any) -> Any:
     """As `asdict`, without copying the marks and digests one by one: there may be thousands."""
+    if isinstance(value, Struct):
+        return {name: _shallow(getattr(value, name)) for name in value.__struct_fields__}
     if not is_dataclass(value):
         return value
     return {field.name: _shallow(getattr(value, field.name)) for field in fields(value)}
 
 
-def read_job(text: str) -> Job:
+def read_job(text: str) -> JobRecord:
     """The job that `write_job` wrote."""
     said = json.loads(text)
     said["spec"] = _spec(said["spec"])
@@ -58,14 +52,14 @@ def read_job(text: str) -> Job:
         mark.get("saw_fresh", False),
         mark.get("has_twins", False),
     )
-    return Job(**said)
+    return JobRecord(**said)
 
 
 def _spec(said: dict[str, Any]) -> JobSpec:
     frozen = said["selection"]
     digests = frozen["digests"]
     said["kind"] = JobKind(said["kind"])
-    said["selection"] = Frozen(
+    said["selection"] = SelectionSnapshot(
         frozen["count"],
         frozen["filter"],
         None if digests is None else tuple(digests),
@@ -89,12 +83,16 @@ def read_wish(text: str) -> Wish:
 
 def write_failure(failed: FailedMessage) -> str:
     """The failure as JSON."""
-    return _json(asdict(failed))
+    said = structs.asdict(failed)
+    return _json({"letter_id": said.pop("id"), **said})
 
 
 def read_failure(text: str) -> FailedMessage:
     """The failure that `write_failure` wrote."""
-    return FailedMessage(**json.loads(text))
+    said = json.loads(text)
+    return FailedMessage(
+        said["letter_id"], said["digest"], said["message_id"], said["reason"], Moment(said["at"])
+    )
 
 
 def _json(value: dict[str, Any]) -> str:

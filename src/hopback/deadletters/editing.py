@@ -14,7 +14,7 @@ from hopback.message import Message, Received
 from hopback.policy.redrive import redrive_message
 
 if TYPE_CHECKING:
-    from hopback.deadletters.letters import Letter
+    from hopback.deadletters.contract import DeadLetter
     from hopback.deadletters.requests import Edit
     from hopback.deadletters.targets import Aim
     from hopback.message import Delivery
@@ -28,7 +28,7 @@ COPY_OF = "hopback-copy-of"
 
 def edited_copy(
     delivery: Delivery,
-    letter: Letter,
+    letter: DeadLetter,
     edit: Edit,
     aim: Aim,
     occasion: RedriveOccasion,

@@ -24,7 +24,7 @@ from hopback.topology.durations import parse_duration_ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hopback.deadletters.letters import Letter
+    from hopback.deadletters.contract import DeadLetter
     from hopback.message import Delivery
 
 __all__ = [
@@ -98,7 +98,7 @@ class Term:
         """Whether the body must be read as JSON to answer it."""
         return self.field.startswith("payload.")
 
-    def holds(self, letter: Letter, delivery: Delivery | None, now: float) -> bool:
+    def holds(self, letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
         """Whether it holds for this letter; what is unknown never does."""
         if self.needs_payload:
             return self.holds_in(None if delivery is None else _payload(delivery.body))
@@ -131,7 +131,7 @@ class Filter:
         """Whether body or headers are needed to answer it."""
         return any(term.needs_content for term in self.terms)
 
-    def judge(self, letter: Letter, delivery: Delivery | None, now: float) -> Judgement:
+    def judge(self, letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
         """Whether all terms hold; `now` is in seconds since 1970.
 
         The body is parsed at most once, and only if all that is known without it holds.
@@ -149,7 +149,7 @@ class Filter:
         held = all(term.holds_in(payload) for term in within)
         return Judgement.MATCHES if held else Judgement.DIFFERS
 
-    def matches(self, letter: Letter, delivery: Delivery | None, now: float) -> bool:
+    def matches(self, letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
         """Whether all terms hold; what is not looked into does not match."""
         return self.judge(letter, delivery, now) is Judgement.MATCHES
 
@@ -237,7 +237,7 @@ def _wanted_number(whole: str, field: str, value: str) -> float:
     return float(value)
 
 
-def _number(field: str, letter: Letter, now: float) -> float | None:
+def _number(field: str, letter: DeadLetter, now: float) -> float | None:
     match field:
         case "age":
             return letter.age(now)
@@ -248,7 +248,7 @@ def _number(field: str, letter: Letter, now: float) -> float | None:
     return letter.attempts
 
 
-def _texts(field: str, letter: Letter) -> Iterator[str]:
+def _texts(field: str, letter: DeadLetter) -> Iterator[str]:
     """What a pattern is compared with: an error also by its last name, a group by its beginning."""
     match field:
         case "reason":

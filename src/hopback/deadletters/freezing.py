@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.files import check_writable
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.jobs import Frozen, JobKind, JobSpec
-from hopback.deadletters.pacing import HIGHEST_RATE, MOST_IN_FLIGHT
+from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
 from hopback.deadletters.refusals import BadRequest
-from hopback.deadletters.requests import FromSession, RedriveRequest
+from hopback.deadletters.requests import (
+    HIGHEST_RATE,
+    MOST_IN_FLIGHT,
+    FromSession,
+    JobKind,
+    RedriveRequest,
+)
 from hopback.deadletters.sessions import Sifted
 
 if TYPE_CHECKING:
-    from hopback.deadletters.letters import Letter
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.requests import FromHead, Request
+    from hopback.deadletters.contract import DeadLetter
+    from hopback.deadletters.requests import FromHead, Pace, Request
     from hopback.deadletters.sessions import BrowseSession
     from hopback.deadletters.settings import Settings
 
@@ -71,18 +75,20 @@ async def chosen_letters(session: BrowseSession, selection: FromSession) -> Sift
     return Sifted(chosen, found.not_looked_into)
 
 
-def frozen_letters(session: BrowseSession, letters: tuple[Letter, ...], text: str) -> Frozen:
+def frozen_letters(
+    session: BrowseSession, letters: tuple[DeadLetter, ...], text: str
+) -> SelectionSnapshot:
     """Exactly these messages of a session."""
-    return Frozen(session.held, text, tuple(letter.digest for letter in letters))
+    return SelectionSnapshot(session.held, text, tuple(letter.digest for letter in letters))
 
 
-def frozen_head(ready: int, selection: FromHead) -> Frozen:
+def frozen_head(ready: int, selection: FromHead) -> SelectionSnapshot:
     """The first messages, as many as are there now."""
     count = ready if selection.limit is None else min(selection.limit, ready)
-    return Frozen(count, selection.filter, behind=ready - count)
+    return SelectionSnapshot(count, selection.filter, behind=ready - count)
 
 
-def spec_of(request: Request, frozen: Frozen, broker: str, *, stamped: bool) -> JobSpec:
+def spec_of(request: Request, frozen: SelectionSnapshot, broker: str, *, stamped: bool) -> JobSpec:
     """What was asked for, with the selection frozen; `stamped` is what the design says."""
     if isinstance(request, RedriveRequest):
         return JobSpec(

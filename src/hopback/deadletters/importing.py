@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.archive import BadLine, read_line
+from hopback.deadletters.contract import Imported
 from hopback.deadletters.pacing import Control, Pacer
 from hopback.errors import BrokerError, HopbackError, NotFound
 from hopback.headers import moved_properties
@@ -17,22 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable
 
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.deadletters.pacing import Pace
+    from hopback.deadletters.requests import Pace
 
-__all__ = ["Imported", "import_lines"]
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """How far an import came.
-
-    `lines` is how many lines from the beginning are confirmed or empty, without a gap: to go on,
-    skip as many. `problem` says what stopped it; empty if nothing did.
-    """
-
-    lines: int
-    published: int
-    problem: str = ""
+__all__ = ["import_lines"]
 
 
 async def import_lines(

@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.deadletters.pacing import UNHURRIED
-from hopback.deadletters.requests import NOBODY
-from hopback.deadletters.targets import BY_DESIGN
+from hopback.deadletters.contract import ACTIVE, Counts, Job, JobState, Moment
+from hopback.deadletters.requests import BY_DESIGN, NOBODY, UNHURRIED, JobKind
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.requests import Who
-    from hopback.deadletters.targets import Target
+    from hopback.deadletters.requests import Pace, Target, Who
 
 __all__ = [
-    "ACTIVE",
+    "NOTHING_DONE",
     "Checkpoint",
-    "Counts",
-    "FailedMessage",
-    "Frozen",
-    "Job",
     "JobConflict",
-    "JobKind",
+    "JobRecord",
     "JobSpec",
-    "JobState",
+    "SelectionSnapshot",
 ]
-
-
-class JobKind(StrEnum):
-    """What a job does with its messages."""
-
-    REDRIVE = "re-drive"
-    DISCARD = "discard"
-
-
-class JobState(StrEnum):
-    """Where a job stands."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    CANCELLED = "cancelled"
-    INTERRUPTED = "interrupted"
-    """The line or the process ended; nothing is lost, and it can be resumed."""
-    COMPLETED = "completed"
-    FAILED = "failed"
-    """It stopped by itself, for the reason that it names; it can be resumed when that is mended."""
 
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
@@ -61,36 +33,13 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.COMPLETED: frozenset(),
 }
 
-ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
-"""The states in which a job holds its queue: no other may begin there."""
+
+NOTHING_DONE = Counts()
+"""The counts of a job that has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """How far a job is.
-
-    `selected` is the size of the frozen selection. Each of its messages is `done`, `skipped` (the
-    filter or the loop guard left it out), `failed`, or `remaining`. `returned` is what was taken and
-    given back. `arrived_meanwhile` came into the queue while the job ran and was not touched;
-    `came_back` is what this job had sent and what was found dead again.
-    """
-
-    selected: int = 0
-    done: int = 0
-    skipped: int = 0
-    failed: int = 0
-    returned: int = 0
-    arrived_meanwhile: int = 0
-    came_back: int = 0
-
-    @property
-    def remaining(self) -> int:
-        """What is still to be looked at."""
-        return max(self.selected - self.done - self.skipped - self.failed, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
+class SelectionSnapshot:
     """The selection as it was when the job began.
 
     With `digests` it is exactly those messages, wherever they now stand among the first `count` of
@@ -111,7 +60,7 @@ class JobSpec:
     kind: JobKind
     queue: str
     broker: str
-    selection: Frozen
+    selection: SelectionSnapshot
     why: str = ""
     by: Who = NOBODY
     target: Target = BY_DESIGN
@@ -145,19 +94,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedMessage:
-    """A message that a job could not move, or left out; it is still in its queue."""
+class JobRecord:
+    """A job as the journal keeps it, with what only its own run needs; `view` is what operators see.
 
-    letter_id: str
-    digest: str
-    message_id: str
-    reason: str
-    at: float
+    `reason` says why its state is what it is; times are in seconds.
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A re-drive or a discard. `reason` says why its state is what it is; times are in seconds.
 
     `rate` is what holds now, messages per second, None for no limit. `run` counts how often it was
     begun or resumed. `changes` grows with every change that is written down.
@@ -166,7 +107,7 @@ class Job:
     id: str
     spec: JobSpec
     state: JobState = JobState.RUNNING
-    counts: Counts = Counts()
+    counts: Counts = NOTHING_DONE
     reason: str = ""
     rate: float | None = None
     run: int = 1
@@ -186,6 +127,33 @@ class Job:
         return self.spec.queue
 
     @property
+    def view(self) -> Job:
+        """The job as operators see it."""
+        spec = self.spec
+        return Job(
+            id=self.id,
+            kind=spec.kind,
+            queue=spec.queue,
+            state=self.state,
+            reason=self.reason,
+            why=spec.why,
+            by=spec.by.name,
+            by_id=spec.by.id,
+            target=str(spec.target),
+            filter=spec.selection.filter,
+            rate=self.rate,
+            ramp=spec.pace.ramp,
+            counts=self.counts,
+            can_resume=self.can_resume,
+            export_to=spec.export_to,
+            created=Moment(self.created),
+            updated=Moment(self.updated),
+            target_choice=spec.target,
+            run=self.run,
+            changes=self.changes,
+        )
+
+    @property
     def is_active(self) -> bool:
         """Whether it holds its queue: no other job may begin there."""
         return self.state in ACTIVE
@@ -200,7 +168,7 @@ class Job:
         """Whether nothing more can happen to it."""
         return not _NEXT[self.state]
 
-    def to(self, state: JobState, now: float, reason: str = "") -> Job:
+    def to(self, state: JobState, now: float, reason: str = "") -> JobRecord:
         """The job in another state; JobConflict if that cannot follow the present one."""
         if state not in _NEXT[self.state]:
             allowed = ", ".join(sorted(_NEXT[self.state])) or "nothing"
@@ -209,7 +177,7 @@ class Job:
             )
         return replace(self, state=state, reason=reason, updated=now, changes=self.changes + 1)
 
-    def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> Job:
+    def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> JobRecord:
         """The job, further on."""
         return replace(
             self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
@@ -223,6 +191,6 @@ class JobConflict(HopbackError):
         "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
     )
 
-    def __init__(self, text: str, job: Job) -> None:
+    def __init__(self, text: str, job: JobRecord) -> None:
         self.job = job
         super().__init__(text)

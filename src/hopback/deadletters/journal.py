@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from msgspec import structs
 
 from hopback.deadletters.jobs import JobConflict
 from hopback.deadletters.retention import Forgotten
@@ -13,8 +15,9 @@ from hopback.errors import HopbackError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.deadletters.audit import AuditEntry, AuditQuery
-    from hopback.deadletters.jobs import FailedMessage, Job
+    from hopback.deadletters.contract import AuditEntry, FailedMessage
+    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.requests import AuditQuery
 
 __all__ = ["Journal", "LeaseLost", "MemoryJournal", "Wish"]
 
@@ -41,16 +44,16 @@ class Journal(Protocol):
     in time has lost it, and the job reads as interrupted.
     """
 
-    async def begin(self, job: Job, owner: str) -> Job:
+    async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one.
 
         JobConflict if another one is active for its queue.
         """
 
-    async def save(self, job: Job, owner: str) -> None:
+    async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
 
-    async def amend(self, job: Job) -> None:
+    async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
 
     async def renew(self, ident: str, owner: str) -> Wish:
@@ -62,15 +65,15 @@ class Journal(Protocol):
     async def wish(self, ident: str, wish: Wish) -> None:
         """Want something of a job, wherever it runs."""
 
-    async def job(self, ident: str) -> Job | None:
+    async def job(self, ident: str) -> JobRecord | None:
         """One job as it is now, or None."""
 
-    async def keyed(self, broker: str, key: str) -> Job | None:
+    async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
-    ) -> tuple[Job, ...]:
+    ) -> tuple[JobRecord, ...]:
         """Jobs, the newest first."""
 
     async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
@@ -99,14 +102,14 @@ class MemoryJournal:
     """A journal for one process; it ends with it."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, JobRecord] = {}
         self._owners: dict[str, str] = {}
         self._wishes: dict[str, Wish] = {}
         self._failures: dict[str, list[FailedMessage]] = {}
         self._audit: list[AuditEntry] = []
         self._written = 0
 
-    async def begin(self, job: Job, owner: str) -> Job:
+    async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
         if job.spec.key is not None and job.id not in self._jobs:
             known = await self.keyed(job.spec.broker, job.spec.key)
@@ -122,12 +125,12 @@ class MemoryJournal:
         self._wishes[job.id] = Wish(rate=job.rate)
         return job
 
-    async def save(self, job: Job, owner: str) -> None:
+    async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
         self._check(job.id, owner)
         self._jobs[job.id] = job
 
-    async def amend(self, job: Job) -> None:
+    async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
         known = self._jobs[job.id]
         if known.is_active:
@@ -151,11 +154,11 @@ class MemoryJournal:
         """Want something of a job."""
         self._wishes[ident] = wish
 
-    async def job(self, ident: str) -> Job | None:
+    async def job(self, ident: str) -> JobRecord | None:
         """One job as it is now, or None."""
         return self._jobs.get(ident)
 
-    async def keyed(self, broker: str, key: str) -> Job | None:
+    async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
         asked = (broker, key)
         jobs = self._jobs.values()
@@ -163,7 +166,7 @@ class MemoryJournal:
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
-    ) -> tuple[Job, ...]:
+    ) -> tuple[JobRecord, ...]:
         """Jobs, the newest first."""
         found = (
             job
@@ -185,7 +188,7 @@ class MemoryJournal:
     async def write(self, entry: AuditEntry) -> None:
         """Append to the audit."""
         self._written += 1
-        self._audit.append(replace(entry, number=self._written))
+        self._audit.append(structs.replace(entry, number=self._written))
 
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int

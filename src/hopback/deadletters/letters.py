@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.contract import DeadLetter, Moment
 from hopback.deadletters.envelopes import envelope_of
 from hopback.deadletters.foreign import foreign_failure
+from hopback.deadletters.plain import plain_text
 from hopback.headers import (
+    Failure,
     broker_failures,
     clipped,
     counter_in,
@@ -33,58 +36,21 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.foreign import ForeignFailure
     from hopback.fields import FieldValue, Headers
-    from hopback.headers import Death, Failure
+    from hopback.headers import Death
     from hopback.message import Delivery
 
-__all__ = ["Letter", "content_digest", "delivery_count", "letter_of", "origin_queue"]
+__all__ = ["content_digest", "delivery_count", "origin_queue", "read_dead_letter"]
 
 _HASHED_BYTES = 512 * 1024
 _MANY_VALUES = 1000
 _TEXT_BYTES = 255
+_NO_FAILURE = Failure(type="", message="")
 _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """One dead letter, without its body.
-
-    `id` is its place in the session and the beginning of `digest`, a hash of body and properties
-    that does not change when it is looked at. `reason` is the broker's word (`rejected`, `expired`,
-    `maxlen`, `delivery_limit`), `parked` where a consumer put it here itself, else `unknown`.
-    `recorded_by` says who wrote the failure down: `hopback`, another framework, or nobody (empty).
-    Times are seconds since 1970, None where nothing tells. `delivery_count` is the quorum queue's.
-    """
-
-    id: str
-    place: int
-    digest: str
-    queue: str
-    reason: str
-    origin: str
-    type: str
-    message_id: str
-    sent: str
-    error: str
-    error_message: str
-    fingerprint: str
-    recorded_by: str
-    attempts: int
-    redrives: int
-    redrive_job: str
-    first_failed: float | None
-    last_failed: float | None
-    size: int
-    delivery_count: int
-    exchange: str
-    routing_key: str
-    redelivered: bool
-
-    def age(self, now: float) -> float | None:
-        """Seconds since it failed last; None if nothing tells."""
-        return None if self.last_failed is None else max(now - self.last_failed, 0.0)
-
-
-def letter_of(delivery: Delivery, place: int, source: DeadLetterQueue | None = None) -> Letter:
+def read_dead_letter(
+    delivery: Delivery, place: int, source: DeadLetterQueue | None = None
+) -> DeadLetter:
     """The dead letter in a delivery; `place` is its number in the session, from 1."""
     headers = delivery.properties.headers
     foreign = foreign_failure(headers)
@@ -95,29 +61,29 @@ def letter_of(delivery: Delivery, place: int, source: DeadLetterQueue | None = N
     known = read_history(headers, origin)
     said = envelope_of(delivery)
     digest = content_digest(delivery)
-    return Letter(
+    return DeadLetter(
         id=f"{place}-{digest[:16]}",
         place=place,
         digest=digest,
         queue=delivery.queue,
-        reason=reason,
-        origin=origin,
-        type=said.type,
-        message_id=said.id,
-        sent=said.time,
-        error=failure.type,
-        error_message=failure.message,
-        fingerprint=failure.fingerprint or _fingerprint(reason, origin),
+        reason=plain_text(reason),
+        origin=plain_text(origin),
+        type=plain_text(said.type),
+        message_id=plain_text(said.id),
+        sent=plain_text(said.time),
+        error=plain_text(failure.type),
+        error_message=plain_text(failure.message),
+        fingerprint=plain_text(failure.fingerprint or _fingerprint(reason, origin)),
         recorded_by=recorded_by,
         attempts=_attempts(headers, origin, source, failure, foreign),
         redrives=known.redrives,
-        redrive_job=known.redrive_job or "",
+        redrive_job=plain_text(known.redrive_job or ""),
         first_failed=_moment(failure.first, died),
         last_failed=_moment(failure.last, died),
         size=len(delivery.body),
         delivery_count=delivery_count(delivery),
-        exchange=delivery.exchange,
-        routing_key=delivery.routing_key,
+        exchange=plain_text(delivery.exchange),
+        routing_key=plain_text(delivery.routing_key),
         redelivered=delivery.redelivered,
     )
 
@@ -215,8 +181,7 @@ def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure,
     )
     if said:
         return failure_from_reason(said), "its consumer"
-    nothing = failure_from_reason("")
-    return type(nothing)(type="", message=""), ""
+    return _NO_FAILURE, ""
 
 
 def _death_in(headers: Headers, origin: str) -> Death | None:
@@ -271,12 +236,12 @@ def _attempts(
     return waits + 1 if waits else rejected
 
 
-def _moment(recorded: float, died: Death | None) -> float | None:
+def _moment(recorded: float, died: Death | None) -> Moment | None:
     if recorded > 0:
-        return recorded
+        return Moment(recorded)
     moment = died.time if died is not None else None
     # A time beyond the year 9999 was not written by a broker.
-    return float(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
+    return Moment(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
 
 
 def delivery_count(delivery: Delivery) -> int:

@@ -15,12 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from hopback.deadletters.acts import LeftOut
+from hopback.deadletters.contract import FailedMessage, JobState, Moment
 from hopback.deadletters.cost import spent_too_much
 from hopback.deadletters.held_size import rough_size
-from hopback.deadletters.jobs import FailedMessage, JobState
 from hopback.deadletters.journal import LeaseLost
-from hopback.deadletters.letters import delivery_count, letter_of
+from hopback.deadletters.letters import delivery_count, read_dead_letter
 from hopback.deadletters.pacing import Pacer
 from hopback.deadletters.trouble import Verdict, may_pass, verdict_on
 from hopback.deadletters.turns import Turns
@@ -29,7 +31,8 @@ from hopback.errors import BrokerError, HopbackError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.deadletters.jobs import Counts, Job
+    from hopback.deadletters.contract import Counts
+    from hopback.deadletters.jobs import JobRecord
     from hopback.deadletters.work import Work
     from hopback.message import Delivery
 
@@ -81,7 +84,7 @@ class _Item:
 class Engine:
     """One run of a job; `job` is always its present state."""
 
-    def __init__(self, job: Job, work: Work) -> None:
+    def __init__(self, job: JobRecord, work: Work) -> None:
         self.job = job
         self._work = work
         self._act = work.act
@@ -104,7 +107,7 @@ class Engine:
         self._place = 0
         self._told = work.clock.now()
 
-    async def run(self) -> Job:
+    async def run(self) -> JobRecord:
         """Work until the selection is through, or something ends it; never raises a broker's fault."""
         try:
             state, reason = await self._ended()
@@ -276,7 +279,7 @@ class Engine:
         wanted = self._work.wanted
         if not wanted.terms:
             return True
-        letter = letter_of(delivery, self._place, self._work.queue)
+        letter = read_dead_letter(delivery, self._place, self._work.queue)
         return wanted.matches(letter, delivery, self.job.created)
 
     def _left_out(self, item: _Item, why: LeftOut) -> None:
@@ -441,9 +444,11 @@ class Engine:
         return None
 
     def _note(self, item: _Item, reason: str) -> None:
-        letter = letter_of(item.delivery, item.place, self._work.queue)
+        letter = read_dead_letter(item.delivery, item.place, self._work.queue)
         now = self._work.clock.now()
-        self._notes.append(FailedMessage(letter.id, letter.digest, letter.message_id, reason, now))
+        self._notes.append(
+            FailedMessage(letter.id, letter.digest, letter.message_id, reason, Moment(now))
+        )
 
     # --- the ramp
 
@@ -481,7 +486,7 @@ class Engine:
         found = await self._work.watch.look(self._work.source.taken, holding=holding)
         came_back = self._counts.came_back if found.came_back is None else found.came_back
         arrived = max(self._arrived_before + found.count, self._beyond(found.ready))
-        self._counts = replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)
+        self._counts = structs.replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)
         return found.came_back is not None
 
     def _beyond(self, ready: int) -> int:
@@ -499,13 +504,13 @@ class Engine:
 
     def _count(self, *, done: int = 0, skipped: int = 0, failed: int = 0) -> None:
         now = self._counts
-        self._counts = replace(
+        self._counts = structs.replace(
             now, done=now.done + done, skipped=now.skipped + skipped, failed=now.failed + failed
         )
 
     def _counted(self) -> Counts:
         """The counts, with what was acked in this run: that is only added up when it is asked for."""
-        return replace(self._counts, done=self._counts.done + self._acked)
+        return structs.replace(self._counts, done=self._counts.done + self._acked)
 
     async def _tell(self) -> None:
         """Write the progress down now and then."""
@@ -523,7 +528,9 @@ class Engine:
             now = self._work.clock.now()
             returned = max(self._work.source.given - self._acked, 0)
             ended = state not in (JobState.RUNNING, JobState.PAUSED)
-            counts = replace(self._counted(), returned=returned) if ended else self._counted()
+            counts = (
+                structs.replace(self._counted(), returned=returned) if ended else self._counted()
+            )
             self.job = self.job.counted(counts, self._selecting.checkpoint(), now)
             self.job = self.job.to(state, now, reason)
             await self._written()

@@ -7,28 +7,37 @@ or in SQL, where they survive a restart.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
+from msgspec import structs
+
 from hopback.clock import SystemClock
-from hopback.deadletters.audit import NEWEST, AuditEntry
 from hopback.deadletters.browsing import Browsing, view_of
-from hopback.deadletters.cost import Price
+from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
 from hopback.deadletters.desk import Desk
 from hopback.deadletters.editing import edited_copy
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.importing import import_lines
-from hopback.deadletters.jobs import JobConflict, JobState
+from hopback.deadletters.jobs import JobConflict
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.pacing import HIGHEST_RATE, UNHURRIED
 from hopback.deadletters.places import Places
 from hopback.deadletters.refusals import BadRequest, NoSuch, NotAllowed
-from hopback.deadletters.requests import NOBODY
-from hopback.deadletters.sessions import SMALL_WINDOW, GroupBy
+from hopback.deadletters.requests import (
+    BY_DESIGN,
+    HIGHEST_RATE,
+    NEWEST,
+    NOBODY,
+    SMALL_WINDOW,
+    UNHURRIED,
+    GroupBy,
+)
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.showing import Showing, summary_of
-from hopback.deadletters.targets import BY_DESIGN, Aim, aim_at, queues_beyond, target_flaw
+from hopback.deadletters.targets import Aim, aim_at, queues_beyond, target_flaw
 from hopback.deadletters.workshop import Workshop, new_job_id
 from hopback.errors import UnsafeOperation
 from hopback.policy.redrive import RedriveOccasion
@@ -38,19 +47,25 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.deadletters.audit import AuditQuery
-    from hopback.deadletters.browsing import MessageView, SessionView, Survey
+    from hopback.deadletters.contract import (
+        FailedMessage,
+        Groups,
+        Imported,
+        JobPlan,
+        MessageView,
+        Page,
+        QueueDetail,
+        QueueSummary,
+        SessionView,
+        Survey,
+    )
     from hopback.deadletters.discovery import DeadLetterQueue, Override
-    from hopback.deadletters.importing import Imported
-    from hopback.deadletters.jobs import FailedMessage, Job
+    from hopback.deadletters.jobs import JobRecord
     from hopback.deadletters.journal import Journal
-    from hopback.deadletters.overview import QueueDetail, QueueSummary
-    from hopback.deadletters.pacing import Pace
     from hopback.deadletters.places import LiveView
-    from hopback.deadletters.plans import JobPlan
-    from hopback.deadletters.requests import Edit, Request, Who
-    from hopback.deadletters.sessions import BrowseSession, Groups, Page, Window
-    from hopback.deadletters.targets import Target
+    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+    from hopback.deadletters.sessions import BrowseSession
+    from hopback.message import Delivery
     from hopback.topology.model import Topology
 
 __all__ = ["Operations"]
@@ -67,6 +82,8 @@ class Operations:
     cannot be carried out as asked, `UnsafeOperation` for what could lose something, `JobConflict`
     where another job stands in the way, and `BrokerError` where the broker does.
     """
+
+    runs_jobs_here = True
 
     def __init__(
         self,
@@ -90,6 +107,22 @@ class Operations:
         self._workshop = Workshop(broker, self.journal, self.settings, self.clock, self._desk.bench)
         self._showing = Showing(self._places, self._browsing, self.clock)
         self._name = f"{broker.address} {vhost}"
+        self._who = NOBODY
+        self._everywhere = False
+
+    @property
+    def keeps_jobs(self) -> bool:
+        """Whether the journal outlives this process, so that jobs can be resumed."""
+        return not isinstance(self.journal, MemoryJournal)
+
+    def acting_as(self, who: Who, *, everywhere: bool = False) -> Self:
+        """The same operations, with everything done in the name of this person.
+
+        `everywhere` lists the jobs of all brokers that the journal knows.
+        """
+        bound = copy(self)
+        bound._who, bound._everywhere = who, everywhere  # noqa: SLF001  a copy of itself
+        return bound
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,7 +143,7 @@ class Operations:
         names = [found.name for found in scene.dead_letter_queues]
         readings = await self._places.readings()
         depths = await self._places.depths(names, readings)
-        active = {job.queue: job for job in await self.jobs(active=True)}
+        active = {job.queue: job for job in await self._records(active=True)}
         return tuple(
             summary_of(
                 found, depths.get(found.name), active.get(found.name), self.clock.now(), readings
@@ -122,7 +155,7 @@ class Operations:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
         scene = await self._places.scene()
         found = scene.one(name)
-        active = next(iter(await self.jobs(queue=name, active=True)), None)
+        active = next(iter(await self._records(queue=name, active=True)), None)
         depth, readings = await self._places.depth(name), await self._places.readings()
         summary = summary_of(found, depth, active, self.clock.now(), readings)
         return await self._showing.detail(scene, found, summary)
@@ -131,7 +164,7 @@ class Operations:
         """What discovery knows of one queue, with its plans; NoSuch if it is none."""
         return (await self._places.scene()).one(name)
 
-    async def lift_limit(self, queue: str, *, by: Who = NOBODY, reason: str = "") -> str:
+    async def lift_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> str:
         """Lift the queue's delivery limit by a policy of its own; the name of that policy.
 
         UnsafeOperation where it cannot be lifted: no management, an operator policy, an argument.
@@ -142,7 +175,7 @@ class Operations:
         await self.note("limit.lift", by=by, queue=queue, reason=reason, details={"policy": policy})
         return policy
 
-    async def restore_limit(self, queue: str, *, by: Who = NOBODY, reason: str = "") -> None:
+    async def restore_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> None:
         """Take that policy away again; none there is no error.
 
         UnsafeOperation if a message came back so often that the limit would soon remove it.
@@ -157,7 +190,7 @@ class Operations:
         queue: str,
         window: Window = SMALL_WINDOW,
         *,
-        by: Who = NOBODY,
+        by: Who | None = None,
         forced: bool = False,
         lift: bool = False,
     ) -> SessionView:
@@ -172,7 +205,7 @@ class Operations:
             await self.lift_limit(queue, by=by, reason="to look at it")
             scene = await self._places.scene()
         cost = self._places.cost(scene, queue)
-        session = await self._browsing.open(found, window, cost, by=by, forced=forced)
+        session = await self._browsing.open(found, window, cost, by=by or self._who, forced=forced)
         details = {"session": session.id, "held": session.held, "forced": forced}
         await self.note("session.open", by=by, queue=queue, details=details)
         return view_of(session)
@@ -185,7 +218,7 @@ class Operations:
         """One session; SessionOver (a NoSuch) if it has ended."""
         return view_of(self._browsing.one(ident))
 
-    def renew(self, ident: str, seconds: float | None = None) -> SessionView:
+    async def renew(self, ident: str, seconds: float | None = None) -> SessionView:
         """Hold on for as long again from now, or for so many seconds."""
         return view_of(self._browsing.renewed(ident, seconds))
 
@@ -194,27 +227,31 @@ class Operations:
         await self._browsing.release(ident)
 
     async def messages(
-        self, session: str, where: str = "", *, cursor: int = 0, size: int = 20
+        self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
         """Letters of a session that match, after the place `cursor`."""
         held = self._browsing.one(session)
-        return await held.page(parse_filter(where), cursor=cursor, size=size)
+        return await held.page(parse_filter(where), cursor=int(cursor), size=size)
 
-    async def message(self, session: str, ident: str, *, by: Who = NOBODY) -> MessageView:
+    async def message(self, session: str, ident: str, *, by: Who | None = None) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
         held = self._browsing.one(session)
         view = await self._showing.message(held, ident)
         await self._shown(held, ident, by)
         return view
 
-    async def body(self, session: str, ident: str, *, by: Who = NOBODY) -> bytes:
+    def delivery(self, session: str, ident: str) -> Delivery:
+        """The message itself, for whoever shows it in this process; `message` audits that it is shown."""
+        return self._browsing.one(session).delivery(ident)
+
+    async def body(self, session: str, ident: str, *, by: Who | None = None) -> bytes:
         """The bytes of one message; audited as shown."""
         held = self._browsing.one(session)
         content = held.delivery(ident).body
         await self._shown(held, ident, by)
         return content
 
-    async def _shown(self, session: BrowseSession, ident: str, by: Who) -> None:
+    async def _shown(self, session: BrowseSession, ident: str, by: Who | None) -> None:
         details = {"session": session.id, "message": ident}
         await self.note("message.show", by=by, queue=session.source.name, details=details)
 
@@ -232,7 +269,7 @@ class Operations:
         *,
         limit: int | None = None,
         forced: bool = False,
-        who: Who = NOBODY,
+        who: Who | None = None,
     ) -> Survey:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
         found = await self._showing.survey(queue, by, parse_filter(where), limit, forced=forced)
@@ -243,6 +280,7 @@ class Operations:
 
     async def plan(self, request: Request) -> JobPlan:
         """What a job would do, without doing it."""
+        request = request if request.by != NOBODY else structs.replace(request, by=self._who)
         return await self._desk.plan(request, self._name)
 
     async def start(self, request: Request) -> Job:
@@ -251,6 +289,7 @@ class Operations:
         CountMismatch if the selection has another size than expected; JobConflict if the queue has
         an active job. The same `key` again returns the job that is there.
         """
+        request = request if request.by != NOBODY else structs.replace(request, by=self._who)
         known = await self._begun_before(request)
         if known is not None:
             return known
@@ -258,7 +297,7 @@ class Operations:
         job = await self._workshop.begin(order.ident, order.spec, order.bench, order.hand_over)
         if job.id == order.ident:
             await self._told("job.start", job, request.by, request.reason)
-        return job
+        return job.view
 
     async def _begun_before(self, request: Request) -> Job | None:
         """The job of the same key; JobConflict for a key of something else, or an active job."""
@@ -268,11 +307,11 @@ class Operations:
                 raise JobConflict(f"the key {request.key!r} belongs to job {known.id}", known)
             if known is not None:
                 return await self.job(known.id)
-        for active in await self.jobs(queue=request.queue, active=True):
+        for active in await self._records(queue=request.queue, active=True):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
         return None
 
-    async def _told(self, action: str, job: Job, by: Who, reason: str = "") -> None:
+    async def _told(self, action: str, job: JobRecord, by: Who | None, reason: str = "") -> None:
         details = {
             "kind": job.kind,
             "selected": job.counts.selected,
@@ -282,16 +321,24 @@ class Operations:
 
     async def job(self, ident: str) -> Job:
         """One job as it is now."""
+        return (await self._record(ident)).view
+
+    async def _record(self, ident: str) -> JobRecord:
         found = await self._workshop.current(ident)
         if found is None:
             raise NoSuch("job", ident)
         return found
 
+    async def _records(self, *, queue: str = "", active: bool = False) -> tuple[JobRecord, ...]:
+        return await self.journal.jobs(broker=self._name, queue=queue, active=active)
+
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
         """Jobs, the newest first."""
-        return await self.journal.jobs(broker=self._name, queue=queue, active=active, limit=limit)
+        broker = "" if self._everywhere else self._name
+        found = await self.journal.jobs(broker=broker, queue=queue, active=active, limit=limit)
+        return tuple(record.view for record in found)
 
     async def failures(
         self, ident: str, *, cursor: int = 0, limit: int = 100
@@ -300,9 +347,10 @@ class Operations:
         await self.job(ident)
         return await self.journal.failures(ident, cursor, limit)
 
-    def events(self, ident: str) -> AsyncIterator[Job]:
+    async def events(self, ident: str) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
-        return self._workshop.news(ident)
+        async for record in self._workshop.news(ident):
+            yield record.view
 
     async def wait(self, ident: str) -> Job:
         """Return when the job is neither running nor paused."""
@@ -311,18 +359,18 @@ class Operations:
         await self._workshop.join(ident)
         return await self.job(ident)
 
-    async def pause(self, ident: str, *, by: Who = NOBODY) -> Job:
+    async def pause(self, ident: str, *, by: Who | None = None) -> Job:
         """Let it finish what is in flight, then wait; in whatever process it runs."""
-        job = await self.job(ident)
+        job = await self._record(ident)
         if job.state is not JobState.PAUSED:
             job.to(JobState.PAUSED, self.clock.now())
             await self._workshop.wish(ident, lambda wish: replace(wish, paused=True))
             await self._told("job.pause", job, by)
         return await self.job(ident)
 
-    async def resume(self, ident: str, *, by: Who = NOBODY) -> Job:
+    async def resume(self, ident: str, *, by: Who | None = None) -> Job:
         """Let a paused job go on, or begin an interrupted or failed one again, in this process."""
-        job = await self.job(ident)
+        job = await self._record(ident)
         if job.state is JobState.PAUSED:
             await self._workshop.wish(ident, lambda wish: replace(wish, paused=False))
         else:
@@ -330,16 +378,16 @@ class Operations:
             self._check_broker(job)
             job = await self._workshop.begin_again(job, await self._desk.bench(job.spec))
         await self._told("job.resume", job, by)
-        return job
+        return job.view
 
-    def _check_broker(self, job: Job) -> None:
+    def _check_broker(self, job: JobRecord) -> None:
         """A store may hold jobs of several brokers: none may go on with another's messages."""
         if job.spec.broker != self._name:
             raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
 
-    async def cancel(self, ident: str, *, by: Who = NOBODY) -> Job:
+    async def cancel(self, ident: str, *, by: Who | None = None) -> Job:
         """Let it finish what is in flight, then give the rest back."""
-        job = await self.job(ident)
+        job = await self._record(ident)
         ended = job.to(JobState.CANCELLED, self.clock.now(), "cancelled")
         if job.is_active:
             await self._workshop.wish(ident, lambda wish: replace(wish, cancelled=True))
@@ -348,33 +396,48 @@ class Operations:
         await self._told("job.cancel", job, by)
         return await self.job(ident)
 
-    async def set_rate(self, ident: str, rate: float | None, *, by: Who = NOBODY) -> Job:
+    async def interrupt(self, ident: str, *, by: Who | None = None) -> Job:
+        """Before this process ends: finish what is in flight, and leave the job to be resumed.
+
+        Everything else of this process ends with it, as by `close`.
+        """
+        with suppress(JobConflict):  # it has just come to its end
+            await self.pause(ident, by=by)
+            async for job in self.events(ident):
+                if job.state is not JobState.RUNNING:
+                    break
+        await self.close()
+        return await self.job(ident)
+
+    async def set_rate(self, ident: str, rate: float | None, *, by: Who | None = None) -> Job:
         """Another rate, messages per second, from now on; None for no limit."""
         if rate is not None and not 0 < rate <= HIGHEST_RATE:
             raise BadRequest("rate", f"messages per second above 0, got {rate:g}")
-        job = await self.job(ident)
+        job = await self._record(ident)
         if not job.is_active:
             raise JobConflict(f"job {ident} is {job.state}: only a running job has a rate", job)
         await self._workshop.wish(ident, lambda wish: replace(wish, rate=rate))
         await self._told("job.rate", job, by, f"{rate}")
-        return replace(await self.job(ident), rate=rate)
+        return structs.replace(await self.job(ident), rate=rate)
 
-    async def retry_failures(self, ident: str, *, by: Who = NOBODY, reason: str = "") -> Job:
+    async def retry_failures(self, ident: str, *, by: Who | None = None, reason: str = "") -> Job:
         """A new job for exactly what this one could not move; BadRequest if there is nothing."""
-        job = await self.job(ident)
+        job = await self._record(ident)
         self._check_broker(job)
-        spec = await self._desk.spec_for_failures(job, self.journal, by, reason)
+        spec = await self._desk.spec_for_failures(job, self.journal, by or self._who, reason)
         again = await self._workshop.begin(new_job_id(), spec, await self._desk.bench(spec))
         await self._told("job.retry-failures", again, by, spec.why)
-        return again
+        return again.view
 
-    async def came_back(self, ident: str, *, forced: bool = False, by: Who = NOBODY) -> int:
+    async def came_back(self, ident: str, *, forced: bool = False, by: Who | None = None) -> int:
         """Look through the queue for messages that this job had sent and that died again."""
-        job = await self.job(ident)
+        job = await self._record(ident)
         self._check_broker(job)
         found = await self._showing.came_back(job, forced=forced)
         if not job.is_active:
-            await self.journal.amend(replace(job, counts=replace(job.counts, came_back=found)))
+            await self.journal.amend(
+                replace(job, counts=structs.replace(job.counts, came_back=found))
+            )
         await self.note(
             "job.came-back", by=by, queue=job.queue, job=ident, details={"found": found}
         )
@@ -390,7 +453,7 @@ class Operations:
         where: str = "",
         limit: int | None = None,
         forced: bool = False,
-        by: Who = NOBODY,
+        by: Who | None = None,
     ) -> AsyncIterator[bytes]:
         """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
         details: dict[str, object] = {"session": session, "filter": where}
@@ -401,7 +464,7 @@ class Operations:
         return self._exported(lines, queue, by, details)
 
     async def _exported(
-        self, lines: AsyncIterator[bytes], queue: str, by: Who, details: dict[str, object]
+        self, lines: AsyncIterator[bytes], queue: str, by: Who | None, details: dict[str, object]
     ) -> AsyncIterator[bytes]:
         count = 0
         try:
@@ -418,7 +481,7 @@ class Operations:
         *,
         queue: str | None = None,
         pace: Pace = UNHURRIED,
-        by: Who = NOBODY,
+        by: Who | None = None,
         reason: str = "",
     ) -> Imported:
         """Publish exported messages, each confirmed, into the queue they were in, or into `queue`."""
@@ -442,7 +505,7 @@ class Operations:
         edit: Edit,
         *,
         target: Target = BY_DESIGN,
-        by: Who = NOBODY,
+        by: Who | None = None,
         reason: str = "",
     ) -> str:
         """Send a changed copy back; its new message id. The original stays where it is.
@@ -460,7 +523,7 @@ class Operations:
         return sent
 
     async def _send_copy(
-        self, held: BrowseSession, ident: str, edit: Edit, target: Target, by: Who
+        self, held: BrowseSession, ident: str, edit: Edit, target: Target, by: Who | None
     ) -> str:
         letter, delivery = held.letter(ident), held.delivery(ident)
         routes = (await self._places.scene()).routes()
@@ -468,7 +531,8 @@ class Operations:
         if not isinstance(aim, Aim):
             raise BadRequest("target", aim)
         copy = str(uuid4())
-        occasion = RedriveOccasion(self.clock.now(), f"edit-{copy}", by.id, by.name)
+        person = by or self._who
+        occasion = RedriveOccasion(self.clock.now(), f"edit-{copy}", person.id, person.name)
         message = edited_copy(delivery, letter, edit, aim, occasion, copy)
         async with self._places.line() as connection:
             flaw = await target_flaw(connection, aim.redrive)
@@ -495,7 +559,7 @@ class Operations:
         self,
         action: str,
         *,
-        by: Who = NOBODY,
+        by: Who | None = None,
         queue: str = "",
         job: str = "",
         reason: str = "",
@@ -503,14 +567,15 @@ class Operations:
         details: Mapping[str, object] | None = None,
     ) -> None:
         """Write an act of the caller's own down: a denied call, a login."""
+        person = by or self._who
         entry = AuditEntry(
-            at=self.clock.now(),
-            by=by.name or by.id,
+            at=Moment(self.clock.now()),
+            by=person.name or person.id,
             action=action,
             queue=queue,
             job=job,
             reason=reason,
             result=result,
-            details=details or {},
+            details=dict(details or {}),
         )
         await self.journal.write(entry)

@@ -3,55 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
-__all__ = ["HIGHEST_RATE", "MOST_IN_FLIGHT", "RAMP", "UNHURRIED", "Control", "Pace", "Pacer"]
+__all__ = ["Control", "Pacer"]
 
-HIGHEST_RATE = 1_000_000
-"""Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
 
-MOST_IN_FLIGHT = 10_000
-"""Unconfirmed messages of one job: what a broker and this process can hold without harm."""
-
-RAMP = (1, 5, 25)
-"""The careful beginning: one message, then five, then twenty-five, then the rest."""
-
-_LONGEST_PAUSE_S = 30.0
 _MADE_UP_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast, and how carefully.
-
-    `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
-    job waits `watch_s` seconds and stops if messages come back; None waits as long as the design lets
-    a message try, at most two minutes. `tries` is how often a refused message is sent again before the
-    job stops; the waits between them grow from `pause_s`.
-    """
-
-    rate: float | None = None
-    in_flight: int = 500
-    ramp: tuple[int, ...] = ()
-    watch_s: float | None = None
-    tries: int = 5
-    pause_s: float = 0.25
-
-    def pause(self, attempt: int) -> float:
-        """Seconds to wait before the next attempt."""
-        return min(self.pause_s * 2.0 ** min(attempt - 1, 16), _LONGEST_PAUSE_S)
-
-    def stage_ends(self) -> frozenset[int]:
-        """After how many messages the job stops to look."""
-        sums, total = [], 0
-        for size in self.ramp:
-            total += size
-            sums.append(total)
-        return frozenset(sums)
-
-
-UNHURRIED = Pace()
-"""As fast as it goes, within the window, without a ramp."""
 
 
 class Control:

@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from hopback.broker.limits import PolicyLedger, restore_limits
 from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, lifting
+from hopback.deadletters.contract import Depth, Moment
 from hopback.deadletters.cost import cost_of_looking
 from hopback.deadletters.discovery import dead_letter_queues
-from hopback.deadletters.overview import Depth
 from hopback.deadletters.refusals import NoSuch
 from hopback.errors import (
     AccessRefused,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
-    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue, Override
     from hopback.topology.model import Topology
 
@@ -216,9 +218,9 @@ class Places:
         except NotFound:
             return None
         except AccessRefused:
-            return Depth(None, None, None, "refused", now)
+            return Depth(None, None, None, "refused", Moment(now))
         await channel.close()
-        return Depth(state.messages, None, state.consumers, "amqp", now)
+        return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
 
     # --- what looking costs, and making it cheap
 
@@ -297,7 +299,7 @@ def _told(reading: QueueReading) -> Depth:
         counts.unacked,
         counts.consumers,
         counts.source,
-        counts.read_at,
+        Moment(counts.read_at),
         counts.lag_s,
         counts.held_back,
     )
@@ -307,4 +309,6 @@ def _completed(exact: Depth, reading: QueueReading) -> Depth:
     """The exact counts, with what only the management API tells."""
     if exact.ready is None:
         return _told(reading)
-    return replace(exact, unacked=reading.counts.unacked, held_back=reading.counts.held_back)
+    return structs.replace(
+        exact, unacked=reading.counts.unacked, held_back=reading.counts.held_back
+    )

@@ -60,7 +60,7 @@ def amqp_type(value: object) -> str:
 
 def plain_text(text: str) -> str:
     """The text without what UTF-8 cannot carry."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain_value(value: object) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.contract import LeftOutCount, WayCheck
 from hopback.deadletters.filters import Judgement
-from hopback.deadletters.jobs import JobKind
-from hopback.deadletters.letters import letter_of
-from hopback.deadletters.plans import LeftOutCount, WayCheck
-from hopback.deadletters.sessions import GroupBy, Grouping
-from hopback.deadletters.targets import Aim, TargetKind, aim_at, known_ways, target_flaw
+from hopback.deadletters.letters import read_dead_letter
+from hopback.deadletters.requests import GroupBy, JobKind, TargetKind
+from hopback.deadletters.sessions import Grouping
+from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.headers import unread_headers
 from hopback.policy.redrive import redrive_refusal
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.port import Connection
+    from hopback.deadletters.contract import Group
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.jobs import JobSpec
-    from hopback.deadletters.sessions import Group
     from hopback.message import Delivery
     from hopback.topology.plan import Plan, Redrive
     from hopback.topology.routing import RoutingTable
@@ -61,7 +61,7 @@ class Rehearsal:
     def see(self, delivery: Delivery) -> None:
         """Count one message."""
         self.seen += 1
-        letter = letter_of(delivery, self.seen, self._source)
+        letter = read_dead_letter(delivery, self.seen, self._source)
         judged = self._wanted.judge(letter, delivery, self._now)
         self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
         if judged is not Judgement.MATCHES:

@@ -1,35 +1,97 @@
-"""What can be asked for: a selection of messages, and what is to be done with it."""
+"""What operators ask for: frozen values with their defaults and bounds, which stand nowhere else.
+
+A field that is not known is a mistake here; `codec` tells where. What is answered is in `contract`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from enum import StrEnum
+from typing import Annotated, Any, TypeAlias
 
-from hopback.deadletters.pacing import UNHURRIED
-from hopback.deadletters.targets import BY_DESIGN
+from msgspec import Meta, Struct, field
+
 from hopback.policy.redrive import MAX_REDRIVES
 
-if TYPE_CHECKING:
-    from hopback.deadletters.pacing import Pace
-    from hopback.deadletters.targets import Target
-    from hopback.fields import Headers
-
 __all__ = [
+    "BY_DESIGN",
+    "HIGHEST_RATE",
+    "MOST_IN_FLIGHT",
+    "NEWEST",
     "NOBODY",
+    "RAMP",
+    "SMALL_WINDOW",
+    "UNHURRIED",
+    "AuditQuery",
     "DiscardRequest",
     "Edit",
+    "EditRequest",
     "FromHead",
     "FromSession",
+    "GroupBy",
+    "JobKind",
+    "JobRequest",
+    "JobSelection",
+    "LimitReason",
+    "NewRate",
+    "Pace",
+    "Rate",
     "RedriveRequest",
+    "Renewal",
     "Request",
+    "RetryRequest",
     "Selection",
+    "SessionRequest",
+    "Target",
+    "TargetKind",
     "Who",
+    "Window",
 ]
 
+HIGHEST_RATE = 1_000_000
+"""Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
 
-@dataclass(frozen=True, slots=True)
-class Who:
+
+MOST_IN_FLIGHT = 10_000
+"""Unconfirmed messages of one job: what a broker and this process can hold without harm."""
+
+
+RAMP = (1, 5, 25)
+"""The careful beginning: one message, then five, then twenty-five, then the rest."""
+
+
+_LONGEST_PAUSE_S = 30.0  # between two tries of one message; a broker under alarm recovers in less
+
+_MOST_DOUBLINGS = 16  # beyond it the pause is the longest anyhow, and 2.0 ** n could overflow
+
+Rate = Annotated[float, Meta(gt=0, le=HIGHEST_RATE)]
+
+
+# A name in AMQP has at most 255 bytes.
+_Name = Annotated[str, Meta(max_length=255)]
+
+_QueueName = Annotated[str, Meta(min_length=1, max_length=255)]
+
+# One line of the audit; more is a report, not a reason.
+_Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+# A page of terms: longer ones are made by mistake.
+_FilterText = Annotated[str, Meta(max_length=4096)]
+
+_Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
+
+# A broker takes back what is held for half an hour: a session ends before.
+_SessionSeconds = Annotated[float, Meta(ge=1, le=1500)]
+
+_SessionMessages = Annotated[int, Meta(ge=1, le=10_000)]
+
+_SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
+
+
+class _Asked(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What is asked for: a field that is not known is a mistake."""
+
+
+class Who(Struct, frozen=True, rename="camel"):
     """Somebody who acts: an id that stays, and a name for people."""
 
     id: str = ""
@@ -40,8 +102,128 @@ NOBODY = Who()
 """Nobody in particular: a program, or whoever runs it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FromSession:
+class TargetKind(StrEnum):
+    """What a re-drive aims at."""
+
+    DESIGN = "design"
+    """Where the queue's plan sends it; the queue that failed where there is no plan."""
+    FAILED_QUEUE = "failed-queue"
+    RETRY_EXCHANGE = "retry-exchange"
+    ORIGIN_EXCHANGE = "origin-exchange"
+    """The exchange it first came by: every other queue bound there gets it again."""
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+
+
+class Target(_Asked, frozen=True):
+    """A choice of target. `reset` None leaves it to the plan whether attempts begin anew."""
+
+    kind: TargetKind = TargetKind.DESIGN
+    exchange: _Name = ""
+    routing_key: _Name = ""
+    reset: bool | None = None
+
+    @property
+    def warning(self) -> str:
+        """What an operator has to know before choosing it."""
+        if self.kind is TargetKind.ORIGIN_EXCHANGE:
+            return "every queue bound to the exchange gets the message again, not only the one that failed"
+        return ""
+
+    def __str__(self) -> str:
+        if self.kind is TargetKind.QUEUE:
+            return f"queue {self.routing_key}"
+        if self.kind is TargetKind.EXCHANGE:
+            return f"exchange {self.exchange} with key {self.routing_key!r}"
+        return self.kind.value
+
+
+BY_DESIGN = Target()
+"""Where the design sends it."""
+
+
+class GroupBy(StrEnum):
+    """What dead letters can be grouped by."""
+
+    FINGERPRINT = "fingerprint"
+    REASON = "reason"
+    ORIGIN = "origin"
+    TYPE = "type"
+    ERROR = "error"
+
+
+class Window(_Asked, frozen=True):
+    """How much a session may hold, and for how long; `bodies` False keeps metadata only."""
+
+    limit: _SessionMessages = 100
+    max_bytes: _SessionBytes = 64 * 1024 * 1024
+    seconds: _SessionSeconds = field(default=300.0, name="ttlSeconds")
+    bodies: bool = True
+
+
+SMALL_WINDOW = Window()
+"""A hundred messages for five minutes."""
+
+
+class SessionRequest(_Asked, frozen=True):
+    """How much to hold and for how long; `force` accepts a danger, `lift` removes it by a policy."""
+
+    limit: _SessionMessages = SMALL_WINDOW.limit
+    max_bytes: _SessionBytes = SMALL_WINDOW.max_bytes
+    ttl_seconds: _SessionSeconds = SMALL_WINDOW.seconds
+    force: bool = False
+    lift: bool = False
+
+    @property
+    def window(self) -> Window:
+        """What the session may hold."""
+        return Window(self.limit, self.max_bytes, self.ttl_seconds)
+
+
+class Renewal(_Asked, frozen=True):
+    """For how long again; the session's own time by default."""
+
+    ttl_seconds: _SessionSeconds | None = None
+
+
+class Pace(_Asked, frozen=True):
+    """How fast, and how carefully.
+
+    `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
+    job waits `watch_s` seconds and stops if messages come back; None waits as long as the design lets
+    a message try, at most two minutes. `tries` is how often a refused message is sent again before the
+    job stops; the waits between them grow from `pause_s`.
+    """
+
+    rate: Rate | None = None
+    in_flight: Annotated[int, Meta(ge=1, le=MOST_IN_FLIGHT)] = 500
+    ramp: Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)] = ()
+    watch_s: Annotated[float, Meta(ge=0, le=86_400)] | None = field(
+        default=None, name="watchSeconds"
+    )
+    tries: Annotated[int, Meta(ge=1, le=1000)] = 5
+    pause_s: Annotated[float, Meta(ge=0, le=_LONGEST_PAUSE_S)] = field(
+        default=0.25, name="pauseSeconds"
+    )
+
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait before the next attempt."""
+        return min(self.pause_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE_S)
+
+    def stage_ends(self) -> frozenset[int]:
+        """After how many messages the job stops to look."""
+        sums, total = [], 0
+        for size in self.ramp:
+            total += size
+            sums.append(total)
+        return frozenset(sums)
+
+
+UNHURRIED = Pace()
+"""As fast as it goes, within the window, without a ramp."""
+
+
+class FromSession(Struct, frozen=True, rename="camel"):
     """Messages that a browse session holds: these ids, or all that the filter matches.
 
     The job takes over the session's deliveries; what it does not touch goes back in order.
@@ -52,8 +234,7 @@ class FromSession:
     filter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FromHead:
+class FromHead(Struct, frozen=True, rename="camel"):
     """The first `limit` messages at the head, at most as many as are there when the job starts.
 
     What the filter does not match is held meanwhile and given back in order.
@@ -66,8 +247,7 @@ class FromHead:
 Selection: TypeAlias = FromSession | FromHead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedriveRequest:
+class RedriveRequest(Struct, frozen=True, rename="camel", kw_only=True):
     """Send messages of a dead-letter queue back.
 
     `expected_count` None does not compare. `max_redrives` None switches the loop guard off.
@@ -90,8 +270,7 @@ class RedriveRequest:
     forced: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiscardRequest:
+class DiscardRequest(Struct, frozen=True, rename="camel", kw_only=True):
     """Remove messages of a dead-letter queue for good.
 
     `confirm` must repeat the queue's name. Each message is written to `export_to` before it goes; a
@@ -115,14 +294,151 @@ class DiscardRequest:
 Request: TypeAlias = RedriveRequest | DiscardRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class JobKind(StrEnum):
+    """What a job does with its messages."""
+
+    REDRIVE = "re-drive"
+    DISCARD = "discard"
+
+
+class JobSelection(_Asked, frozen=True):
+    """Which messages: of a session (these ids, or a filter), or the first ones of the queue."""
+
+    session: _Name = ""
+    ids: _Ids = ()
+    filter: _FilterText = ""
+    limit: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """The same in the words of the library."""
+        if self.session:
+            return FromSession(self.session, self.ids, self.filter)
+        return FromHead(self.limit, self.filter)
+
+    @classmethod
+    def of(cls, selection: Selection) -> JobSelection:
+        """The same in the words of the API."""
+        if isinstance(selection, FromSession):
+            return cls(selection.session, selection.ids, selection.filter)
+        return cls(filter=selection.filter, limit=selection.limit)
+
+
+class JobRequest(_Asked, frozen=True, kw_only=True):
+    """A re-drive or a discard, as the API is asked for it; `confirm` repeats the queue's name."""
+
+    kind: JobKind
+    queue: _QueueName
+    reason: _Reason
+    selection: JobSelection = JobSelection()
+    target: Target = BY_DESIGN
+    pace: Pace = UNHURRIED
+    expected_count: Annotated[int, Meta(ge=0)] | None = None
+    max_redrives: Annotated[int, Meta(ge=0, le=1000)] | None = MAX_REDRIVES
+    confirm: _Name = ""
+    export: bool = True
+    force: bool = False
+    dry_run: bool = False
+
+    def request(self, by: Who = NOBODY, key: str | None = None, operation: str = "") -> Request:
+        """The same in the words of the library, with what the caller's connection says."""
+        if self.kind is JobKind.DISCARD:
+            return DiscardRequest(
+                queue=self.queue,
+                selection=self.selection.selection,
+                reason=self.reason,
+                confirm=self.confirm,
+                by=by,
+                export=self.export,
+                pace=self.pace,
+                expected_count=self.expected_count,
+                key=key,
+                forced=self.force,
+            )
+        return RedriveRequest(
+            queue=self.queue,
+            selection=self.selection.selection,
+            reason=self.reason,
+            by=by,
+            target=self.target,
+            pace=self.pace,
+            max_redrives=self.max_redrives,
+            expected_count=self.expected_count,
+            key=key,
+            operation=operation,
+            forced=self.force,
+        )
+
+    @classmethod
+    def of(cls, request: Request, *, dry_run: bool = False) -> JobRequest:
+        """The same in the words of the API."""
+        redrive = request if isinstance(request, RedriveRequest) else None
+        discard = request if isinstance(request, DiscardRequest) else None
+        return cls(
+            kind=JobKind.DISCARD if redrive is None else JobKind.REDRIVE,
+            queue=request.queue,
+            reason=request.reason,
+            selection=JobSelection.of(request.selection),
+            target=BY_DESIGN if redrive is None else redrive.target,
+            pace=request.pace,
+            expected_count=request.expected_count,
+            max_redrives=MAX_REDRIVES if redrive is None else redrive.max_redrives,
+            confirm="" if discard is None else discard.confirm,
+            export=discard is None or discard.export,
+            force=request.forced,
+            dry_run=dry_run,
+        )
+
+
+class NewRate(_Asked, frozen=True):
+    """Another rate, messages per second; null for no limit."""
+
+    rate: Rate | None
+
+
+class RetryRequest(_Asked, frozen=True):
+    """Why it is tried again."""
+
+    reason: _Reason
+
+
+class LimitReason(_Asked, frozen=True):
+    """Why a delivery limit is lifted, or restored."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class Edit(_Asked, frozen=True):
     """What a copy says differently; None leaves what the original says.
 
-    `headers` are set, `without` are removed; Hopback's own and the broker's cannot be edited.
+    `headers` are set, `without` are removed; Hopback's own and the broker's cannot be edited. In JSON
+    the body is base64.
     """
 
     body: bytes | None = None
-    content_type: str | None = None
-    headers: Headers = field(default_factory=lambda: MappingProxyType({}))
-    without: frozenset[str] = frozenset()
+    content_type: _Name | None = None
+    headers: dict[_Name, Any] = {}
+    without: frozenset[_Name] = frozenset()
+
+
+class EditRequest(_Asked, frozen=True, kw_only=True):
+    """A changed copy that is to be sent back; the original stays where it is."""
+
+    edit: Edit
+    reason: _Reason
+    target: Target = BY_DESIGN
+
+
+class AuditQuery(_Asked, frozen=True):
+    """Which entries are wanted, the newest first; empty means any. `before` is a number to go on from."""
+
+    by: _Name = ""
+    action: _Name = ""
+    queue: _Name = ""
+    job: _Name = ""
+    before: int | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+NEWEST = AuditQuery()
+"""The newest hundred of all."""

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.audit import AuditEntry
+from hopback.deadletters.contract import AuditEntry, Moment
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
@@ -67,5 +67,5 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Fo
             details["entriesBefore"] = timestamp(audit_before)
         if jobs:
             details["jobsEndedBefore"] = timestamp(jobs_before)
-        await journal.write(AuditEntry(now, "hopback", "audit.retention", details=details))
+        await journal.write(AuditEntry(Moment(now), "hopback", "audit.retention", details=details))
     return Forgotten(entries, jobs, entries + jobs)

@@ -23,7 +23,7 @@ from hopback.deadletters.jobs import Checkpoint
 from hopback.deadletters.letters import content_digest
 
 if TYPE_CHECKING:
-    from hopback.deadletters.jobs import Frozen
+    from hopback.deadletters.jobs import SelectionSnapshot
     from hopback.deadletters.taking import Source
     from hopback.message import Delivery
 
@@ -50,7 +50,7 @@ class Selecting:
     def __init__(
         self,
         source: Source,
-        selection: Frozen,
+        selection: SelectionSnapshot,
         checkpoint: Checkpoint,
         remembered: int,
         *,

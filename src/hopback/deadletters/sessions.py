@@ -11,15 +11,15 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.contract import Group, Groups, Moment, Page
 from hopback.deadletters.cost import spent_too_much
 from hopback.deadletters.filters import EVERYTHING, BadFilter, Judgement
 from hopback.deadletters.held_size import held_size, rough_size
-from hopback.deadletters.letters import letter_of
+from hopback.deadletters.letters import read_dead_letter
 from hopback.deadletters.refusals import NoSuch, SessionOver
-from hopback.deadletters.requests import NOBODY
+from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.deadletters.taking import ROOM_BYTES, Head
 from hopback.deadletters.turns import Turns
 from hopback.errors import BrokerError, UnsafeOperation
@@ -30,95 +30,28 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Channel, Connection
     from hopback.clock import Clock
-    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.contract import Cost, DeadLetter
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.letters import Letter
     from hopback.deadletters.requests import Who
     from hopback.message import Delivery
 
 __all__ = [
-    "SMALL_WINDOW",
     "BrowseSession",
-    "Group",
-    "GroupBy",
     "Grouping",
-    "Groups",
     "Holding",
-    "Page",
     "Sifted",
-    "Window",
     "groups_of",
 ]
 
 _PREFETCH = 1000
 
 
-class GroupBy(StrEnum):
-    """What letters can be grouped by."""
-
-    FINGERPRINT = "fingerprint"
-    REASON = "reason"
-    ORIGIN = "origin"
-    TYPE = "type"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How much a session may hold, and for how long; `bodies` False keeps metadata only."""
-
-    limit: int = 100
-    max_bytes: int = 64 * 1024 * 1024
-    seconds: float = 300.0
-    bodies: bool = True
-
-
-SMALL_WINDOW = Window()
-"""A hundred messages for five minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Letters that have something in common, with one of them as a sample."""
-
-    key: str
-    count: int
-    first: float | None
-    last: float | None
-    sample: Letter
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The groups of a session, the largest first.
-
-    `not_looked_into` have bodies that the filter could not look into: they may match or not.
-    """
-
-    items: tuple[Group, ...]
-    matching: int
-    not_looked_into: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some letters of a session; `next` is the cursor of the page after it, None at the end.
-
-    `not_looked_into` have bodies that the filter could not look into: they may match or not.
-    """
-
-    letters: tuple[Letter, ...]
-    next: int | None
-    matching: int
-    not_looked_into: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Sifted:
     """The letters that a filter wants, in the order of the queue, and how many it cannot judge."""
 
-    letters: tuple[Letter, ...]
+    letters: tuple[DeadLetter, ...]
     not_looked_into: int = 0
 
 
@@ -168,7 +101,7 @@ class BrowseSession:
         self._connection = connection
         self._channel = channel
         self._clock = clock
-        self._letters: list[Letter] = []
+        self._letters: list[DeadLetter] = []
         self._deliveries: dict[str, Delivery] = {}
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -207,7 +140,7 @@ class BrowseSession:
             await self._connection.close()
 
     def _hold(self, delivery: Delivery) -> None:
-        letter = letter_of(delivery, len(self._letters) + 1, self.source)
+        letter = read_dead_letter(delivery, len(self._letters) + 1, self.source)
         self._letters.append(letter)
         if self.window.bodies:
             self._deliveries[letter.id] = delivery
@@ -232,7 +165,7 @@ class BrowseSession:
         return len(self._letters)
 
     @property
-    def letters(self) -> tuple[Letter, ...]:
+    def letters(self) -> tuple[DeadLetter, ...]:
         """Everything it holds, in the order of the queue."""
         self._check()
         return tuple(self._letters)
@@ -245,7 +178,7 @@ class BrowseSession:
                 wanted.text, "no header or payload terms: this session keeps no contents"
             )
         now, turns = self._clock.now(), Turns()
-        found: list[Letter] = []
+        found: list[DeadLetter] = []
         unread = 0
         for letter in tuple(self._letters):
             delivery = self._deliveries.get(letter.id)
@@ -263,13 +196,15 @@ class BrowseSession:
         found = await self.sift(wanted)
         after = [letter for letter in found.letters if letter.place > cursor]
         shown = tuple(after[: max(size, 1)])
-        following = shown[-1].place if len(after) > len(shown) else None
-        return Page(shown, following, len(found.letters), found.not_looked_into)
+        following = str(shown[-1].place) if len(after) > len(shown) else None
+        return Page(shown, len(found.letters), following, found.not_looked_into)
 
     async def groups(self, by: GroupBy, wanted: Filter = EVERYTHING) -> Groups:
         """The letters by what they have in common, the largest group first."""
         found = await self.sift(wanted)
-        return Groups(groups_of(found.letters, by), len(found.letters), found.not_looked_into)
+        return Groups(
+            by, groups_of(found.letters, by), 0, len(found.letters), found.not_looked_into
+        )
 
     def delivery(self, ident: str) -> Delivery:
         """The whole message of that id; NoSuch if the session has none, or kept no contents."""
@@ -278,7 +213,7 @@ class BrowseSession:
             raise NoSuch("message", ident, "" if self.window.bodies else "contents were not kept")
         return self._deliveries[ident]
 
-    def letter(self, ident: str) -> Letter:
+    def letter(self, ident: str) -> DeadLetter:
         """The letter of that id; NoSuch if the session has none."""
         self._check()
         found = next((letter for letter in self._letters if letter.id == ident), None)
@@ -303,7 +238,7 @@ class BrowseSession:
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
-    def hand_over(self, letters: Iterable[Letter]) -> Holding:
+    def hand_over(self, letters: Iterable[DeadLetter]) -> Holding:
         """Give these messages, with the channel that holds them, to a job; the session ends.
 
         What the job does not settle goes back when it closes the channel.
@@ -352,7 +287,7 @@ class BrowseSession:
             raise SessionOver(self.id, self.why_closed)
 
 
-def groups_of(letters: Iterable[Letter], by: GroupBy) -> tuple[Group, ...]:
+def groups_of(letters: Iterable[DeadLetter], by: GroupBy) -> tuple[Group, ...]:
     """Group letters in one pass, keeping one sample of each group."""
     grouping = Grouping(by)
     for letter in letters:
@@ -369,11 +304,11 @@ class Grouping:
     def __init__(self, by: GroupBy, most: int = 10_000) -> None:
         self._by = by.value
         self._most = most
-        self._samples: dict[str, Letter] = {}
+        self._samples: dict[str, DeadLetter] = {}
         self._counts: dict[str, int] = defaultdict(int)
-        self._times: dict[str, tuple[float | None, float | None]] = {}
+        self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
 
-    def add(self, letter: Letter) -> None:
+    def add(self, letter: DeadLetter) -> None:
         """Count one letter."""
         key = str(getattr(letter, self._by))
         if key not in self._samples and len(self._samples) >= self._most:
@@ -392,8 +327,8 @@ class Grouping:
 
 
 def _spanned(
-    span: tuple[float | None, float | None], moment: float | None
-) -> tuple[float | None, float | None]:
+    span: tuple[Moment | None, Moment | None], moment: Moment | None
+) -> tuple[Moment | None, Moment | None]:
     if moment is None:
         return span
     first, last = span

@@ -6,24 +6,36 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.archive import write_line
-from hopback.deadletters.browsing import MessageView, Survey, check_cost
+from hopback.deadletters.browsing import check_cost
+from hopback.deadletters.contract import (
+    Depth,
+    FailureRecord,
+    HeaderView,
+    HeldBack,
+    MessageView,
+    Moment,
+    QueueDetail,
+    QueueSummary,
+    Survey,
+    TargetChoice,
+    WayCheck,
+)
 from hopback.deadletters.filters import Judgement
 from hopback.deadletters.held_size import held_size
-from hopback.deadletters.letters import letter_of
-from hopback.deadletters.overview import Depth, QueueDetail, QueueSummary, TargetChoice
+from hopback.deadletters.letters import read_dead_letter
 from hopback.deadletters.places import held_back_for
-from hopback.deadletters.plans import WayCheck
+from hopback.deadletters.plain import (
+    amqp_type,
+    plain_headers,
+    plain_payload,
+    plain_properties,
+    plain_text,
+    plain_value,
+)
+from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.sessions import Grouping
 from hopback.deadletters.stories import timeline, what_happened
-from hopback.deadletters.targets import (
-    BY_DESIGN,
-    Aim,
-    Target,
-    TargetKind,
-    aim_at,
-    known_ways,
-    target_flaw,
-)
+from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.deadletters.turns import Turns
 from hopback.deadletters.walking import walk
 from hopback.headers import failure_in
@@ -37,9 +49,11 @@ if TYPE_CHECKING:
     from hopback.deadletters.browsing import Browsing
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.jobs import JobRecord
     from hopback.deadletters.places import Places, Scene
-    from hopback.deadletters.sessions import BrowseSession, GroupBy
+    from hopback.deadletters.requests import GroupBy
+    from hopback.deadletters.sessions import BrowseSession
+    from hopback.message import Delivery
 
 __all__ = ["Showing", "summary_of"]
 
@@ -54,12 +68,12 @@ _TEXTS = {
 def summary_of(
     found: DeadLetterQueue,
     counted: tuple[Depth, QueueReading | None] | None,
-    active: Job | None,
+    active: JobRecord | None,
     now: float,
     readings: Mapping[str, QueueReading] | None,
 ) -> QueueSummary:
     """A row of the list; not counted means that the queue is not on the broker."""
-    depth, reading = counted or (Depth(None, None, None, "nobody", now), None)
+    depth, reading = counted or (Depth(None, None, None, "nobody", Moment(now)), None)
     return QueueSummary(
         queue=found.name,
         main_queue=found.main_queue,
@@ -67,12 +81,27 @@ def summary_of(
         retry_exchange=found.retry_exchange,
         label=found.label,
         known_by=found.known_by,
-        depth=depth,
+        depth=depth.shown_at(now),
         exists=counted is not None,
-        active_job=active,
+        active_job=None if active is None else active.view,
         state=None if reading is None else reading.state,
         idle_since=None if reading is None else reading.idle_since,
-        held_back=() if readings is None else held_back_for(found, readings),
+        held_back=()
+        if readings is None
+        else tuple(HeldBack(queue, count) for queue, count in held_back_for(found, readings)),
+    )
+
+
+def _failure_record(delivery: Delivery) -> FailureRecord | None:
+    found = failure_in(delivery.properties.headers.get(FAILURE))
+    if found is None:
+        return None
+    return FailureRecord(
+        plain_text(found.type),
+        plain_text(found.message),
+        plain_text(found.frame),
+        plain_text(found.stack),
+        plain_text(found.host),
     )
 
 
@@ -91,12 +120,12 @@ class Showing:
         cost = self._places.cost(scene, found.name)
         queue = scene.effective(found.name)
         return QueueDetail(
-            summary=summary,
+            **{name: getattr(summary, name) for name in summary.__struct_fields__},
             type=None if queue is None else queue.type,
             limit=cost.limit,
             cost=cost,
             targets=await self._targets(scene, found),
-            version=scene.version,
+            broker_version=str(scene.version),
             limit_lifted=self._places.is_lifted(scene, found.name),
             can_lift=not isinstance(self._places.lifting_policy(scene, found.name), str),
         )
@@ -114,7 +143,7 @@ class Showing:
                 one = ways[0] if len(ways) == 1 else None
                 made.append(
                     TargetChoice(
-                        target=target,
+                        kind=kind,
                         text=text,
                         exchange=None if one is None else one.exchange,
                         routing_key=None if one is None else one.routing_key,
@@ -137,14 +166,25 @@ class Showing:
             way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
         else:
             no_way = aim
+        payload, encoding = plain_payload(delivery.body)
+        headers, more_headers = plain_headers(delivery.properties.headers)
         return MessageView(
             letter=letter,
-            delivery=delivery,
             sentence=what_happened(letter),
             timeline=timeline(delivery, letter),
-            failure=failure_in(delivery.properties.headers.get(FAILURE)),
+            failure=_failure_record(delivery),
             way=way,
             no_way=no_way,
+            properties=plain_properties(delivery.properties),
+            headers=tuple(
+                HeaderView(plain_text(name), amqp_type(value), plain_value(value))
+                for name, value in headers
+            ),
+            more_headers=more_headers,
+            payload=payload,
+            payload_encoding=encoding,
+            payload_bytes=len(delivery.body),
+            body_url=f"/admin/dlq/sessions/{session.id}/messages/{letter.id}/body",
         )
 
     # --- through a whole queue
@@ -159,15 +199,15 @@ class Showing:
         async with aclosing(walk(self._places.broker, queue, count)) as messages:
             async for delivery in messages:
                 seen += 1
-                letter = letter_of(delivery, seen, source)
+                letter = read_dead_letter(delivery, seen, source)
                 judged = wanted.judge(letter, delivery, now)
                 unread += judged is Judgement.NOT_LOOKED_INTO
                 if judged is Judgement.MATCHES:
                     matching += 1
                     grouping.add(letter)
-        return Survey(queue, grouping.groups(), seen, matching, seen >= ready, unread)
+        return Survey(queue, by, grouping.groups(), seen, matching, seen >= ready, unread)
 
-    async def came_back(self, job: Job, *, forced: bool) -> int:
+    async def came_back(self, job: JobRecord, *, forced: bool) -> int:
         """How many messages that this job had sent are dead again in its queue."""
         _, count, _ = await self._may_walk(job.queue, None, forced=forced)
         found = 0
@@ -185,7 +225,7 @@ class Showing:
         async with aclosing(walk(self._places.broker, queue, count)) as messages:
             async for delivery in messages:
                 place += 1
-                letter = letter_of(delivery, place, source)
+                letter = read_dead_letter(delivery, place, source)
                 if wanted.matches(letter, delivery, now):
                     yield write_line(delivery, letter)
 

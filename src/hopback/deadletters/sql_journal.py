@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.audit import AuditEntry
+from hopback.deadletters.contract import AuditEntry, JobState, Moment
 from hopback.deadletters.documents import (
     read_failure,
     read_job,
@@ -20,7 +20,7 @@ from hopback.deadletters.documents import (
     write_job,
     write_wish,
 )
-from hopback.deadletters.jobs import JobConflict, JobState
+from hopback.deadletters.jobs import JobConflict
 from hopback.deadletters.journal import LeaseLost, Wish
 from hopback.deadletters.refusals import NoSuch
 from hopback.deadletters.retention import Forgotten
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.clock import Clock
-    from hopback.deadletters.audit import AuditQuery
-    from hopback.deadletters.jobs import FailedMessage, Job
+    from hopback.deadletters.contract import FailedMessage
+    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.requests import AuditQuery
 
 __all__ = ["SqlJournal", "open_journal"]
 
@@ -49,7 +50,7 @@ class SqlJournal:
         self._jobs = JobTable(engine, clock, lease=lease)
         self._audit = AuditTable(engine)
 
-    async def begin(self, job: Job, owner: str) -> Job:
+    async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
         try:
             await self._jobs.begin(_row_of(job), owner)
@@ -60,12 +61,12 @@ class SqlJournal:
             raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
         return job
 
-    async def save(self, job: Job, owner: str) -> None:
+    async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
         if not await self._jobs.save(_row_of(job), owner):
             raise LeaseLost(f"job {job.id} is run by another process now")
 
-    async def amend(self, job: Job) -> None:
+    async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
         if not await self._jobs.amend(_row_of(job)):
             raise JobConflict(f"job {job.id} is running elsewhere", job)
@@ -88,19 +89,19 @@ class SqlJournal:
         """Want something of a job, wherever it runs."""
         await self._jobs.wish(ident, write_wish(wish))
 
-    async def job(self, ident: str) -> Job | None:
+    async def job(self, ident: str) -> JobRecord | None:
         """One job as it is now, or None."""
         row = await self._jobs.get(ident)
         return None if row is None else _job_of(row)
 
-    async def keyed(self, broker: str, key: str) -> Job | None:
+    async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
         row = await self._jobs.keyed(broker, key)
         return None if row is None else _job_of(row)
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
-    ) -> tuple[Job, ...]:
+    ) -> tuple[JobRecord, ...]:
         """Jobs, the newest first."""
         rows = await self._jobs.newest(place=broker, queue=queue, active=active, limit=limit)
         return tuple(map(_job_of, rows))
@@ -141,7 +142,7 @@ class SqlJournal:
         rows = await self._audit.read(wanted, query.before, query.limit)
         return tuple(
             AuditEntry(
-                row.at, row.by, row.action, row.queue, row.job, row.reason, row.result,
+                Moment(row.at), row.by, row.action, row.queue, row.job, row.reason, row.result,
                 json.loads(row.details), row.number,
             )
             for row in rows
@@ -159,13 +160,13 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
         await engine.dispose()
 
 
-def _row_of(job: Job) -> JobRow:
+def _row_of(job: JobRecord) -> JobRow:
     wish = write_wish(Wish(rate=job.rate))
     spec = job.spec
     return JobRow(job.id, spec.broker, spec.queue, job.state, spec.key, write_job(job), wish)
 
 
-def _job_of(row: JobRow) -> Job:
+def _job_of(row: JobRow) -> JobRecord:
     """The job as it is now; one whose process is gone is interrupted, whatever was written last."""
     job = read_job(row.document)
     state = JobState(row.state)

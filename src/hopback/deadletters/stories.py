@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.deadletters.contract import Moment, TimelineEntry
+from hopback.deadletters.plain import plain_text
 from hopback.headers import read_history, timestamp
 
 if TYPE_CHECKING:
-    from hopback.deadletters.letters import Letter
+    from hopback.deadletters.contract import DeadLetter
     from hopback.message import Delivery
 
-__all__ = ["Event", "timeline", "what_happened"]
+__all__ = ["timeline", "what_happened"]
 
 _BROKER = {
     "rejected": "A consumer of {queue} rejected it",
@@ -24,41 +25,33 @@ _BROKER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened; `time` in seconds since 1970, None where nobody wrote it down."""
-
-    time: float | None
-    what: str
-
-
-def what_happened(letter: Letter) -> str:
+def what_happened(letter: DeadLetter) -> str:
     """One sentence or two that say why this message is here."""
     return f"{_cause(letter)}.{_before(letter)}"
 
 
-def timeline(delivery: Delivery, letter: Letter) -> tuple[Event, ...]:
+def timeline(delivery: Delivery, letter: DeadLetter) -> tuple[TimelineEntry, ...]:
     """Attempts, deaths and re-drives, the oldest first; what has no time comes last."""
     known = read_history(delivery.properties.headers, letter.origin)
     events = [
-        Event(
-            None if death.time is None or death.time < 0 else float(death.time),
-            f"left {death.queue} ({death.reason}{_times(death.count)})",
+        TimelineEntry(
+            None if death.time is None or death.time < 0 else Moment(death.time),
+            plain_text(f"left {death.queue} ({death.reason}{_times(death.count)})"),
         )
         for death in known.deaths
     ]
     if letter.recorded_by:
         if letter.first_failed is not None and letter.first_failed != letter.last_failed:
-            events.append(Event(letter.first_failed, f"failed first in {_queue(letter)}"))
+            events.append(TimelineEntry(letter.first_failed, f"failed first in {_queue(letter)}"))
         events.append(
-            Event(letter.last_failed, f"failed last in {_queue(letter)}: {_error(letter)}")
+            TimelineEntry(letter.last_failed, f"failed last in {_queue(letter)}: {_error(letter)}")
         )
     if letter.redrives:
-        events.append(Event(None, f"re-driven{_times(letter.redrives)}{_by(letter)}"))
+        events.append(TimelineEntry(None, f"re-driven{_times(letter.redrives)}{_by(letter)}"))
     return tuple(sorted(events, key=lambda event: (event.time is None, event.time or 0.0)))
 
 
-def _cause(letter: Letter) -> str:
+def _cause(letter: DeadLetter) -> str:
     if letter.recorded_by:
         by = "" if letter.recorded_by == "hopback" else f" (recorded by {letter.recorded_by})"
         when = "" if letter.last_failed is None else f" at {timestamp(letter.last_failed)}"
@@ -72,19 +65,19 @@ def _cause(letter: Letter) -> str:
     return f"It left {_queue(letter)} for the reason {letter.reason!r}"
 
 
-def _after(letter: Letter) -> str:
+def _after(letter: DeadLetter) -> str:
     if not letter.attempts:
         return ""
     return " after 1 attempt" if letter.attempts == 1 else f" after {letter.attempts} attempts"
 
 
-def _before(letter: Letter) -> str:
+def _before(letter: DeadLetter) -> str:
     if not letter.redrives:
         return ""
     return f" It was re-driven{_times(letter.redrives) or ' once'} before{_by(letter)}."
 
 
-def _by(letter: Letter) -> str:
+def _by(letter: DeadLetter) -> str:
     return f", last by job {letter.redrive_job}" if letter.redrive_job else ""
 
 
@@ -92,10 +85,10 @@ def _times(count: int) -> str:
     return "" if count == 1 else f" {count} times"
 
 
-def _queue(letter: Letter) -> str:
+def _queue(letter: DeadLetter) -> str:
     return letter.origin or "an unknown queue"
 
 
-def _error(letter: Letter) -> str:
+def _error(letter: DeadLetter) -> str:
     parts = [part for part in (letter.error, letter.error_message) if part]
     return ": ".join(parts).rstrip(".") or "no reason given"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.discovery import stand_in_plan
+from hopback.deadletters.requests import Target, TargetKind
 from hopback.errors import AccessRefused, NotFound
 from hopback.message import Received
 from hopback.policy.reading import origin_of
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from hopback.topology.routing import RoutingTable
 
 __all__ = [
-    "BY_DESIGN",
     "Aim",
-    "Target",
-    "TargetKind",
     "aim_at",
     "known_ways",
     "queues_beyond",
@@ -48,47 +45,6 @@ _NOT_BOUND = (
     "the exchange and key it says it came by are not known to lead to the queue it failed in;"
     " choose another target"
 )
-
-
-class TargetKind(StrEnum):
-    """What a re-drive aims at."""
-
-    DESIGN = "design"
-    """Where the queue's plan sends it; the queue that failed where there is no plan."""
-    FAILED_QUEUE = "failed-queue"
-    RETRY_EXCHANGE = "retry-exchange"
-    ORIGIN_EXCHANGE = "origin-exchange"
-    """The exchange it first came by: every other queue bound there gets it again."""
-    QUEUE = "queue"
-    EXCHANGE = "exchange"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A choice of target. `reset` None leaves it to the plan whether attempts begin anew."""
-
-    kind: TargetKind = TargetKind.DESIGN
-    exchange: str = ""
-    routing_key: str = ""
-    reset: bool | None = None
-
-    @property
-    def warning(self) -> str:
-        """What an operator has to know before choosing it."""
-        if self.kind is TargetKind.ORIGIN_EXCHANGE:
-            return "every queue bound to the exchange gets the message again, not only the one that failed"
-        return ""
-
-    def __str__(self) -> str:
-        if self.kind is TargetKind.QUEUE:
-            return f"queue {self.routing_key}"
-        if self.kind is TargetKind.EXCHANGE:
-            return f"exchange {self.exchange} with key {self.routing_key!r}"
-        return self.kind.value
-
-
-BY_DESIGN = Target()
-"""Where the design sends it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.deadletters.acts import Act
-    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.jobs import JobRecord
     from hopback.deadletters.journal import Journal
-    from hopback.deadletters.pacing import Control, Pace
+    from hopback.deadletters.pacing import Control
+    from hopback.deadletters.requests import Pace
     from hopback.deadletters.selecting import Selecting
     from hopback.deadletters.taking import Source
     from hopback.deadletters.watching import Watch
@@ -43,6 +44,6 @@ class Work:
     is_classic: bool = False
     per_turn: int = 32
     """So many messages are sent before others in the process have their turn."""
-    on_change: Callable[[Job], object] = lambda _job: None
+    on_change: Callable[[JobRecord], object] = lambda _job: None
     let_go: Callable[[], Awaitable[object]] | None = None
     """Closes the line that holds the messages: what is unsettled goes back, in order."""

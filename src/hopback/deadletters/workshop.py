@@ -7,23 +7,25 @@ import itertools
 import logging
 import random
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from hopback.broker.supervise import Backoff
 from hopback.deadletters.acts import Discarding, Redriving
-from hopback.deadletters.audit import AuditEntry
 from hopback.deadletters.ceremonies import completion_event
-from hopback.deadletters.cost import Price
+from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.files import FileSink, run_file
 from hopback.deadletters.filters import EVERYTHING, parse_filter
-from hopback.deadletters.jobs import Checkpoint, Counts, Job, JobConflict, JobKind, JobState
+from hopback.deadletters.jobs import Checkpoint, JobConflict, JobRecord
 from hopback.deadletters.journal import LeaseLost, Wish
 from hopback.deadletters.moving import Engine
 from hopback.deadletters.pacing import Control
 from hopback.deadletters.planning import watch_seconds
 from hopback.deadletters.refusals import SessionOver
+from hopback.deadletters.requests import JobKind
 from hopback.deadletters.selecting import Selecting
 from hopback.deadletters.taking import Head, Held
 from hopback.deadletters.trouble import may_pass
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.acts import Act
     from hopback.deadletters.ceremonies import Ceremony
-    from hopback.deadletters.cost import Cost
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.jobs import JobSpec
     from hopback.deadletters.journal import Journal
@@ -88,13 +90,13 @@ class Bench:
 class _Run:
     """A job at work here."""
 
-    job: Job
+    job: JobRecord
     owner: str
     control: Control
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
-    def tell(self, job: Job) -> None:
+    def tell(self, job: JobRecord) -> None:
         """There is news."""
         self.job = job
         self.changed.set()
@@ -122,12 +124,12 @@ class Workshop:
 
     async def begin(
         self, ident: str, spec: JobSpec, bench: Bench, hand_over: HandOver | None = None
-    ) -> Job:
+    ) -> JobRecord:
         """Write a new job down and start it; the job of the same key if there is one already."""
         now = self._clock.now()
         digests = spec.selection.digests
         selected = spec.selection.count if digests is None else len(digests)
-        job = Job(
+        job = JobRecord(
             ident,
             spec,
             counts=Counts(selected),
@@ -141,14 +143,14 @@ class Workshop:
         )
         return await self._start(job, bench, hand_over)
 
-    async def begin_again(self, job: Job, bench: Bench) -> Job:
+    async def begin_again(self, job: JobRecord, bench: Bench) -> JobRecord:
         """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
             await self._check_nothing_since(job)
         again = _anew(job.to(JobState.RUNNING, self._clock.now()))
         return await self._start(again, bench, None)
 
-    async def _check_nothing_since(self, job: Job) -> None:
+    async def _check_nothing_since(self, job: JobRecord) -> None:
         """The first messages are not the same any more once another job has taken some."""
         others = await self._journal.jobs(broker=job.spec.broker, queue=job.queue)
         for other in others:
@@ -157,7 +159,7 @@ class Workshop:
                     f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                 )
 
-    async def _start(self, job: Job, bench: Bench, hand_over: HandOver | None) -> Job:
+    async def _start(self, job: JobRecord, bench: Bench, hand_over: HandOver | None) -> JobRecord:
         owner = token_hex(8)
         begun = await self._journal.begin(job, owner)
         if begun.id != job.id:
@@ -289,7 +291,7 @@ class Workshop:
             ),
             act=act,
             wanted=parse_filter(text) if text else EVERYTHING,
-            cost=bench.cost if not bench.forced else replace(bench.cost, limit=None),
+            cost=bench.cost if not bench.forced else structs.replace(bench.cost, limit=None),
             journal=self._journal,
             owner=run.owner,
             clock=self._clock,
@@ -310,7 +312,7 @@ class Workshop:
             let_go=connection.close,
         )
 
-    def _source(self, job: Job, channel: Channel, holding: Holding | None) -> Source:
+    def _source(self, job: JobRecord, channel: Channel, holding: Holding | None) -> Source:
         spec = job.spec
         if holding is not None:
             return Held(channel, spec.queue, holding.deliveries, holding.held)
@@ -318,7 +320,7 @@ class Workshop:
         count = mark.kept + mark.rest if spec.selection.digests is None else spec.selection.count
         return Head(channel, spec.queue, count, _prefetch(spec))
 
-    def _act(self, job: Job, bench: Bench) -> Act:
+    def _act(self, job: JobRecord, bench: Bench) -> Act:
         spec = job.spec
         if spec.kind is JobKind.DISCARD:
             sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
@@ -360,7 +362,7 @@ class Workshop:
                 wish = Wish(cancelled=True)
             run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
 
-    async def _announce(self, job: Job, bench: Bench) -> None:
+    async def _announce(self, job: JobRecord, bench: Bench) -> None:
         """Tell that messages were re-driven, where the design asks for that."""
         event = completion_event(bench.ceremony, job, bench.source)
         if event is None or job.state is JobState.INTERRUPTED:
@@ -376,7 +378,7 @@ class Workshop:
 
     # --- from outside
 
-    async def current(self, ident: str) -> Job | None:
+    async def current(self, ident: str) -> JobRecord | None:
         """A job as it is now, by what is known here first."""
         run = self._runs.get(ident)
         return run.job if run is not None else await self._journal.job(ident)
@@ -389,9 +391,9 @@ class Workshop:
         if run is not None:
             run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
 
-    async def news(self, ident: str) -> AsyncIterator[Job]:
+    async def news(self, ident: str) -> AsyncIterator[JobRecord]:
         """The job now and after each change, until it runs no more."""
-        told: Job | None = None
+        told: JobRecord | None = None
         while True:
             run = self._runs.get(ident)
             if run is not None:
@@ -420,32 +422,32 @@ class Workshop:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _anew(job: Job) -> Job:
+def _anew(job: JobRecord) -> JobRecord:
     """The job as its next run begins: what is certainly done stays counted, the rest is seen again."""
     mark, counts = job.checkpoint, job.counts
     if job.spec.selection.digests is not None:
-        counts = replace(counts, done=0, skipped=0, failed=0, returned=0)
+        counts = structs.replace(counts, done=0, skipped=0, failed=0, returned=0)
     elif mark.kept or mark.rest:
         certain = counts.selected - mark.kept - len(mark.window) - mark.rest
-        counts = replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
+        counts = structs.replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
     else:
         certain = counts.selected - counts.skipped - counts.failed - len(mark.window)
-        counts = replace(counts, done=max(certain, 0), returned=0)
+        counts = structs.replace(counts, done=max(certain, 0), returned=0)
     return replace(job, run=job.run + 1, counts=counts)
 
 
-def _ending(job: Job, now: float) -> AuditEntry:
+def _ending(job: JobRecord, now: float) -> AuditEntry:
     """What the audit says of a job that has ended, or stopped."""
     good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
     return AuditEntry(
-        at=now,
+        at=Moment(now),
         by=job.spec.by.name or job.spec.by.id,
         action="job.end",
         queue=job.queue,
         job=job.id,
         reason=job.reason,
         result="ok" if good else "failed",
-        details={"kind": job.kind, "state": job.state, **asdict(job.counts)},
+        details={"kind": job.kind, "state": job.state, **structs.asdict(job.counts)},
     )
 
 

@@ -72,7 +72,7 @@ async def test_a_message_is_shown_whole_and_its_showing_is_audited() -> None:
         audit = (await stage.client.get("/admin/audit?action=message.show")).json()["items"]
     assert found["payload"] == {"order": {"id": 7}}
     assert "LookupError" in found["sentence"]
-    assert found["way"] == {"exchange": "", "routingKey": MAIN, "flaw": None}
+    assert found["way"] == {"exchange": "", "routingKey": MAIN, "count": 1, "flaw": None}
     assert {"name": "hopback-attempts", "type": "int64", "value": 2} in found["headers"]
     assert body.content == b'{"order": {"id": 7}}'
     assert body.headers["content-disposition"].startswith("attachment;")

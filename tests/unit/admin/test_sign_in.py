@@ -10,7 +10,7 @@ from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
-from hopback.deadletters.audit import AuditQuery
+from hopback.deadletters.requests import AuditQuery
 from hopback.errors import ConnectionFailed
 from hopback.store.database import open_database
 from hopback.store.migrations import migrate

@@ -10,7 +10,7 @@ import pytest
 from hopback.admin.auth import TurnKeeper
 from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.deadletters.audit import AuditQuery
+from hopback.deadletters.requests import AuditQuery
 from tests.unit.admin.stage import DLQ, SECRET, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 from sqlalchemy.exc import OperationalError
 
 from hopback.admin.auth import TurnKeeper
 from hopback.admin.overview import Sweep
 from hopback.admin.problems import refusal_of
 from hopback.clock import ManualClock
-from hopback.deadletters.overview import Depth, QueueSummary
+from hopback.deadletters.contract import Depth, Moment, QueueSummary
 from hopback.errors import ConnectionFailed
 from tests.unit.admin.stage import DLQ, NOW, admin, dead_letter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ONE = QueueSummary("a.dlq", "a", ("a",), None, "a", "plan", Depth(3, 0, 0, "amqp", NOW))
+_ONE = QueueSummary(
+    queue="a.dlq",
+    main_queue="a",
+    origins=("a",),
+    label="a",
+    known_by="plan",
+    depth=Depth(3, 0, 0, "amqp", Moment(NOW)),
+)
 
 
 def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]]:
@@ -33,7 +40,7 @@ def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]
         await asyncio.sleep(0)
         if isinstance(answer, Exception):
             raise answer
-        return (replace(_ONE, depth=replace(_ONE.depth, ready=answer)),)
+        return (structs.replace(_ONE, depth=structs.replace(_ONE.depth, ready=answer)),)
 
     return read, asked
 

@@ -20,10 +20,15 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_progress import Signals, ending, follow, see_through
 from hopback.cli.jobs import resume_job, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
-from hopback.deadletters.pacing import Pace
 from hopback.deadletters.refusals import BadRequest
-from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
-from hopback.deadletters.targets import Target, TargetKind
+from hopback.deadletters.requests import (
+    DiscardRequest,
+    FromHead,
+    Pace,
+    RedriveRequest,
+    Target,
+    TargetKind,
+)
 from hopback.testing import in_virtual_time
 from tests.unit.cli.desks import ANN, DLQ, MAIN, Office, office
 

@@ -7,11 +7,12 @@ import pytest
 from hopback import errors
 from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.deadletters.filters import BadFilter
-from hopback.deadletters.jobs import Frozen, Job, JobConflict, JobKind, JobSpec
+from hopback.deadletters.jobs import JobConflict, JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.journal import LeaseLost
 from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch, NotAllowed, SessionOver
+from hopback.deadletters.requests import JobKind
 
-_JOB = Job("j-1", JobSpec(JobKind.REDRIVE, "q.dlq", "here", Frozen(1)))
+_JOB = JobRecord("j-1", JobSpec(JobKind.REDRIVE, "q.dlq", "here", SelectionSnapshot(1)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hopback.deadletters.filters import (
     parse_filter,
     text_matches,
 )
-from hopback.deadletters.letters import letter_of
+from hopback.deadletters.letters import read_dead_letter
 from hopback.message import Properties, Received
 from tests.unit.deadletters.test_letters import NOW, death
 
@@ -32,7 +32,7 @@ DELIVERY = Received(
     b'{"order": {"id": 123, "lines": [{"sku": "a b"}], "paid": null}}',
     Properties(headers=HEADERS, type="FileUploaded.v1", message_id="m-1"),
 )
-LETTER = letter_of(DELIVERY, 4)
+LETTER = read_dead_letter(DELIVERY, 4)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_content_that_was_dropped_matches_nothing() -> None:
 
 def test_an_unknown_age_is_no_age() -> None:
     """A letter without any time is neither old nor young."""
-    letter = letter_of(Received("dlq", "", "k"), 1)
+    letter = read_dead_letter(Received("dlq", "", "k"), 1)
     assert not parse_filter("age>0s").matches(letter, None, NOW)
     assert not parse_filter("age<9h").matches(letter, None, NOW)
 

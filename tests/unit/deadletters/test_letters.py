@@ -9,7 +9,7 @@ import pytest
 
 from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.letters import content_digest, letter_of
+from hopback.deadletters.letters import content_digest, read_dead_letter
 from hopback.deadletters.stories import timeline, what_happened
 from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
@@ -18,8 +18,8 @@ from hopback.message import Properties, Received
 from hopback.topology.model import Topology
 
 if TYPE_CHECKING:
+    from hopback.deadletters.contract import DeadLetter
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.letters import Letter
     from hopback.fields import FieldValue
 
 NOW = 1_700_000_000.0
@@ -38,9 +38,9 @@ def received(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Receive
     return Received("dlq", "", "dlq", body, Properties(headers=headers, **more))
 
 
-def letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Letter:
+def letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> DeadLetter:
     """The dead letter in it."""
-    return letter_of(received(headers, body, **more), 1)
+    return read_dead_letter(received(headers, body, **more), 1)
 
 
 def of_one_queue() -> DeadLetterQueue:
@@ -87,7 +87,7 @@ def test_what_was_retried_and_then_parked_is_parked() -> None:
     """The last death is the retry queue's, which brought it back; a consumer put it here itself."""
     marks = {"hopback-queue": "q", "hopback-attempts": 3, "hopback-failure": "{}"}
     headers: dict[str, Any] = {**marks, "x-death": [death("q.retry.30s", "expired")]}
-    found = letter_of(received(headers), 1, of_one_queue())
+    found = read_dead_letter(received(headers), 1, of_one_queue())
     assert (found.reason, found.attempts) == ("parked", 3)
     assert parse_filter("reason:parked").matches(found, received(headers), NOW)
 
@@ -121,7 +121,7 @@ def test_a_snooze_is_no_attempt() -> None:
     """Our own count goes before waits that the broker saw."""
     marks = {"hopback-queue": "q", "hopback-attempts": 1, "hopback-snoozes": 4}
     headers: dict[str, Any] = {**marks, "x-death": [death("q.retry.30s", "expired", 4)]}
-    assert letter_of(received(headers), 1, of_one_queue()).attempts == 1
+    assert read_dead_letter(received(headers), 1, of_one_queue()).attempts == 1
 
 
 def test_the_queue_of_origin_goes_before_the_retry_queue() -> None:
@@ -134,7 +134,7 @@ def test_the_queue_of_origin_goes_before_the_retry_queue() -> None:
             death("freeflow.alarms.queue", "rejected", 4),
         ]
     }
-    found = letter_of(received(headers), 1, source)
+    found = read_dead_letter(received(headers), 1, source)
     assert (found.origin, found.reason, found.attempts) == ("freeflow.alarms.queue", "rejected", 4)
 
 
@@ -256,7 +256,7 @@ def test_a_timeline_is_in_order() -> None:
         "hopback-redrive-job": "job-1",
     }
     found = received(headers)
-    told = [event.what for event in timeline(found, letter_of(found, 1))]
+    told = [event.what for event in timeline(found, read_dead_letter(found, 1))]
     assert told == [
         "left q (rejected 2 times)",
         "failed last in q: E",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hopback.admin.settings import AdminSettings, parse_settings
 from hopback.clock import ManualClock
-from hopback.deadletters.audit import AuditEntry, AuditQuery
-from hopback.deadletters.jobs import Frozen, Job, JobKind, JobSpec, JobState
+from hopback.deadletters.contract import AuditEntry, JobState, Moment
+from hopback.deadletters.jobs import JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.journal import MemoryJournal
+from hopback.deadletters.requests import AuditQuery, JobKind
 from hopback.deadletters.retention import Retention, forget_old
 
 _DAY = 86_400.0
@@ -16,12 +17,12 @@ async def test_what_is_older_than_it_is_kept_goes() -> None:
     """Old entries and finished jobs go, with one entry about it; numbers are never given twice."""
     clock, journal = ManualClock(0.0), MemoryJournal()
     for number, state in enumerate((JobState.COMPLETED, JobState.FAILED)):
-        spec = JobSpec(JobKind.REDRIVE, f"q{number}.dlq", "here", Frozen(1))
-        job = Job(f"j-{number}", spec)
+        spec = JobSpec(JobKind.REDRIVE, f"q{number}.dlq", "here", SelectionSnapshot(1))
+        job = JobRecord(f"j-{number}", spec)
         await journal.begin(job, "me")
         await journal.save(job.to(state, 1.0), "me")
     for at in (1.0, 2.0, 399 * _DAY):
-        await journal.write(AuditEntry(at, "Ann", "job.start"))
+        await journal.write(AuditEntry(Moment(at), "Ann", "job.start"))
     clock.advance(400 * _DAY)
     found = await forget_old(journal, clock, Retention())
     assert (found.audit, found.jobs) == (2, 1)
@@ -45,7 +46,7 @@ def test_the_service_keeps_what_the_library_keeps() -> None:
 async def test_zero_days_keep_for_ever() -> None:
     """Nothing goes, and nothing is said."""
     clock, journal = ManualClock(0.0), MemoryJournal()
-    await journal.write(AuditEntry(0.0, "Ann", "job.start"))
+    await journal.write(AuditEntry(Moment(0), "Ann", "job.start"))
     clock.advance(1e9)
     assert (await forget_old(journal, clock, Retention(0, 0))).rows == 0
     assert len(await journal.read(AuditQuery())) == 1

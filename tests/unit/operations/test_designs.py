@@ -6,12 +6,10 @@ import json
 
 import pytest
 
+from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.jobs import JobState
-from hopback.deadletters.pacing import Pace
 from hopback.deadletters.refusals import NoSuch
-from hopback.deadletters.requests import FromHead
-from hopback.deadletters.targets import Target, TargetKind
+from hopback.deadletters.requests import FromHead, Pace, Target, TargetKind
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
@@ -161,7 +159,7 @@ async def test_the_list_tells_depth_source_and_age_without_looking() -> None:
         await scene.operations.cancel(job.id)
         await scene.operations.wait(job.id)
         detail = await scene.operations.queue(DLQ)
-        assert (detail.summary.depth.source, detail.summary.depth.age(scene.broker.node.now())) == (
+        assert (detail.depth.source, detail.depth.age(scene.broker.node.now())) == (
             "amqp",
             0.0,
         )

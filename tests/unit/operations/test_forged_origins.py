@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.jobs import JobState
-from hopback.deadletters.targets import Target, TargetKind
+from hopback.deadletters.contract import JobState
+from hopback.deadletters.requests import Target, TargetKind
 from hopback.fields import Timestamp
 from hopback.message import Message
 from hopback.testing import in_virtual_time

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import Fault, Faults, run_virtual
-from hopback.deadletters.jobs import JobState
+from hopback.deadletters.contract import JobState
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.pacing import Pace
-from hopback.deadletters.requests import FromHead, FromSession
-from hopback.deadletters.sessions import Window
+from hopback.deadletters.requests import FromHead, FromSession, Pace, Window
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.walking import walk
 from hopback.message import Message
@@ -31,7 +29,8 @@ from tests.unit.operations.stage import (
 
 if TYPE_CHECKING:
     from hopback.broker.embedded import EmbeddedBroker
-    from hopback.deadletters.jobs import Job
+    from hopback.deadletters.contract import Job
+    from hopback.deadletters.jobs import JobRecord
 
 _COUNT, _LIMIT, _IN_FLIGHT = 60, 45, 3
 _STEPS = (Fault.CUT_BEFORE_PUBLISH, Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE)
@@ -51,7 +50,7 @@ class _Killed(MemoryJournal):
                 self._owners[ident] = ""
                 self._jobs[ident] = job.to(JobState.INTERRUPTED, time.time(), "killed")
 
-    async def save(self, job: Job, owner: str) -> None:
+    async def save(self, job: JobRecord, owner: str) -> None:
         """Write down, and be killed before or after."""
         self._steps.step()
         await super().save(job, owner)

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import Fault
-from hopback.deadletters.jobs import JobConflict, JobState
-from hopback.deadletters.pacing import RAMP, Pace
+from hopback.deadletters.contract import Job, JobState
+from hopback.deadletters.jobs import JobConflict
 from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
-from hopback.deadletters.requests import FromHead, FromSession
-from hopback.deadletters.sessions import Window
+from hopback.deadletters.requests import (
+    RAMP,
+    FromHead,
+    FromSession,
+    Pace,
+    Target,
+    TargetKind,
+    Window,
+)
 from hopback.deadletters.settings import Settings
-from hopback.deadletters.targets import Target, TargetKind
 from hopback.deadletters.trouble import may_pass
 from hopback.errors import (
     AccessRefused,
@@ -36,7 +42,6 @@ from tests.unit.operations.stage import ANN, DLQ, MAIN, Stage, properties, redri
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.deadletters.jobs import Job
     from hopback.errors import BrokerError
     from hopback.message import Delivery
 

@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 
 from hopback.broker.embedded import Fault, run_virtual
-from hopback.deadletters.jobs import JobState
-from hopback.deadletters.pacing import Pace
-from hopback.deadletters.requests import FromHead
+from hopback.deadletters.contract import JobState
+from hopback.deadletters.requests import FromHead, Pace
 from hopback.deadletters.settings import Settings
 from hopback.errors import BrokerError
 from hopback.message import Message

@@ -1,0 +1,121 @@
+"""Values of the contract as JSON and back, and their schema. Thin over msgspec.
+
+Whatever prints or reads a value of the contract does it here: HTTP, the command, events, OpenAPI.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from hopback.deadletters.contract import Moment
+from hopback.deadletters.refusals import BadRequest
+from hopback.headers import timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["convert", "encode", "from_json", "schemas", "to_json"]
+
+ValueT = TypeVar("ValueT")
+
+_PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_SHOWN = 80  # characters of a wrong value: enough to recognise it, too few to leak a payload
+
+
+def to_json(value: object) -> Any:
+    """The value as objects, lists, texts and numbers that JSON has."""
+    return msgspec.json.decode(encode(value))
+
+
+def encode(value: object) -> bytes:
+    """The value as the bytes of a JSON document."""
+    return msgspec.json.encode(value, enc_hook=_write)
+
+
+def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
+    """The value in a JSON document; BadRequest with everything that is wrong, and where."""
+    try:
+        said = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise BadRequest("body", f"JSON: {error}") from None
+    return convert(kind, said)
+
+
+def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
+    """The value that these objects say; BadRequest with everything that is wrong, and where.
+
+    `strict` False also reads numbers and booleans from text, as a query has them.
+    """
+    try:
+        return msgspec.convert(said, kind, strict=strict, dec_hook=_read)
+    except msgspec.ValidationError:
+        problems = list(_problems(kind, said, "", strict=strict))
+    place, expected = problems[0]
+    more = "".join(f"; {at}: expected {what}" for at, what in problems[1:])
+    raise BadRequest(place or "body", f"{expected}{more}")
+
+
+def schemas(
+    kinds: Iterable[Any], ref_template: str = "#/components/schemas/{name}"
+) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """JSON schemas of these types, and the components that they refer to by name."""
+    return msgspec.json.schema_components(kinds, schema_hook=_describe, ref_template=ref_template)
+
+
+def _write(value: object) -> str:
+    if isinstance(value, Moment):
+        return timestamp(value)
+    raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
+
+
+def _read(kind: type, said: object) -> object:
+    if kind is Moment and isinstance(said, str):
+        moment = datetime.fromisoformat(said)
+        return Moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    raise NotImplementedError(f"{kind.__name__} cannot be read from {type(said).__name__}")
+
+
+def _describe(kind: type) -> dict[str, Any]:
+    if kind is Moment:
+        return {"type": "string", "format": "date-time"}
+    raise NotImplementedError(f"{kind.__name__} has no form in JSON")
+
+
+def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
+    """Where something is wrong and what was expected there; msgspec alone tells the first only."""
+    try:
+        msgspec.convert(said, kind, strict=strict, dec_hook=_read)
+    except msgspec.ValidationError as error:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(
+            said, dict
+        ):
+            yield _told(str(error), said, at)
+            return
+        inside = [
+            problem
+            for field in msgspec.structs.fields(kind)
+            if field.encode_name in said
+            for problem in _problems(
+                field.type, said[field.encode_name], _below(at, field.encode_name), strict=strict
+            )
+        ]
+        yield from inside or [_told(str(error), said, at)]
+
+
+def _told(text: str, said: Any, at: str) -> tuple[str, str]:
+    """msgspec's sentence as a place and what is expected there, with what was found."""
+    match = _PATH.fullmatch(text)
+    what, path = (text, "") if match is None else (match["what"], match["path"] or "")
+    expected = what.removeprefix("Expected ").replace("`", "")
+    shown = "" if path or isinstance(said, dict) or ", got " in what else f", got {said!r}"
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}…"
+    return _below(at, path), f"{expected}{shown}"
+
+
+def _below(at: str, name: str) -> str:
+    return f"{at}.{name}" if at and name and not name.startswith("[") else f"{at}{name}"

@@ -1,0 +1,115 @@
+"""The contract: values that are checked where they are read, and both implementations of the interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.deadletters.codec import convert, encode, from_json, schemas, to_json
+from hopback.deadletters.contract import Counts, Job, JobState, Moment, QueueDetail
+from hopback.deadletters.refusals import BadRequest
+from hopback.deadletters.requests import (
+    DiscardRequest,
+    FromSession,
+    JobKind,
+    JobRequest,
+    Pace,
+    RedriveRequest,
+    Target,
+    TargetKind,
+)
+
+if TYPE_CHECKING:
+    from hopback.deadletters.interface import DeadLetters
+    from hopback.deadletters.operations import Operations
+
+
+def _here(operations: Operations) -> DeadLetters:
+    """What the type checker is asked: the operations of this process are the interface."""
+    return operations
+
+
+def test_a_job_is_one_value_in_python_and_json() -> None:
+    """Names in camelCase, moments in RFC 3339, what follows from other fields is worked out."""
+    job = Job(
+        id="j-1",
+        kind=JobKind.REDRIVE,
+        queue="q.dlq",
+        state=JobState.PAUSED,
+        reason="asked to",
+        why="the database is back",
+        counts=Counts(selected=5, done=2, skipped=1),
+        created=Moment(0),
+        updated=Moment(1.5),
+    )
+    said = to_json(job)
+    assert (said["url"], said["stateReason"], said["reason"]) == (
+        "/admin/dlq/jobs/j-1",
+        "asked to",
+        "the database is back",
+    )
+    assert (said["createdAt"], said["updatedAt"]) == (
+        "1970-01-01T00:00:00.000Z",
+        "1970-01-01T00:00:01.500Z",
+    )
+    assert said["counts"]["remaining"] == 2
+    assert from_json(Job, encode(job)) == job
+
+
+def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
+    """Both kinds, with everything that may be said by HTTP."""
+    pace = Pace(rate=5.0, in_flight=7, ramp=(1, 2), watch_s=3.0)
+    redrive = RedriveRequest(
+        queue="q.dlq",
+        selection=FromSession("s-1", ("1-a",)),
+        reason="mended",
+        target=Target(TargetKind.QUEUE, routing_key="q", reset=True),
+        pace=pace,
+        max_redrives=None,
+        expected_count=1,
+        forced=True,
+    )
+    discard = DiscardRequest(
+        queue="q.dlq",
+        selection=FromSession("s-1"),
+        reason="junk",
+        confirm="q.dlq",
+        export=False,
+        pace=pace,
+    )
+    for request in (redrive, discard):
+        assert from_json(JobRequest, encode(JobRequest.of(request))).request() == request
+
+
+def test_everything_wrong_with_a_document_is_told_with_its_place() -> None:
+    """Not only the first: every field that is wrong, by its path, with what was expected and found."""
+    wrong = {
+        "kind": "re-drive",
+        "queue": "",
+        "reason": 7,
+        "pace": {"inFlight": 0, "rate": 1e9},
+        "target": {"kind": "moon"},
+    }
+    with pytest.raises(BadRequest) as refused:
+        convert(JobRequest, wrong)
+    text = str(refused.value)
+    for part in (
+        "queue: expected str of length >= 1, got ''",
+        "reason: expected str, got int",
+        "pace.inFlight: expected int >= 1, got 0",
+        "pace.rate: expected float <= 1000000.0, got 1000000000.0",
+        "target.kind: expected",
+    ):
+        assert part in text, text
+    with pytest.raises(BadRequest, match="unknown field"):
+        convert(JobRequest, {"kind": "discard", "queue": "q", "reason": "x", "colour": "red"})
+    with pytest.raises(BadRequest, match="body: expected JSON"):
+        from_json(JobRequest, b"{")
+
+
+def test_the_schema_says_moments_and_bounds() -> None:
+    """What OpenAPI is made from."""
+    _, parts = schemas([QueueDetail, JobRequest])
+    assert parts["Depth"]["properties"]["readAt"] == {"type": "string", "format": "date-time"}
+    assert parts["Pace"]["properties"]["inFlight"]["maximum"] == 10_000
