@@ -19,6 +19,7 @@ _VALUES = (
     "hopback.fields",
     "hopback.headers",
     "hopback.message",
+    "hopback.text",
     "hopback.version",
 )
 _PURE = (*_VALUES, "hopback.topology", "hopback.policy", "hopback.designs")
@@ -36,6 +37,7 @@ _ABOVE = (
     "hopback.private_files",
     "hopback.runtime",
     "hopback.store",
+    "hopback.waiting",
 )
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -45,13 +47,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.version": (),
     "hopback.clock": (),
     "hopback.fields": (),
+    "hopback.text": (),
+    "hopback.waiting": (),
     "hopback.message": ("hopback.fields",),
     "hopback.headers": _VALUES,
     "hopback.topology": _VALUES,
     "hopback.policy": (*_VALUES, "hopback.topology"),
     "hopback.designs": (*_VALUES, "hopback.topology"),
     "hopback.wire": ("hopback.errors", "hopback.fields", "hopback.message", "hopback.version"),
-    "hopback.broker": (*_PURE, *_PORT),
+    "hopback.broker": (*_PURE, *_PORT, "hopback.waiting"),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
     "hopback.broker.embedded": (*_PURE, *_PORT, "hopback.broker"),
     "hopback.broker.server": (
@@ -64,13 +68,21 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.private_files": (),
     "hopback.observe": _VALUES,
     "hopback.store": (*_VALUES, "hopback.private_files"),
-    "hopback.runtime": (*_PURE, *_PORT, "hopback.endpoint", "hopback.observe", "hopback.store"),
+    "hopback.runtime": (
+        *_PURE,
+        *_PORT,
+        "hopback.endpoint",
+        "hopback.observe",
+        "hopback.store",
+        "hopback.waiting",
+    ),
     "hopback.deadletters": (
         *_PURE,
         *_PORT,
         "hopback.broker",
         "hopback.private_files",
         "hopback.store",
+        "hopback.waiting",
     ),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),

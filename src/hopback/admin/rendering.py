@@ -8,7 +8,6 @@ unpacked only as far as it is shown.
 from __future__ import annotations
 
 import json
-import unicodedata
 import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from hopback.admin.roles import Role
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.plain import plain_text, pretty_json
 from hopback.headers import timestamp
+from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +160,6 @@ _SHOWN_BYTES = 128 * 1024
 _PARSED_BYTES = 512 * 1024
 _HEX_BYTES = 4096
 _HEX_ROW = 16
-_INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 47, "zlib": 15}
 
 
@@ -184,21 +183,7 @@ class Payload:
 
 def visible(text: str, *, lines: bool = False) -> str:
     """The text with everything invisible spelled out; `lines` keeps line ends and tabs."""
-    kept = "\n\t" if lines else ""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        each if each in kept or unicodedata.category(each) not in _INVISIBLE else _named(each)
-        for each in plain_text(text)
-    )
-
-
-def _named(character: str) -> str:
-    """A picture for ASCII controls, the code point for the rest."""
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+    return spelled_out(plain_text(text), lines=lines)
 
 
 def payload_of(body: bytes, form: Form, encoding: str | None = None) -> Payload:

@@ -14,7 +14,8 @@ from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness
 from hopback.broker.inequivalent import difference_of
 from hopback.broker.limits import restore_limits
 from hopback.broker.migrate import immovable, migration, replace_queues
-from hopback.broker.probe import depth, probe
+from hopback.broker.port import QueueState, count_now
+from hopback.broker.probe import probe
 from hopback.errors import PreconditionFailed, TopologyConflict, UnsafeOperation
 from hopback.topology.diff import Kind
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
@@ -71,7 +72,8 @@ async def _risk(
     queue: str, connection: Connection, management: PolicyLedger | None, vhost: str
 ) -> AtRisk:
     """What is in the queue: exact where AMQP can tell, by the management API where it cannot."""
-    state = await depth(connection, queue)
+    # A queue that has gone meanwhile holds nothing.
+    state = await count_now(connection, queue) or QueueState(queue, messages=0, consumers=0)
     if management is None:
         return AtRisk(queue, state.messages, state.consumers)
     counts = (await management.queue(vhost, queue)).counts

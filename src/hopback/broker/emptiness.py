@@ -17,10 +17,10 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from hopback.broker.port import count_now
 from hopback.errors import (
     ManagementError,
     ManagementNotFound,
-    NotFound,
     PreconditionFailed,
     UnsafeOperation,
 )
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from hopback.broker.management.readings import Counts, QueueReading
-    from hopback.broker.port import Connection, QueueState
+    from hopback.broker.port import Connection
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["PATIENCE_S", "WATCH_S", "Emptiness", "Ledger", "feeders", "queue_state"]
+__all__ = ["PATIENCE_S", "WATCH_S", "Emptiness", "Ledger", "feeders"]
 
 WATCH_S = 15.0
 """For how long every reading must be 0.
@@ -108,17 +108,6 @@ def _lets_go(queue: Queue, live: Topology, version: BrokerVersion | None) -> boo
     drops = told.get("x-overflow", "drop-head") != "reject-publish"
     limited = "x-max-length" in told or "x-max-length-bytes" in told
     return "x-message-ttl" in told or (limited and drops)
-
-
-async def queue_state(connection: Connection, queue: str) -> QueueState | None:
-    """Ready messages and consumers at this moment; None if the queue does not exist."""
-    channel = await connection.open_channel()
-    try:
-        state = await channel.declare_queue(Queue(queue), passive=True)
-    except NotFound:
-        return None
-    await channel.close()
-    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +247,7 @@ class Emptiness:
         for queue in queues:
             if live.queue(queue.name) is None:
                 continue
-            state = await queue_state(self._connection, queue.name)
+            state = await count_now(self._connection, queue.name)
             if state is not None and state.messages:
                 ready.append(queue.name)
             found = await self._in_use(queue.name, totals, empty=True)
@@ -283,7 +272,7 @@ class Emptiness:
         self, queue: str, totals: Mapping[str, Counts], *, empty: bool = False
     ) -> list[str]:
         """What of this queue is in somebody's hands; with `empty` also whatever else is in it."""
-        state = await queue_state(self._connection, queue)
+        state = await count_now(self._connection, queue)
         if state is None:
             return []
         try:
@@ -325,7 +314,7 @@ class Emptiness:
     async def _delete(self, queues: Collection[Queue]) -> str | None:
         """Delete them; the name of the first that turns out not to be empty and unused, if any."""
         for queue in queues:
-            state = await queue_state(self._connection, queue.name)
+            state = await count_now(self._connection, queue.name)
             if state is None:
                 continue
             if state.messages or state.consumers:

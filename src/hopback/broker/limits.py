@@ -11,8 +11,9 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from hopback.broker.emptiness import WATCH_S, Emptiness, Ledger, queue_state
+from hopback.broker.emptiness import WATCH_S, Emptiness, Ledger
 from hopback.broker.policies import lifted_limits
+from hopback.broker.port import count_now
 from hopback.errors import UnsafeOperation
 from hopback.headers import counter_in
 from hopback.topology.effective import delivery_limit, effective_arguments
@@ -97,7 +98,7 @@ def _limit_without(lifted: LiftedLimit, live: Topology, connection: Connection) 
 
 async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
     """Look at every message's count, with the limit still lifted, and give all of them back."""
-    state = await queue_state(connection, queue)
+    state = await count_now(connection, queue)
     if state is None or not state.messages:
         return
     if state.messages > _LOOKED_AT:

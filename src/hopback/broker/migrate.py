@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import declare
-from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness, queue_state
+from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness
 from hopback.broker.move import move_all
+from hopback.broker.port import count_now
 from hopback.errors import PreconditionFailed, UnsafeOperation
 from hopback.headers import Mark, moved_properties, retry_properties
 from hopback.policy.reading import failures_so_far
@@ -217,7 +218,7 @@ async def replace_queues(
     for one in old:
         await _switch(connection, one.bindings, to=one.shadow, away_from=one.queue.name)
         on_done(f"{one.queue.name}: new messages go to {one.shadow.name}")
-        if await queue_state(connection, one.queue.name) is not None:
+        if await count_now(connection, one.queue.name) is not None:
             await to_shadow(one.queue.name)
     try:
         await emptiness.delete([Queue(one.queue.name, one.old_type) for one in old], move=to_shadow)
@@ -230,9 +231,7 @@ async def replace_queues(
         if old:
             await asyncio.sleep(_ON_DISK_S)
         shadows = [
-            one
-            for one in replacements
-            if await queue_state(connection, one.shadow.name) is not None
+            one for one in replacements if await count_now(connection, one.shadow.name) is not None
         ]
         for one in shadows:
             await from_shadow(one.shadow.name)
@@ -257,7 +256,7 @@ async def _switch(
     channel = await connection.open_channel()
     for binding in bindings:
         await channel.bind(replace(binding, destination=to.name))
-    if await queue_state(connection, away_from) is not None:
+    if await count_now(connection, away_from) is not None:
         for binding in bindings:
             await channel.unbind(replace(binding, destination=away_from))
     await channel.close()
@@ -271,7 +270,7 @@ async def _declare(connection: Connection, queue: Queue) -> None:
 
 async def _is_new(connection: Connection, queue: Queue) -> bool:
     """Whether the queue exists in its new form already: a declare then changes nothing."""
-    if await queue_state(connection, queue.name) is None:
+    if await count_now(connection, queue.name) is None:
         return False
     channel = await connection.open_channel()
     try:

@@ -11,9 +11,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hopback.broker.port import count
 from hopback.errors import BrokerError
 from hopback.message import Message
-from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ async def move_all(
             await taking.cancel(tag)
             await move.until_settled()
             # Settlement is answered by nothing: a round trip shows that the broker has read it.
-            if not (await taking.declare_queue(Queue(source), passive=True)).messages:
+            if not (await count(taking, source)).messages:
                 return move.moved
     finally:
         await taking.close()
@@ -114,7 +114,7 @@ class _Move:
         """Return when nothing is ready and nothing in flight; raise the first failure."""
         while True:
             before = self.moved
-            state = await self.giving.declare_queue(Queue(self.source), passive=True)
+            state = await count(self.giving, self.source)
             if self.failure is not None:
                 raise self.failure
             if not state.messages and not self.in_flight and self.moved == before:

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from hopback.errors import NotFound
+from hopback.topology.model import Queue
+
 if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable
@@ -19,10 +22,19 @@ if TYPE_CHECKING:
     from hopback.errors import BrokerError
     from hopback.fields import Headers
     from hopback.message import Delivery, Message
-    from hopback.topology.model import Binding, Exchange, Queue
+    from hopback.topology.model import Binding, Exchange
     from hopback.version import BrokerVersion
 
-__all__ = ["Broker", "Channel", "Connection", "OnCancel", "OnDelivery", "QueueState"]
+__all__ = [
+    "Broker",
+    "Channel",
+    "Connection",
+    "OnCancel",
+    "OnDelivery",
+    "QueueState",
+    "count",
+    "count_now",
+]
 
 OnDelivery: TypeAlias = "Callable[[Delivery], object]"
 """Called on the loop for each delivery, in order; it must not block and must not raise."""
@@ -142,3 +154,19 @@ class Channel(Protocol):
 
     async def wait_closed(self) -> BrokerError | None:
         """Return when the channel has ended: the reason, or None if we closed it."""
+
+
+async def count(channel: Channel, queue: str) -> QueueState:
+    """What a queue holds at this moment; NotFound, and the channel is closed, if there is none."""
+    return await channel.declare_queue(Queue(queue), passive=True)
+
+
+async def count_now(connection: Connection, queue: str) -> QueueState | None:
+    """What a queue holds at this moment, asked on a channel of its own; None if there is none."""
+    channel = await connection.open_channel()
+    try:
+        state = await count(channel, queue)
+    except NotFound:
+        return None
+    await channel.close()
+    return state

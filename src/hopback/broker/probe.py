@@ -15,11 +15,11 @@ from hopback.topology.diff import Conflict, Kind, diff
 from hopback.topology.model import Queue, Topology
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Connection, QueueState
+    from hopback.broker.port import Connection
     from hopback.topology.diff import Diff
     from hopback.topology.model import Exchange
 
-__all__ = ["depth", "probe"]
+__all__ = ["probe"]
 
 
 async def probe(desired: Topology, connection: Connection) -> Diff:
@@ -34,14 +34,6 @@ async def probe(desired: Topology, connection: Connection) -> Diff:
     differing = {(conflict.kind, conflict.name) for conflict in conflicts}
     same = tuple(entry for entry in found.same if (entry.kind, entry.name) not in differing)
     return replace(found, same=same, conflict=tuple(conflicts))
-
-
-async def depth(connection: Connection, queue: str) -> QueueState:
-    """How many ready messages and consumers a queue has at this moment."""
-    channel = await connection.open_channel()
-    state = await channel.declare_queue(Queue(queue), passive=True)
-    await channel.close()
-    return state
 
 
 async def _exists(connection: Connection, item: Exchange | Queue) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from hopback.broker.supervise import Supervised
 from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, Nacked
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
@@ -175,15 +176,7 @@ class Publisher:
                 task.cancel()
 
     async def _until_retired(self, lane: _Lane) -> None:
-        waits = {
-            asyncio.ensure_future(lane.channel.wait_closed()),
-            asyncio.ensure_future(lane.retired.wait()),
-        }
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await first_of(lane.channel.wait_closed(), lane.retired.wait())
         self._retire(lane)
 
     def _wind_down(self, lane: _Lane) -> None:

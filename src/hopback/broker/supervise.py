@@ -12,9 +12,10 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from hopback.errors import HopbackError, TopologyError, UnsafeOperation
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Connection
@@ -156,20 +157,11 @@ class Supervised:
 
     async def _session_on(self, connection: Connection) -> None:
         """The session, ended as soon as its connection has ended."""
-        session = asyncio.ensure_future(self._session(connection))
-        ending = asyncio.ensure_future(connection.wait_closed())
-        try:
-            await asyncio.wait({session, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if ending.done() and not session.done():
-                await _cancelled(session)
-                error = ending.result()
-                if error is not None:
-                    raise error
-            else:
-                await session
-        finally:
-            await _cancelled(session)
-            await _cancelled(ending)
+        session, ending = await first_of(self._session(connection), connection.wait_closed())
+        if session is not None:
+            session.result()
+        elif ending is not None and (error := ending.result()) is not None:
+            raise error
 
     def _on_blocking(self, blocked: bool, reason: str) -> None:
         self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)
@@ -183,21 +175,6 @@ class Supervised:
 
     async def _unless_stopped(self, work: Awaitable[None]) -> None:
         """Do the work, but give it up when asked to stop."""
-        doing = asyncio.ensure_future(work)
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if doing.done():
-                await doing
-        finally:
-            await _cancelled(doing)
-            await _cancelled(stopping)
-
-
-async def _cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel it if it still runs, and wait until it has ended; its failure is not news."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+        doing, _ = await first_of(work, self._stopping.wait())
+        if doing is not None:
+            doing.result()

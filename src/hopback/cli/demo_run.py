@@ -27,7 +27,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
-from hopback.observe.logs import EventLog, plain
+from hopback.observe.logs import EventLog
 from hopback.observe.metrics import Metrics
 from hopback.private_files import private_folder
 from hopback.runtime.depths import Depths, watched_queues
@@ -35,6 +35,7 @@ from hopback.runtime.health import Health
 from hopback.runtime.settling import Surroundings
 from hopback.systems import load_system
 from hopback.systems.stage import Stage
+from hopback.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
@@ -258,13 +259,13 @@ class ShortLog(EventLog):
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """The line, without its end."""
         if not event.startswith("delivery."):
-            rest = " ".join(f"{key}={plain(str(value))}" for key, value in details.items())
+            rest = " ".join(f"{key}={one_line(str(value))}" for key, value in details.items())
             return f"{moment:%H:%M:%S} {event} {rest}"
         runs = f"run {details['attempt']} of {details['maxAttempts']}"
         happened = f"{event.removeprefix('delivery.'):<8} {runs:<13}"
         where = f" -> {details['tier']}" if "tier" in details else ""
         code = f" [{details['code']}]" if "code" in details else ""
-        reason = f" {plain(str(details['reason']))}" if "reason" in details else ""
+        reason = f" {one_line(str(details['reason']))}" if "reason" in details else ""
         return f"{moment:%H:%M:%S} {details['queue']:<28} {happened}{where}{reason}{code}"
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.text import escape_unsafe, safe_lines
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -35,38 +36,19 @@ __all__ = [
     "table",
 ]
 
-# C0 and C1 controls, DEL, and the marks that reorder or hide text.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
-
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
-
-
-def safe(text: str) -> str:
-    """`text` on one line, with every control character replaced by a visible sign."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def safe_lines(text: str) -> str:
-    """As `safe`, but its lines stay lines."""
-    return "\n".join(map(safe, text.split("\n")))
 
 
 def json_text(data: object) -> str:
     """`data` as indented JSON; what a terminal would obey is escaped, so nothing is lost."""
     text = json.dumps(data, ensure_ascii=False, indent=2)
-    return "\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\n"))
+    return "\n".join(map(escape_unsafe, text.split("\n")))
 
 
 def json_line(data: object) -> str:
     """`data` as JSON on one line, without its newline; escaped in the same way."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return _UNSAFE.sub(_escape, text)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return f"\\u{ord(found.group()):04x}"
+    return escape_unsafe(text)
 
 
 def document(text: str) -> None:

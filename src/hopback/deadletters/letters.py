@@ -17,6 +17,7 @@ from hopback.deadletters.plain import plain_text
 from hopback.headers import (
     Failure,
     broker_failures,
+    canonical,
     clipped,
     counter_in,
     deaths,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.foreign import ForeignFailure
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import Headers
     from hopback.headers import Death
     from hopback.message import Delivery
 
@@ -129,7 +130,7 @@ def _canonical_properties(properties: Properties) -> Iterator[str]:
     lasting = {name: headers[name] for name in sorted(headers) if not is_broker_count(name)}
     if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
         for name, value in lasting.items():
-            yield f"{name!r}={_canonical(value)!r}\n"
+            yield f"{name!r}={canonical(value)!r}\n"
     else:
         # Tens of thousands fit into a frame. Written as they are they take a tenth of the time; a
         # queue hands the same message out in the same form each time.
@@ -148,15 +149,6 @@ def _count(value: object, most: int) -> int:
             break
         found += _count(each, most - found)
     return found
-
-
-def _canonical(value: FieldValue) -> object:
-    """The value with its type, the same for equal values of equal type in any order."""
-    if isinstance(value, Mapping):
-        return "table", [(key, _canonical(value[key])) for key in sorted(value)]
-    if isinstance(value, list | tuple):
-        return "array", [_canonical(inner) for inner in value]
-    return type(value).__name__, repr(value)
 
 
 def _named_origins(delivery: Delivery, foreign: ForeignFailure | None) -> Iterator[str | None]:

@@ -30,7 +30,7 @@ from hopback.headers.history import (
     marked_queue,
     read_history,
 )
-from hopback.headers.identity import identity
+from hopback.headers.identity import canonical, identity
 from hopback.headers.rewrite import (
     ADDED_BYTES,
     FRAME_BYTES,
@@ -58,6 +58,7 @@ __all__ = [
     "broker_failures",
     "can_park",
     "can_retry",
+    "canonical",
     "clipped",
     "counter_in",
     "deaths",

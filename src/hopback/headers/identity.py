@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery, Properties
 
-__all__ = ["identity"]
+__all__ = ["canonical", "identity"]
 
 # What the documented designs write on the way; a message stays itself whatever they add.
 _DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
@@ -57,17 +57,17 @@ def _headers(headers: Headers, ignoring: Collection[str]) -> Iterator[bytes]:
     """The producer's headers, sorted: some brokers sort them, some do not."""
     for name in sorted(headers):
         if not (is_protected(name) or name in ignoring or _is_of_a_design(name)):
-            yield repr((name, _canonical(headers[name]))).encode("utf-8", "backslashreplace")
+            yield repr((name, canonical(headers[name]))).encode("utf-8", "backslashreplace")
 
 
 def _is_of_a_design(name: str) -> bool:
     return name == "x-retries" or name.startswith(_DESIGNS)
 
 
-def _canonical(value: FieldValue) -> object:
+def canonical(value: FieldValue) -> object:
     """The value with its type, the same for equal values of equal type."""
     if isinstance(value, Mapping):
-        return "table", [(key, _canonical(value[key])) for key in sorted(value)]
+        return "table", [(key, canonical(value[key])) for key in sorted(value)]
     if isinstance(value, list | tuple):
-        return "array", [_canonical(inner) for inner in value]
+        return "array", [canonical(inner) for inner in value]
     return type(value).__name__, repr(value)

@@ -8,18 +8,19 @@ escapes, the other form replaces what a terminal would obey.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
+
+from hopback.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from hopback.clock import Clock
 
-__all__ = ["LEVELS", "SEVERITY", "EventLog", "JsonLog", "TextLog", "plain"]
+__all__ = ["LEVELS", "SEVERITY", "EventLog", "JsonLog", "TextLog"]
 
 LEVELS: Mapping[str, str] = MappingProxyType(
     {
@@ -58,10 +59,6 @@ _OUTCOMES = {
     "delivery.copy": "copy",
 }
 _LONGEST = 2000
-# C0 and C1 controls, DEL, and the marks that reorder or hide text.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
@@ -140,18 +137,13 @@ class TextLog(EventLog):
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """Everything that a terminal would obey is replaced by a visible sign."""
         told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items())
-        text = f"{moment:%H:%M:%S} {level:7} {plain(event)} {told}".rstrip()
+        text = f"{moment:%H:%M:%S} {level:7} {one_line(event)} {told}".rstrip()
         colour = _COLOURS.get(level) if self._colour else None
         return text if colour is None else f"{colour}{text}\x1b[0m"
 
 
-def plain(text: str) -> str:
-    """`text` on one line, with every control character replaced by a visible sign."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
 def _quoted(value: Any) -> str:
-    text = plain(str(value))
+    text = one_line(str(value))
     return f'"{text}"' if not text or " " in text or "=" in text else text
 
 

@@ -17,6 +17,7 @@ from hopback.errors import BrokerError
 from hopback.runtime.answer import Session
 from hopback.runtime.braking import Brake
 from hopback.runtime.intake import Intake
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -227,16 +228,8 @@ class Consumer:
         """The channel may be good though its consumer is not: let what runs settle on it."""
         await self._stop_taking()
         self._work.withdraw()
-        finishing = asyncio.ensure_future(self._work.finish())
-        over = asyncio.ensure_future(session.ended.wait())
         limit = self._world.backoff.most if hurried else None
-        try:
-            await asyncio.wait(
-                {finishing, over}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            finishing.cancel()
-            over.cancel()
+        await first_of(self._work.finish(), session.ended.wait(), within=limit)
 
     async def _end(self, session: Session | None) -> None:
         intake, self._intake = self._intake, None

@@ -10,9 +10,9 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from hopback.broker.port import count
 from hopback.errors import BrokerError
 from hopback.topology.expand import retry_queues
-from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -75,7 +75,7 @@ class Depths:
         try:
             if self._channel is None:
                 self._channel = await connection.open_channel()
-            return (await self._channel.declare_queue(Queue(queue), passive=True)).messages
+            return (await count(self._channel, queue)).messages
         except BrokerError:
             channel, self._channel = self._channel, None
             if channel is not None:

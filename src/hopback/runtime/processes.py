@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.supervise import Backoff
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -236,12 +237,7 @@ class Supervisor:
 
     async def _unless_ending(self, changed: asyncio.Event, seconds: float | None) -> None:
         """Wait, but not when the end is asked for or files change."""
-        waits = [asyncio.ensure_future(one.wait()) for one in (self._ending, changed)]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+        await first_of(self._ending.wait(), changed.wait(), within=seconds)
 
     async def _watch(self) -> None:
         """Replace the children whenever files have changed."""

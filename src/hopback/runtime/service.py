@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import Ownership
+from hopback.broker.port import count_now
 from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import LineState, Supervised
 from hopback.errors import (
@@ -25,7 +26,7 @@ from hopback.runtime.settling import Surroundings
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.upkeep import Upkeep
 from hopback.runtime.vetting import vet
-from hopback.topology.model import Queue
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -194,11 +195,7 @@ class Service:
 
     async def _until_asked(self, line: asyncio.Task[None]) -> None:
         """Return when the end was asked for, or the consuming line has ended by itself."""
-        asked = asyncio.ensure_future(self._stopping.asked.wait())
-        try:
-            await asyncio.wait({line, asked}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            asked.cancel()
+        await first_of(line, self._stopping.asked.wait())
 
     async def _session(self, connection: Connection) -> None:
         """Everything that happens on one consuming connection."""
@@ -253,12 +250,9 @@ async def _attended(
 async def _counted(connection: Connection, queue: str) -> QueueState | None:
     """Messages and consumers of a queue, as the broker counts them now."""
     try:
-        channel = await connection.open_channel()
-        state = await channel.declare_queue(Queue(queue), passive=True)
-        await channel.close()
+        return await count_now(connection, queue)
     except BrokerError:
         return None  # the consumer's own channel will hear of it
-    return state
 
 
 def _gravest(failures: BaseExceptionGroup[BaseException]) -> BaseException:

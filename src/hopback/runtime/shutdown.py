@@ -15,6 +15,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hopback.waiting import first_of
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
@@ -102,13 +104,4 @@ class Shutdown:
 
     async def _unless_forced(self, work: Awaitable[None], seconds: float) -> None:
         """Do it for no longer than this, and not at all when forced."""
-        doing = asyncio.ensure_future(work)
-        forced = asyncio.ensure_future(self.stopping.forced.wait())
-        try:
-            await asyncio.wait(
-                {doing, forced}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            doing.cancel()
-            forced.cancel()
-            await asyncio.gather(doing, forced, return_exceptions=True)
+        await first_of(work, self.stopping.forced.wait(), within=seconds)

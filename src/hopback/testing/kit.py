@@ -20,6 +20,7 @@ from hopback.runtime.settling import Surroundings
 from hopback.testing.captured import Happening, Tally, tally_of
 from hopback.testing.producing import Producer
 from hopback.topology.expand import retry_queues
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -95,10 +96,7 @@ class AppTest:
         self.broker.node.listen(lambda _event: self._stirred.set())
         self.service = Service(self.app, self.broker, options=self._options, world=world)
         self._running = asyncio.create_task(self.service.run(), name="app under test")
-        ready = asyncio.ensure_future(self.service.ready.wait())
-        await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        await asyncio.gather(ready, return_exceptions=True)
+        await first_of(self._running, self.service.ready.wait())
         if self._running.done():
             await self._running
         return self

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.text import printable
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.roles import queue_roles
-from hopback.topology.wording import printable, shown
+from hopback.topology.wording import shown
 from hopback.topology.words import plan_in_words
 
 if TYPE_CHECKING:

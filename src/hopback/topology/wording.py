@@ -12,18 +12,15 @@ from datetime import date, datetime, time
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from hopback.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "either", "path_to", "printable", "quoted", "shown"]
+__all__ = ["did_you_mean", "either", "path_to", "quoted", "shown"]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _LONGEST = 60
-
-
-def printable(text: str) -> str:
-    """The text with every control and other unprintable character escaped."""
-    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text)
 
 
 def quoted(text: str) -> str:
@@ -73,7 +70,3 @@ def either(options: Iterable[str]) -> str:
     """`"a", "b" or "c"`."""
     words = [quoted(option) for option in options]
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def _escaped(sign: str) -> str:
-    return sign.encode("unicode_escape").decode("ascii")

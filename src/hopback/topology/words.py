@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.text import printable
 from hopback.topology.durations import format_duration
 from hopback.topology.plan import Count, Leave, Return
-from hopback.topology.wording import printable
 
 if TYPE_CHECKING:
     from hopback.topology.plan import Plan, Tier

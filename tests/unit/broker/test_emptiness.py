@@ -12,8 +12,9 @@ import pytest
 from hopback.broker.apply import apply, live_plan
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.emptiness import Emptiness, feeders, queue_state
+from hopback.broker.emptiness import Emptiness, feeders
 from hopback.broker.migrate import SHADOW, migrate, migration
+from hopback.broker.port import count_now
 from hopback.deadletters.operations import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
@@ -206,7 +207,7 @@ async def test_what_dead_lettering_holds_back_is_not_deleted() -> None:
     await on.fill("retry", 59)
     await just_after_a_tick()
     await asyncio.sleep(1.5)
-    state = await queue_state(on.connection, "retry")
+    state = await count_now(on.connection, "retry")
     assert state is not None
     assert state.messages == 0
     with pytest.raises(UnsafeOperation, match="59 messages of 'retry' are held back"):
@@ -396,7 +397,7 @@ async def test_what_comes_late_to_the_shadow_moves_too() -> None:
     await publishing
     await late[0]
     assert await on.bodies("a") == numbered(1)
-    assert await queue_state(on.connection, "a" + SHADOW) is None
+    assert await count_now(on.connection, "a" + SHADOW) is None
 
 
 @in_virtual_time
@@ -411,7 +412,7 @@ async def test_an_interrupted_replacement_is_finished_when_named_again() -> None
     assert any("--replace a" in note for note in planned.notes)
     await on.replace(desired, "a")
     assert await on.bodies("a") == numbered(3)
-    assert await queue_state(on.connection, "a" + SHADOW) is None
+    assert await count_now(on.connection, "a" + SHADOW) is None
 
 
 def test_feeders_are_found_in_arguments_policies_and_plans() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement, run_virtual
-from hopback.broker.emptiness import queue_state
 from hopback.broker.migrate import SHADOW, Migration, migration
 from hopback.broker.migrate import migrate as carry_out
+from hopback.broker.port import count_now
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties
@@ -114,7 +114,7 @@ def test_a_message_in_a_retry_queue_waits_again_and_returns() -> None:
 
         async def watch() -> None:
             while not returned:
-                state = await queue_state(connection, QUEUE)
+                state = await count_now(connection, QUEUE)
                 if state is not None and state.messages:
                     returned.append(loop.time())
                 await asyncio.sleep(0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.topology.wording import printable
+from hopback.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,0 +1,61 @@
+"""Text of unknown origin made safe to show: on a terminal, in a log, on a page.
+
+A message of a producer may hold escape sequences that a terminal obeys, marks that reorder or hide text,
+and characters that nobody sees. Each place shows them in its own way; what is unsafe is said here, once.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+__all__ = ["escape_unsafe", "one_line", "printable", "safe_lines", "visible"]
+
+# C0 and C1 controls, DEL, and the marks that reorder or hide text.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+# What Unicode calls control, format, private, surrogate, line and paragraph separator.
+_INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+
+
+def one_line(text: str) -> str:
+    """For a terminal or a log: on one line, with every control character replaced by a visible sign."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def safe_lines(text: str) -> str:
+    """As `one_line`, but its lines stay lines."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def escape_unsafe(json_text: str) -> str:
+    """For JSON on one line: what a terminal would obey is escaped, so nothing is lost."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", json_text)
+
+
+def printable(text: str) -> str:
+    """For a name in a sentence: every control and other unprintable character as Python escapes it."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """For a page: everything invisible spelled out; `lines` keeps line ends and tabs."""
+    kept = "\n\t" if lines else ""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        each if each in kept or unicodedata.category(each) not in _INVISIBLE else _named(each)
+        for each in text
+    )
+
+
+def _named(character: str) -> str:
+    """A picture for ASCII controls, the code point for the rest."""
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"

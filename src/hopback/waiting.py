@@ -1,0 +1,36 @@
+"""Wait for the first of several things, and end the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+__all__ = ["first_of"]
+
+
+async def first_of(
+    *awaitables: Awaitable[Any], within: float | None = None
+) -> tuple[asyncio.Future[Any] | None, ...]:
+    """Wait until one of them has ended, or for `within` seconds, and end the others.
+
+    For each, in order: the future that has ended, or None if it was still running. What is started
+    here is ended here too, before this returns or raises: coroutines are cancelled and waited for. A
+    task or future that is given goes on.
+    """
+    waits = [asyncio.ensure_future(each) for each in awaitables]
+    ours = [
+        wait for wait, given in zip(waits, awaitables, strict=True) if not asyncio.isfuture(given)
+    ]
+    try:
+        await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        ended = tuple(wait if wait.done() else None for wait in waits)
+    finally:
+        left = [wait for wait in ours if not wait.done()]
+        for wait in left:
+            wait.cancel()
+        # How they take their end is no news: whoever asked has its answer.
+        await asyncio.gather(*left, return_exceptions=True)
+    return ended

@@ -1,0 +1,44 @@
+"""Text of unknown origin, made safe for each place that shows it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.text import escape_unsafe, one_line, printable, safe_lines, visible
+
+_EVIL = "a\x1b[2Jb\nc\u202ed\x7f"
+
+
+def test_a_terminal_obeys_nothing() -> None:
+    """Escapes, line ends and marks that turn the direction of writing become a visible sign."""
+    assert one_line(_EVIL) == "a�[2Jb�c�d�"
+    assert safe_lines("a\x1b\nb") == "a�\nb"
+
+
+def test_json_loses_nothing() -> None:
+    """What is escaped reads back as it was."""
+    text = json.dumps(_EVIL, ensure_ascii=False)
+    assert "\x7f" not in escape_unsafe(text)
+    assert json.loads(escape_unsafe(text)) == _EVIL
+
+
+def test_a_name_in_a_sentence_is_escaped() -> None:
+    """As Python writes it."""
+    assert printable("a\tb\x00ü") == "a\\tb\\x00ü"
+
+
+def test_a_page_spells_out_what_is_invisible() -> None:
+    """Pictures for ASCII controls, code points for the rest."""
+    assert visible(_EVIL) == "a␛[2Jb␊c⟨U+202E⟩d␡"
+    assert visible("a\n\tb", lines=True) == "a\n\tb"
+
+
+@given(st.text())
+def test_nothing_unsafe_is_left(text: str) -> None:
+    """Whatever it is."""
+    assert one_line(one_line(text)) == one_line(text)
+    assert printable(text).isprintable()
+    assert all(ord(each) >= 0x20 and each != "\x7f" for each in visible(text))
