@@ -17,9 +17,9 @@ from hopback.cli.terminal import safe
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from hopback.broker.server import BrokerServer, ServerSettings
+    from hopback.broker.server import BrokerServer, Permission, ServerSettings
 
 __all__ = ["broker"]
 
@@ -104,6 +104,28 @@ class _VersionType(click.ParamType[BrokerVersion]):
     help="Who may log in, instead of guest; repeatable. Also HOPBACK_BROKER_USERS, with spaces.",
 )
 @click.option(
+    "--vhost",
+    "vhosts",
+    multiple=True,
+    metavar="NAME",
+    help="A virtual host beside /; repeatable.",
+)
+@click.option(
+    "--permission",
+    "permissions",
+    nargs=5,
+    multiple=True,
+    metavar="USER VHOST CONFIGURE WRITE READ",
+    help="What a user may do: three patterns, for this user instead of everything; repeatable.",
+)
+@click.option(
+    "--tags",
+    nargs=2,
+    multiple=True,
+    metavar="USER TAG,TAG",
+    help="For the management API; by default administrator, none for users with --permission.",
+)
+@click.option(
     "--definitions",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -155,19 +177,55 @@ def _settings(options: Mapping[str, Any]) -> ServerSettings:
     from hopback.broker.server import ClockKind, ServerLimits, ServerSettings
 
     largest = options["max_message"]
+    users = dict(options["users"]) or {"guest": "guest"}
+    vhosts = tuple(dict.fromkeys(("/", *options["vhosts"])))
     return ServerSettings(
         host=options["host"],
         port=options["port"],
         http_port=None if options["no_http"] else options["http"],
         version=options["profile"],
         clock=ClockKind(options["clock"]),
-        users=dict(options["users"]) or {"guest": "guest"},
+        users=users,
+        vhosts=vhosts,
+        permissions=_permissions(options["permissions"], users, vhosts),
+        tags=_tags(options["tags"], users),
         limits=ServerLimits(
             connections=options["connections"],
             memory_bytes=options["memory"] * _MIB,
             message_bytes=None if largest is None else largest * _MIB,
         ),
     )
+
+
+def _permissions(
+    given: Iterable[tuple[str, ...]], users: Collection[str], vhosts: Collection[str]
+) -> dict[tuple[str, str], Permission]:
+    from hopback.broker.server import Permission
+
+    found = {}
+    for user, vhost, configure, write, read in given:
+        _check_known("--permission", "user", user, users)
+        _check_known("--permission", "vhost", vhost, vhosts)
+        try:
+            found[user, vhost] = Permission(configure, write, read)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--permission") from error
+    return found
+
+
+def _tags(given: Iterable[tuple[str, str]], users: Collection[str]) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for user, tags in given:
+        _check_known("--tags", "user", user, users)
+        found[user] = tuple(tag.strip() for tag in tags.split(",") if tag.strip())
+    return found
+
+
+def _check_known(option: str, kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise click.BadParameter(
+            f"expected a {kind} of --{kind} ({', '.join(known)}), got {name!r}", param_hint=option
+        )
 
 
 def _definitions(path: Path | None) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class ServerHandshake:
         authenticate: Authenticate,
         *,
         virtual_hosts: Callable[[str], bool] = lambda name: name == "/",
+        admits: Callable[[str, str], bool] = lambda _user, _virtual_host: True,
         tuning: Tuning | None = None,
         properties: Headers | None = None,
         mechanisms: str = "PLAIN",
@@ -159,6 +160,7 @@ class ServerHandshake:
         self._connection = connection
         self._authenticate = authenticate
         self._virtual_hosts = virtual_hosts
+        self._admits = admits
         self._properties = properties or {}
         self._mechanisms = mechanisms
         self.tuning = tuning or Tuning()
@@ -241,6 +243,12 @@ class ServerHandshake:
     def _on_open(self, virtual_host: str) -> None:
         if not self._virtual_hosts(virtual_host):
             self._refuse(530, f"NOT_ALLOWED - vhost {virtual_host} not found")
+            return
+        if not self._admits(self.user, virtual_host):
+            self._refuse(
+                530,
+                f"NOT_ALLOWED - access to vhost '{virtual_host}' refused for user '{self.user}'",
+            )
             return
         self.virtual_host = virtual_host
         self._connection.send(0, "connection.open-ok")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.broker.embedded.refusal import precondition_failed, type_name, where
+from hopback.broker.embedded.refusal import precondition_failed, type_name
 from hopback.fields import Timestamp
 
 if TYPE_CHECKING:
@@ -115,41 +115,39 @@ _STREAM_ONLY = frozenset({"x-max-age", "x-stream-max-segment-size-bytes"})
 _REFUSED = {"classic": _QUORUM_ONLY | _STREAM_ONLY, "quorum": _CLASSIC_ONLY | _STREAM_ONLY}
 
 
-def check_queue_arguments(queue: str, kind: str, arguments: Headers, profile: Profile) -> None:
-    """Refuse what the broker refuses when a queue is declared. It accepts what it does not know."""
+def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Profile) -> None:
+    """Refuse what the broker refuses when a queue is declared. It accepts what it does not know.
+
+    `place` is the queue as the broker names it.
+    """
     exchange = arguments.get("x-dead-letter-exchange", "")
     if not isinstance(exchange, str):
-        raise _wrong_type("x-dead-letter-exchange", exchange, where("queue", queue))
+        raise _wrong_type("x-dead-letter-exchange", exchange, place)
     for name, check in _CHECKS.items():
         problem = check(arguments[name]) if name in arguments else None
         if problem is not None:
-            raise precondition_failed(
-                f"invalid arg '{name}' for {where('queue', queue)}: {problem}"
-            )
+            raise precondition_failed(f"invalid arg '{name}' for {place}: {problem}")
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
         raise precondition_failed(
-            f"invalid arg 'x-dead-letter-routing-key' for {where('queue', queue)}:"
-            " routing_key_but_no_dlx_defined"
+            f"invalid arg 'x-dead-letter-routing-key' for {place}: routing_key_but_no_dlx_defined"
         )
-    _check_kind(queue, kind, arguments, profile)
+    _check_kind(place, kind, arguments, profile)
 
 
-def _check_kind(queue: str, kind: str, arguments: Headers, profile: Profile) -> None:
+def _check_kind(place: str, kind: str, arguments: Headers, profile: Profile) -> None:
     """Refuse arguments that the other queue type has."""
     refused = _REFUSED[kind]
     version = arguments.get("x-queue-version")
     if isinstance(version, int) and version < profile.oldest_queue_version:
         raise precondition_failed(
-            f"invalid arg 'x-queue-version' for {where('queue', queue)}:"
-            f" \"unsupported queue version '{version}'\""
+            f"invalid arg 'x-queue-version' for {place}: \"unsupported queue version '{version}'\""
         )
     if kind == "classic" and profile.consumer_timeout_cancels:
         refused |= {"x-consumer-timeout"}
     for name in arguments:
         if name in refused:
             raise precondition_failed(
-                f"invalid arg '{name}' for {where('queue', queue)}"
-                f" of queue type rabbit_{kind}_queue"
+                f"invalid arg '{name}' for {place} of queue type rabbit_{kind}_queue"
             )
 
 

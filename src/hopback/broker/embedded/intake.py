@@ -51,12 +51,13 @@ _STRINGS = (
 class Intake:
     """Checks publishes and makes the broker's own copy of them."""
 
-    __slots__ = ("_count", "_exchanges", "_max_body", "_profile")
+    __slots__ = ("_count", "_exchanges", "_max_body", "_profile", "_vhost")
 
     def __init__(
-        self, exchanges: Mapping[str, Exchange], profile: Profile, max_body: int | None
+        self, exchanges: Mapping[str, Exchange], profile: Profile, max_body: int | None, vhost: str
     ) -> None:
         self._exchanges = exchanges
+        self._vhost = vhost
         self._profile = profile
         self._max_body = profile.max_body_bytes if max_body is None else max_body
         self._count = 0
@@ -90,9 +91,9 @@ class Intake:
         if message.exchange:
             exchange = self._exchanges.get(message.exchange)
             if exchange is None:
-                raise no_such("exchange", message.exchange)
+                raise no_such(where("exchange", message.exchange, self._vhost))
             if exchange.internal:
-                place = where("exchange", message.exchange)
+                place = where("exchange", message.exchange, self._vhost)
                 raise access_refused(f"cannot publish to internal {place}")
         if properties.user_id is not None and properties.user_id != user:
             raise precondition_failed(

@@ -30,6 +30,7 @@ from hopback.broker.embedded.refusal import (
     resource_locked,
     where,
 )
+from hopback.broker.embedded.rights import Right
 from hopback.broker.embedded.session import Session
 from hopback.broker.embedded.timers import Timers
 from hopback.broker.embedded.wiring import Wiring
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hopback.broker.embedded.journal import Event
+    from hopback.broker.embedded.rights import Rights
     from hopback.broker.embedded.stored import Content, Taken
     from hopback.clock import Clock, ManualClock
     from hopback.topology.model import Queue
@@ -47,10 +49,11 @@ __all__ = ["Node", "advance"]
 
 
 class Node:
-    """One broker node with one virtual host, `/`.
+    """One virtual host of a broker: everything that clients of one connection can reach.
 
-    `max_body_bytes` and `consumer_timeout` (seconds, None for never) are what an operator would
-    configure; left out, they are the version's own.
+    `timers` are shared by the virtual hosts of one broker, whose time is one. `max_body_bytes` and
+    `consumer_timeout` (seconds, None for never) are what an operator would configure; left out,
+    they are the version's own.
     """
 
     def __init__(
@@ -61,18 +64,21 @@ class Node:
         seed: int = 0,
         consumer_timeout: float | None = 1800.0,
         max_body_bytes: int | None = None,
+        vhost: str = "/",
+        timers: Timers | None = None,
     ) -> None:
+        self.vhost = vhost
         self.profile = profile_for(version)
         self.now = clock.now
-        self.timers = Timers()
+        self.timers = timers or Timers()
         self.journal: Journal | None = None
         self.consumer_timeout = consumer_timeout
         self.queues: dict[str, LiveQueue] = {}
         self.sessions: list[Session] = []
         self.policies = Policies(self.profile, self._policies_changed)
-        self.wiring = Wiring(self.queues, self.policies.all, self.profile)
+        self.wiring = Wiring(self.queues, self.policies.all, self.profile, vhost)
         self.office = Office(self)
-        self._intake = Intake(self.wiring.exchanges, self.profile, max_body_bytes)
+        self._intake = Intake(self.wiring.exchanges, self.profile, max_body_bytes, vhost)
         self._random = random.Random(seed)
         self._numbers = 0
 
@@ -92,9 +98,9 @@ class Node:
 
     # Clients.
 
-    def connect(self, name: str = "", user: str = "guest") -> Session:
-        """A new connection."""
-        session = Session(self, name, user)
+    def connect(self, name: str = "", user: str = "guest", rights: Rights | None = None) -> Session:
+        """A new connection; without `rights` its user may do everything."""
+        session = Session(self, name, user, rights)
         self.sessions.append(session)
         return session
 
@@ -171,16 +177,22 @@ class Node:
     def declare_queue(self, session: Session, queue: Queue, *, passive: bool = False) -> LiveQueue:
         """Create it, or check that it is there and the same."""
         name = queue.name or self.made_up("amq.gen-")
+        if not passive or self.profile.passive_declare_needs_right:
+            session.check(Right.CONFIGURE, "queue", name)
         found = self.queues.get(name)
         if found is not None:
             self._check_access(found, session)
             if not passive:
-                _check_same(queue, found, session)
+                _check_same(queue, found, session, self.place("queue", name))
                 found.redeclared()
             return found
         if passive:
-            raise no_such("queue", name)
+            raise no_such(self.place("queue", name))
         self._check_new(queue)
+        exchange = queue.declared_arguments.get("x-dead-letter-exchange")
+        if isinstance(exchange, str):
+            session.check(Right.READ, "queue", name)
+            session.check(Right.WRITE, "exchange", exchange)
         return self._create(session, queue, name)
 
     def _check_new(self, queue: Queue) -> None:
@@ -190,11 +202,12 @@ class Node:
         kind = arguments.get("x-queue-type", "classic")
         if kind == "stream":
             raise not_implemented("the embedded broker has no streams")
+        place = self.place("queue", queue.name)
         check_queue_arguments(
-            queue.name, "quorum" if kind == "quorum" else "classic", arguments, self.profile
+            place, "quorum" if kind == "quorum" else "classic", arguments, self.profile
         )
         if kind == "quorum":
-            _check_quorum(queue)
+            _check_quorum(queue, place)
 
     def _create(self, session: Session, queue: Queue, name: str) -> LiveQueue:
         arguments = queue.declared_arguments
@@ -215,29 +228,30 @@ class Node:
         """The queue of that name, for use by `session`."""
         found = self.queues.get(name)
         if found is None:
-            raise no_such("queue", name)
+            raise no_such(self.place("queue", name))
         self._check_access(found, session)
         return found
 
     def _check_access(self, queue: LiveQueue, session: Session) -> None:
         if queue.down:
-            place = where("queue", queue.name)
+            place = self.place("queue", queue.name)
             raise Refusal(404, f"NOT_FOUND - {place} process is stopped by supervisor")
         if queue.owner is not None and queue.owner is not session:
-            raise resource_locked(queue.name)
+            raise resource_locked(self.place("queue", queue.name))
 
     def delete_queue(
         self, session: Session, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
         """Delete it and tell how many messages were ready; a missing one counts 0."""
+        session.check(Right.CONFIGURE, "queue", name)
         queue = self.queues.get(name)
         if queue is None:
             return 0
         self._check_access(queue, session)
         if if_unused and queue.rota.consumers:
-            raise precondition_failed(f"{where('queue', name)} in use")
+            raise precondition_failed(f"{self.place('queue', name)} in use")
         if if_empty and len(queue.ready):
-            raise precondition_failed(f"{where('queue', name)} not empty")
+            raise precondition_failed(f"{self.place('queue', name)} not empty")
         count = len(queue.ready)
         self.remove_queue(queue, Loss.QUEUE_DELETED)
         return count
@@ -267,6 +281,10 @@ class Node:
         for queue in tuple(self.queues.values()):
             queue.apply(self.policies.settings(queue.name, queue.arguments))
 
+    def place(self, kind: str, name: str) -> str:
+        """A queue or exchange of this virtual host as the broker names it."""
+        return where(kind, name, self.vhost)
+
     def made_up(self, prefix: str) -> str:
         """A name as the broker makes them, the same ones for the same seed."""
         noise = self._random.getrandbits(128).to_bytes(16, "big")
@@ -281,11 +299,10 @@ def advance(node: Node, clock: ManualClock, moment: float) -> None:
     clock.advance_to(max(moment, clock.now()))
 
 
-def _check_same(queue: Queue, found: LiveQueue, session: Session) -> None:
+def _check_same(queue: Queue, found: LiveQueue, session: Session, place: str) -> None:
     """406 where a redeclaration differs, 405 where it is about exclusiveness."""
     if queue.exclusive != (found.owner is session):
-        raise resource_locked(found.name)
-    place = where("queue", found.name)
+        raise resource_locked(place)
     if queue.durable != found.durable:
         raise inequivalent(place, "durable", queue.durable, found.durable)
     if queue.auto_delete != found.auto_delete:
@@ -295,7 +312,7 @@ def _check_same(queue: Queue, found: LiveQueue, session: Session) -> None:
         raise refusal
 
 
-def _check_quorum(queue: Queue) -> None:
+def _check_quorum(queue: Queue, place: str) -> None:
     """Quorum queues are durable, shared, permanent and named by their users."""
     if not queue.name:
         raise precondition_failed(
@@ -308,4 +325,4 @@ def _check_quorum(queue: Queue) -> None:
     }
     for name, given in refused.items():
         if given:
-            raise precondition_failed(f"invalid property '{name}' for {where('queue', queue.name)}")
+            raise precondition_failed(f"invalid property '{name}' for {place}")

@@ -89,6 +89,10 @@ class Profile:
     delayed_retry: bool
     oldest_queue_version: int
     """Of classic queues, as in `x-queue-version`."""
+    refusals_name_the_right: bool
+    """A refused access is said with the right that was missing."""
+    passive_declare_needs_right: bool
+    """Also to ask whether a queue or exchange is there takes the right to configure it."""
     global_qos_refused: bool
     """Quorum queues refuse a prefetch for the whole channel; later it is taken per consumer."""
 
@@ -119,6 +123,8 @@ _3_10 = Profile(
     apply_to_queue_types=False,
     delayed_retry=False,
     oldest_queue_version=1,
+    refusals_name_the_right=False,
+    passive_declare_needs_right=False,
     global_qos_refused=True,
 )
 _3_12 = replace(
@@ -151,6 +157,7 @@ _4_0 = replace(
     discards=Discards.ALL,
     priorities=Priorities.TWO_CLASSES,
     policy_expires_wins=False,
+    refusals_name_the_right=True,
 )
 _4_3 = replace(
     _4_0,
@@ -164,6 +171,7 @@ _4_3 = replace(
     priorities=Priorities.STRICT,
     consumer_timeout_cancels=True,
     delayed_retry=True,
+    passive_declare_needs_right=True,
     global_qos_refused=False,
 )
 

@@ -76,16 +76,16 @@ def access_refused(detail: str) -> Refusal:
     return Refusal(403, f"ACCESS_REFUSED - {detail}")
 
 
-def no_such(kind: str, name: str) -> Refusal:
+def no_such(place: str) -> Refusal:
     """404 for a queue or an exchange."""
-    return Refusal(404, f"NOT_FOUND - no {where(kind, name)}")
+    return Refusal(404, f"NOT_FOUND - no {place}")
 
 
-def resource_locked(queue: str) -> Refusal:
+def resource_locked(place: str) -> Refusal:
     """405: the queue belongs to another connection, or was declared with other exclusiveness."""
     return Refusal(
         405,
-        f"RESOURCE_LOCKED - cannot obtain exclusive access to locked {where('queue', queue)}."
+        f"RESOURCE_LOCKED - cannot obtain exclusive access to locked {place}."
         " It could be originally declared on another connection or the exclusive property value"
         " does not match that of the original declaration.",
     )
@@ -117,9 +117,9 @@ def not_implemented(detail: str) -> Refusal:
     return Refusal(540, f"NOT_IMPLEMENTED - {detail}", connection=True)
 
 
-def where(kind: str, name: str) -> str:
+def where(kind: str, name: str, vhost: str) -> str:
     """A queue or exchange as the broker names it."""
-    return f"{kind} '{name}' in vhost '/'"
+    return f"{kind} '{name}' in vhost '{vhost}'"
 
 
 def type_name(value: FieldValue) -> str:

@@ -14,16 +14,18 @@ from hopback.broker.embedded.refusal import (
     not_allowed,
     not_implemented,
     precondition_failed,
-    where,
 )
+from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right, refused_access, refused_topic
 from hopback.broker.embedded.rota import Consumer
 from hopback.broker.embedded.stored import Taken
+from hopback.topology.model import ExchangeType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
+    from hopback.broker.embedded.rights import Rights
     from hopback.broker.embedded.stored import Entry
     from hopback.fields import Headers
     from hopback.message import Message, Properties
@@ -50,12 +52,31 @@ class Sink(Protocol):
 class Session:
     """One connection."""
 
-    def __init__(self, node: Node, name: str, user: str) -> None:
+    def __init__(self, node: Node, name: str, user: str, rights: Rights | None = None) -> None:
         self.node = node
         self.name = name
         self.user = user
+        self.rights = rights
+        """What the user may do; None: everything."""
         self.channels: dict[int, ChannelState] = {}
         self.is_open = True
+
+    def check(self, right: Right, kind: str, name: str) -> None:
+        """Refuse what the user may not do with a queue or exchange."""
+        name = name or DEFAULT_EXCHANGE
+        if self.rights is not None and not self.rights.allows(right, name):
+            raise refused_access(self._named(right), kind, name, self.node.vhost, self.user)
+
+    def check_topic(self, right: Right, exchange: str, key: str) -> None:
+        """Refuse a routing key of a topic exchange that the user may not use."""
+        found = self.node.wiring.exchanges.get(exchange)
+        if self.rights is None or found is None or found.type != ExchangeType.TOPIC:
+            return
+        if not self.rights.allows_topic(right, exchange, key):
+            raise refused_topic(self._named(right), key, exchange, self.node.vhost, self.user)
+
+    def _named(self, right: Right) -> Right | None:
+        return right if self.node.profile.refusals_name_the_right else None
 
     def open_channel(self, sink: Sink, number: int | None = None) -> ChannelState:
         """A new channel."""
@@ -154,11 +175,26 @@ class ChannelState:
 
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
         """Create or check an exchange."""
-        self._do(lambda: self.node.wiring.declare(exchange, passive=passive))
+        self._do(lambda: self._declare_exchange(exchange, passive=passive))
+
+    def _declare_exchange(self, exchange: Exchange, *, passive: bool) -> None:
+        wiring, check = self.node.wiring, self.session.check
+        if exchange.name and (not passive or self.node.profile.passive_declare_needs_right):
+            check(Right.CONFIGURE, "exchange", exchange.name)
+        alternate = exchange.arguments.get("alternate-exchange")
+        if not passive and isinstance(alternate, str) and exchange.name not in wiring.exchanges:
+            check(Right.READ, "exchange", exchange.name)
+            check(Right.WRITE, "exchange", alternate)
+        wiring.declare(exchange, passive=passive)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Delete an exchange."""
-        self._do(lambda: self.node.wiring.delete(name, if_unused=if_unused))
+        self._do(lambda: self._delete_exchange(name, if_unused=if_unused))
+
+    def _delete_exchange(self, name: str, *, if_unused: bool) -> None:
+        if name and not name.startswith("amq."):
+            self.session.check(Right.CONFIGURE, "exchange", name)
+        self.node.wiring.delete(name, if_unused=if_unused)
 
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> LiveQueue:
         """Create or check a queue."""
@@ -174,13 +210,26 @@ class ChannelState:
 
     def purge_queue(self, name: str) -> int:
         """Remove all ready messages; how many there were."""
-        return self._do(lambda: self.node.queue(name, self.session).purge())
+        return self._do(lambda: self._readable(name).purge())
+
+    def _readable(self, name: str) -> LiveQueue:
+        """The queue of that name, for who may read from it."""
+        self.session.check(Right.READ, "queue", name)
+        return self.node.queue(name, self.session)
 
     def bind(self, binding: Binding) -> None:
         """Add a binding."""
         self._do(lambda: self._bind(binding))
 
+    def _check_binding(self, binding: Binding) -> None:
+        session, kind = self.session, "exchange" if binding.to_exchange else "queue"
+        session.check(Right.WRITE, kind, binding.destination)
+        if binding.source:
+            session.check(Right.READ, "exchange", binding.source)
+            session.check_topic(Right.READ, binding.source, binding.routing_key)
+
     def _bind(self, binding: Binding) -> None:
+        self._check_binding(binding)
         queue = None if binding.to_exchange else self.node.queues.get(binding.destination)
         if queue is not None:
             self.node.queue(queue.name, self.session)
@@ -188,7 +237,11 @@ class ChannelState:
 
     def unbind(self, binding: Binding) -> None:
         """Remove a binding."""
-        self._do(lambda: self.node.wiring.unbind(binding))
+        self._do(lambda: self._unbind(binding))
+
+    def _unbind(self, binding: Binding) -> None:
+        self._check_binding(binding)
+        self.node.wiring.unbind(binding)
 
     # Publishing.
 
@@ -199,14 +252,21 @@ class ChannelState:
 
         `properties`, if given, stand in for the message's own.
         """
+        session = self.session
         try:
-            content = self.node.intake.take(
-                message, properties or message.properties, self.session.user
-            )
+            if session.rights is not None:
+                session.check(Right.WRITE, "exchange", message.exchange)
+            content = self.node.intake.take(message, properties or message.properties, session.user)
+            if session.rights is not None:
+                session.check_topic(Right.WRITE, message.exchange, message.routing_key)
         except Refusal as refusal:
             self.fail(refusal)
             raise
         return self.node.publish(content, mandatory=mandatory)
+
+    def check_write(self, exchange: str) -> None:
+        """Refuse a publish to that exchange, if the user may not write to it."""
+        self._do(lambda: self.session.check(Right.WRITE, "exchange", exchange))
 
     # Consuming.
 
@@ -250,7 +310,7 @@ class ChannelState:
     def _consume(
         self, name: str, tag: str, *, no_ack: bool, exclusive: bool, arguments: Headers
     ) -> str:
-        queue = self.node.queue(name, self.session)
+        queue = self._readable(name)
         if tag in self.consumers:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
         _check_priority(queue, arguments)
@@ -272,9 +332,11 @@ class ChannelState:
         others = queue.rota.consumers
         if queue.is_quorum:
             if self.ceiling:
-                raise not_implemented(f"{where('queue', queue.name)} does not support global qos")
+                raise not_implemented(
+                    f"{self.node.place('queue', queue.name)} does not support global qos"
+                )
         elif others and (exclusive or any(other.exclusive for other in others)):
-            raise access_refused(f"{where('queue', queue.name)} in exclusive use")
+            raise access_refused(f"{self.node.place('queue', queue.name)} in exclusive use")
 
     def cancel(self, tag: str) -> None:
         """End a consumer; what it holds stays unsettled."""
@@ -315,7 +377,7 @@ class ChannelState:
 
     def get(self, name: str, *, no_ack: bool = False) -> Taken | None:
         """Take one message, or None if none is ready."""
-        queue = self._do(lambda: self.node.queue(name, self.session))
+        queue = self._do(lambda: self._readable(name))
         entry = queue.take()
         if entry is None:
             return None
@@ -414,5 +476,5 @@ def _check_priority(queue: LiveQueue, arguments: Headers) -> None:
     problem = integer_problem(arguments["x-priority"])
     if problem is not None:
         raise precondition_failed(
-            f"invalid arg 'x-priority' for {where('queue', queue.name)}: {problem}"
+            f"invalid arg 'x-priority' for {queue.node.place('queue', queue.name)}: {problem}"
         )

@@ -37,11 +37,13 @@ class Wiring:
         queues: Mapping[str, object],
         policies: Callable[[], Iterable[Policy]],
         profile: Profile,
+        vhost: str,
     ) -> None:
         self.exchanges = {exchange.name: exchange for exchange in PREDECLARED}
         self._queues = queues
         self._policies = policies
         self._profile = profile
+        self._vhost = vhost
         self._bindings: dict[tuple[str, ...], Binding] = {}
         self._table: RoutingTable | None = None
 
@@ -63,6 +65,9 @@ class Wiring:
             self._table = RoutingTable(exchanges, self._queues, self._bindings.values())
         return self._table
 
+    def _place(self, exchange: str) -> str:
+        return where("exchange", exchange, self._vhost)
+
     def changed(self) -> None:
         """Queues or policies have changed: make the table anew when it is next needed."""
         self._table = None
@@ -82,11 +87,11 @@ class Wiring:
         found = self.exchanges.get(exchange.name)
         if passive:
             if found is None:
-                raise no_such("exchange", exchange.name)
+                raise no_such(self._place(exchange.name))
         elif found is not None:
-            _check_same(exchange, found)
+            _check_same(exchange, found, self._place(exchange.name))
         else:
-            _check_new(exchange, self._profile)
+            _check_new(exchange, self._profile, self._place(exchange.name))
             self.exchanges[exchange.name] = exchange
             self.changed()
 
@@ -96,9 +101,9 @@ class Wiring:
         if name not in self.exchanges:
             return
         if name.startswith("amq."):
-            raise access_refused(f"deletion of system {where('exchange', name)} not allowed")
+            raise access_refused(f"deletion of system {self._place(name)} not allowed")
         if if_unused and any(binding.source == name for binding in self.bindings):
-            raise precondition_failed(f"{where('exchange', name)} in use")
+            raise precondition_failed(f"{self._place(name)} in use")
         del self.exchanges[name]
         self._forget(
             lambda binding: (
@@ -113,12 +118,12 @@ class Wiring:
             _refuse_default(binding.destination)
         exchange = self.exchanges.get(binding.source)
         if exchange is None:
-            raise no_such("exchange", binding.source)
+            raise no_such(self._place(binding.source))
         kind, ends = (
             ("exchange", self.exchanges) if binding.to_exchange else ("queue", self._queues)
         )
         if binding.destination not in ends:
-            raise no_such(kind, binding.destination)
+            raise no_such(where(kind, binding.destination, self._vhost))
         if exchange.type == ExchangeType.HEADERS:
             _check_match(binding)
         self._bindings.setdefault(_key(binding), binding)
@@ -162,7 +167,7 @@ def _refuse_default(name: str) -> None:
         raise access_refused("operation not permitted on the default exchange")
 
 
-def _check_new(exchange: Exchange, profile: Profile) -> None:
+def _check_new(exchange: Exchange, profile: Profile, place: str) -> None:
     if exchange.name.startswith("amq."):
         raise access_refused(f"exchange name '{exchange.name}' contains reserved prefix 'amq.*'")
     if exchange.type not in set(ExchangeType):
@@ -173,13 +178,11 @@ def _check_new(exchange: Exchange, profile: Profile) -> None:
     alternate = exchange.arguments.get("alternate-exchange", "")
     if not isinstance(alternate, str):
         raise precondition_failed(
-            f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange'"
-            f" in {where('exchange', exchange.name)}"
+            f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}"
         )
 
 
-def _check_same(exchange: Exchange, found: Exchange) -> None:
-    place = where("exchange", exchange.name)
+def _check_same(exchange: Exchange, found: Exchange, place: str) -> None:
     for name in ("type", "durable", "auto_delete", "internal"):
         received, current = getattr(exchange, name), getattr(found, name)
         if received != current:

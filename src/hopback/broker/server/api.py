@@ -1,7 +1,7 @@
-"""The management HTTP API, as far as tools of one virtual host use it, and the clock.
+"""The management HTTP API, as far as tools use it, and the clock.
 
 GET  /api/overview, /api/whoami, /api/nodes, /api/vhosts, /api/users, /api/permissions,
-     /api/feature-flags, /api/cluster-name, /api/aliveness-test/{vhost}
+     /api/topic-permissions, /api/feature-flags, /api/cluster-name, /api/aliveness-test/{vhost}
 GET  /api/health/checks/alarms
 GET  /api/queues, /api/exchanges, /api/bindings, /api/policies, /api/operator-policies,
      /api/connections, /api/channels, /api/consumers, each also with /{vhost}; and each by its name
@@ -9,7 +9,9 @@ GET, POST, DELETE  /api/bindings/{vhost}/e/{exchange}/{q|e}/{name}[/{key}]
 POST         /api/exchanges/{vhost}/{name}/publish, /api/queues/{vhost}/{name}/get
 DELETE       /api/connections/{name}
 PUT, DELETE  /api/queues/{vhost}/{name}, /api/exchanges/{vhost}/{name},
-             /api/policies/{vhost}/{name}, /api/operator-policies/{vhost}/{name}
+             /api/policies/{vhost}/{name}, /api/operator-policies/{vhost}/{name},
+             /api/vhosts/{name}, /api/users/{name},
+             /api/permissions/{vhost}/{user}, /api/topic-permissions/{vhost}/{user}
 DELETE       /api/queues/{vhost}/{name}/contents
 GET, POST    /api/definitions, /api/definitions/{vhost}
 GET  /clock                     {"clock": "virtual", "now": …, "next_deadline": …}
@@ -25,13 +27,23 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from hopback.broker.embedded.refusal import Refusal
-from hopback.broker.server import api_changes, api_connections, api_messages, api_objects
+from hopback.broker.embedded.rights import DEFAULT_EXCHANGE
+from hopback.broker.server import (
+    api_changes,
+    api_connections,
+    api_messages,
+    api_objects,
+    api_users,
+)
+from hopback.broker.server.api_caller import Caller, Denied, Missing
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.server.api_caller import VhostAccess
     from hopback.broker.server.house import House
     from hopback.broker.server.time_travel import ServerTime
     from hopback.endpoint import Request
@@ -40,10 +52,6 @@ __all__ = ["Api"]
 
 _MOST_PER_PAGE = 500
 _DEEPEST = 100  # far more than arguments have; what reads them further on recurses
-
-
-class _Missing(Exception):
-    """There is no such thing here."""
 
 
 class Api:
@@ -59,103 +67,145 @@ class Api:
             return _said(HTTPStatus.FORBIDDEN, "forbidden", "requests from other sites are refused")
         user = self._house.users.basic(request.headers.get("authorization", ""), request.peer)
         if user is None:
-            return _unauthorized()
+            return _unauthorized(self._house)
         try:
-            return await self._answer(request, user)
-        except _Missing:
-            return _said(HTTPStatus.NOT_FOUND, "Object Not Found", "Not Found")
+            return await self._answer(request, Caller(self._house, user))
+        except Missing as missing:
+            error = str(missing) or "Object Not Found"
+            return _said(HTTPStatus.NOT_FOUND, error, "Not Found")
+        except Denied as denied:
+            return _said(HTTPStatus.UNAUTHORIZED, "not_authorised", str(denied))
         except (ValueError, InvalidTopology) as error:
             return _said(HTTPStatus.BAD_REQUEST, "bad_request", str(error))
         except Refusal as refusal:
+            if refusal.code == 403 and "refused for user" in refusal.text:
+                return _said(HTTPStatus.UNAUTHORIZED, "not_authorised", "Access refused.")
             return _said(HTTPStatus.BAD_REQUEST, "bad_request", refusal.text)
 
-    async def _answer(self, request: Request, user: str) -> Response:
+    async def _answer(self, request: Request, caller: Caller) -> Response:
         path = [unquote(part) for part in request.path.strip("/").split("/")]
         match path:
-            case ["api", "health", "checks", "alarms"]:
-                status = HTTPStatus.SERVICE_UNAVAILABLE if self._house.blocked else HTTPStatus.OK
-                return _json(api_objects.alarms(self._house), status)
-            case ["api", *rest] if request.method in ("GET", "HEAD"):
-                return _json(self._get(rest, request, user))
             case ["api", *rest]:
-                return self._change(request, rest, user)
+                caller.check_management()
+                return self._manage(rest, request, caller)
             case ["clock"] if request.method in ("GET", "HEAD"):
                 return _json(self._clock())
             case ["clock", "advance"] if request.method == "POST":
                 return await self._advance(_object(request))
             case [""]:
                 return _json({"product": "hopback broker", "api": "/api/overview"})
-        raise _Missing
+        raise Missing
+
+    def _manage(self, path: list[str], request: Request, caller: Caller) -> Response:
+        if path == ["health", "checks", "alarms"]:
+            status = HTTPStatus.SERVICE_UNAVAILABLE if self._house.blocked else HTTPStatus.OK
+            return _json(api_objects.alarms(self._house), status)
+        if request.method in ("GET", "HEAD"):
+            return _json(self._get(path, request, caller))
+        return self._change(request, path, caller)
 
     # Reading.
 
     def _get(  # noqa: C901 - a table of paths
-        self, path: list[str], request: Request, user: str
+        self, path: list[str], request: Request, caller: Caller
     ) -> object:
         match path:
             case ["whoami"]:
-                return {"name": user, "tags": ["administrator"]}
+                return {"name": caller.name, "tags": list(caller.tags)}
             case ["definitions"]:
-                return api_objects.definitions(self._house, self._house.users.names)
+                caller.check_administrator()
+                return api_objects.definitions(self._house)
             case ["definitions", vhost]:
-                self._check_vhost(vhost)
-                return api_objects.definitions(self._house, None)
+                return api_objects.definitions_of(self._house, caller.access(vhost).node)
             case ["queues", vhost, name]:
-                self._check_vhost(vhost)
-                return self._queue(name)
-            case [section, *rest] if section in ("connections", "channels") and rest:
-                return self._of_connection(section, rest)
+                return _queue(caller.access(vhost), name)
             case ["aliveness-test", vhost]:
-                self._check_vhost(vhost)
+                caller.access(vhost)
                 return {"status": "ok"}
-            case ["vhosts", vhost, "permissions"]:
-                self._check_vhost(vhost)
-                return api_objects.permissions(self._house)
-            case ["users", name, "permissions"]:
-                return [
-                    each for each in api_objects.permissions(self._house) if each["user"] == name
-                ]
-            case ["permissions", vhost, name]:
-                self._check_vhost(vhost)
-                return _named(api_objects.permissions(self._house), name, "user")
-            case [("nodes" | "users" | "vhosts") as section, name]:
-                entries: Any = api_objects.SINGLE[section](self._house)
-                return _named(entries, name)
+            case ["vhosts", *rest]:
+                return self._vhosts(rest, caller)
+            case [("users" | "permissions" | "topic-permissions") as section, *rest]:
+                caller.check_administrator()
+                return self._of_users(section, rest)
+            case ["nodes", *rest] if len(rest) < 2:
+                caller.check_monitor()
+                nodes: Any = api_objects.SINGLE["nodes"](self._house)
+                return _named(nodes, rest[0]) if rest else nodes
+            case [("connections" | "channels") as section, *rest] if rest:
+                return self._of_connection(section, rest, caller)
             case [("exchanges" | "policies" | "operator-policies") as section, vhost, name]:
-                self._check_vhost(vhost)
-                return _named(
-                    api_objects.LISTS[section](self._house), _exchange_name(section, name)
-                )
-            case [_, vhost, *_] if (found := self._bindings(path)) is not None:
-                self._check_vhost(vhost)
-                return found
+                entries = api_objects.LISTS[section](self._house, caller.access(vhost).node)
+                return _named(entries, _exchange_name(section, name))
+            case [_, vhost, *_] if _names_bindings(path):
+                return self._bindings(path, caller.access(vhost).node)
             case [section] if section in api_objects.SINGLE:
                 return api_objects.SINGLE[section](self._house)
             case [section, *vhost] if section in api_objects.LISTS and len(vhost) < 2:
-                if vhost:
-                    self._check_vhost(vhost[0])
-                return _paged(api_objects.LISTS[section](self._house), request)
-        raise _Missing
+                nodes = (caller.access(vhost[0]).node,) if vhost else caller.visible
+                return _paged(self._listed(section, nodes, caller), request)
+        raise Missing
 
-    def _queue(self, name: str) -> object:
-        found = self._house.node.queues.get(name)
-        if found is None:
-            raise _Missing
-        return api_objects.queue(self._house, found)
+    def _listed(self, section: str, nodes: Iterable[Node], caller: Caller) -> list[dict[str, Any]]:
+        """Those of some virtual hosts; connections and channels of others are for monitors."""
+        found = [each for node in nodes for each in api_objects.LISTS[section](self._house, node)]
+        if section not in ("connections", "channels") or caller.is_monitor:
+            return found
+        return [each for each in found if each["user"] == caller.name]
 
-    def _of_connection(self, section: str, path: list[str]) -> object:
-        entries = api_objects.LISTS[section](self._house)
+    def _vhosts(self, path: list[str], caller: Caller) -> object:
+        entries = [api_users.vhost(node) for node in caller.visible]
+        match path:
+            case []:
+                return entries
+            case [name]:
+                return _named(entries, name)
+            case [name, ("permissions" | "topic-permissions") as section]:
+                caller.check_administrator()
+                _named(entries, name)
+                found: Any = api_objects.SINGLE[section](self._house)
+                return [each for each in found if each["vhost"] == name]
+            case [name, ("connections" | "channels") as section]:
+                return self._listed(section, (caller.access(name).node,), caller)
+        raise Missing
+
+    def _of_users(self, section: str, path: list[str]) -> object:
+        house = self._house
+        match section, path:
+            case _, []:
+                return api_objects.SINGLE[section](house)
+            case "users", [name]:
+                return api_users.user(house, name)
+            case "users", [name, ("permissions" | "topic-permissions") as kind]:
+                api_users.user(house, name)
+                found: Any = api_objects.SINGLE[kind](house)
+                return [each for each in found if each["user"] == name]
+            case "permissions", [vhost, name]:
+                entries = [e for e in api_users.permissions(house) if e["vhost"] == vhost]
+                return _named(entries, name, "user")
+            case "topic-permissions", [vhost, name]:
+                entries = api_users.topic_permissions(house)
+                mine = [e for e in entries if (e["vhost"], e["user"]) == (vhost, name)]
+                if not mine:
+                    raise Missing
+                return mine
+        raise Missing
+
+    def _of_connection(self, section: str, path: list[str], caller: Caller) -> object:
+        if section == "channels" and len(path) == 1 and path[0] in self._house.vhosts:
+            return self._listed(section, (caller.access(path[0]).node,), caller)
+        entries = self._listed(section, caller.visible, caller)
         match path:
             case [name, "channels"] if section == "connections":
-                entries = api_objects.LISTS["channels"](self._house)
+                _named(entries, name)
+                entries = self._listed("channels", caller.visible, caller)
                 return [each for each in entries if each["connection_details"]["name"] == name]
             case [name]:
                 return _named(entries, name)
-        raise _Missing
+        raise Missing
 
-    def _bindings(self, path: list[str]) -> object:
-        """The bindings that a path names; None if it names none."""
-        between = partial(api_objects.bindings_between, self._house)
+    def _bindings(self, path: list[str], node: Node) -> object:
+        """The bindings that a path names."""
+        between = partial(api_objects.bindings_between, self._house, node)
         match path:
             case ["queues", _, name, "bindings"]:
                 return between(destination=(name, False))
@@ -163,61 +213,63 @@ class Api:
                 return between(source=_exchange_name("exchanges", name))
             case ["exchanges", _, name, "bindings", "destination"]:
                 return between(destination=(name, True))
-            case ["bindings", _, "e", source, ("q" | "e") as kind, name, *key] if len(key) < 2:
+            case ["bindings", _, "e", source, kind, name, *key]:
                 found = between(
                     source=_exchange_name("exchanges", source), destination=(name, kind == "e")
                 )
                 return _named(found, key[0], "properties_key") if key else found
-        return None
-
-    def _check_vhost(self, vhost: str) -> None:
-        if vhost != "/":
-            raise _Missing
+        raise Missing
 
     # Changing.
 
-    def _change(  # noqa: C901 - a table of paths
-        self, request: Request, path: list[str], user: str
-    ) -> Response:
-        house = self._house
+    def _change(self, request: Request, path: list[str], caller: Caller) -> Response:
         match request.method, path:
-            case "POST", ["exchanges", vhost, name, "publish"]:
-                self._check_vhost(vhost)
-                return _json(api_messages.publish(house, name, _object(request), user))
-            case "POST", ["queues", vhost, name, "get"]:
-                self._check_vhost(vhost)
-                if name not in house.node.queues:
-                    raise _Missing
-                return _json(api_messages.get(house, name, _object(request), user))
-            case "POST", ["bindings", vhost, "e", source, ("q" | "e") as kind, name]:
-                self._check_vhost(vhost)
-                key = api_changes.bind(house, source, (name, kind == "e"), _object(request))
-                where = {"Location": f"{quote(name, '')}/{quote(key, '')}"}
-                return Response(HTTPStatus.CREATED, headers=where)
-            case "DELETE", ["bindings", vhost, "e", source, ("q" | "e") as kind, name, key]:
-                self._check_vhost(vhost)
-                return _gone(api_changes.unbind(house, source, (name, kind == "e"), key))
+            case "POST", ["definitions"]:
+                caller.check_administrator()
+                api_changes.take_definitions(self._house, _object(request), creator=caller.name)
+                return Response(HTTPStatus.NO_CONTENT)
+            case "POST", ["definitions", vhost]:
+                caller.check_policymaker()
+                caller.access(vhost)
+                api_changes.take_definitions(self._house, _object(request), vhost=vhost)
+                return Response(HTTPStatus.NO_CONTENT)
             case "DELETE", ["connections", name]:
-                client = api_connections.of_connection(house, name)
-                if client is None:
-                    raise _Missing
+                client = api_connections.of_connection(self._house, name)
+                if client is None or client.session is None:
+                    raise Missing
+                caller.check_own(client.session.user)
                 api_connections.close(client, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
-            case "POST", ["definitions", *vhost] if len(vhost) < 2:
-                if vhost:
-                    self._check_vhost(vhost[0])
-                api_changes.take_definitions(house, _object(request))
-                return Response(HTTPStatus.NO_CONTENT)
-            case "PUT", [section, vhost, name] if section in api_changes.PUTS:
-                self._check_vhost(vhost)
-                return _made(api_changes.PUTS[section](house, name, _object(request)))
-            case "DELETE", [section, vhost, name] if section in api_changes.DELETES:
-                self._check_vhost(vhost)
-                return _gone(api_changes.DELETES[section](house, name))
-            case "DELETE", ["queues", vhost, name, "contents"]:
-                self._check_vhost(vhost)
-                return _gone(api_changes.purge(house, name))
-        raise _Missing
+            case _, [("vhosts" | "users" | "permissions" | "topic-permissions"), *_]:
+                caller.check_administrator()
+                return self._change_users(request, path, caller)
+            case _, [section, vhost, *rest] if rest:
+                if section in ("policies", "operator-policies"):
+                    caller.check_policymaker()
+                return _change_in(caller.access(vhost), request, section, rest)
+        raise Missing
+
+    def _change_users(self, request: Request, path: list[str], caller: Caller) -> Response:
+        house, permissions = self._house, self._house.permissions
+        match request.method, path:
+            case "PUT", ["vhosts", name]:
+                _object(request)
+                return _made(api_users.put_vhost(house, name, caller.name))
+            case "DELETE", ["vhosts", name]:
+                return _gone(house.remove_vhost(name))
+            case "PUT", ["users", name]:
+                return _made(api_users.put_user(house, name, _object(request)))
+            case "DELETE", ["users", name]:
+                return _gone(house.remove_user(name))
+            case "PUT", ["permissions", vhost, name]:
+                return _made(api_users.put_permission(house, vhost, name, _object(request)))
+            case "DELETE", ["permissions", vhost, name]:
+                return _gone(permissions.remove(name, vhost))
+            case "PUT", ["topic-permissions", vhost, name]:
+                return _made(api_users.put_topic_permission(house, vhost, name, _object(request)))
+            case "DELETE", ["topic-permissions", vhost, name]:
+                return _gone(permissions.remove_topics(name, vhost))
+        raise Missing
 
     # Time.
 
@@ -239,16 +291,58 @@ class Api:
         return _json({"now": found.now, "deadlines": found.deadlines})
 
 
+def _change_in(access: VhostAccess, request: Request, section: str, rest: list[str]) -> Response:
+    """Change something of one virtual host."""
+    match request.method, section, rest:
+        case "POST", "exchanges", [name, "publish"]:
+            return _json(api_messages.publish(access, name, _object(request)))
+        case "POST", "queues", [name, "get"]:
+            if name not in access.node.queues:
+                raise Missing
+            return _json(api_messages.get(access, name, _object(request)))
+        case "POST", "bindings", ["e", source, ("q" | "e") as kind, name]:
+            key = api_changes.bind(access, source, (name, kind == "e"), _object(request))
+            where = {"Location": f"{quote(name, '')}/{quote(key, '')}"}
+            return Response(HTTPStatus.CREATED, headers=where)
+        case "DELETE", "bindings", ["e", source, ("q" | "e") as kind, name, key]:
+            return _gone(api_changes.unbind(access, source, (name, kind == "e"), key))
+        case "PUT", _, [name] if section in api_changes.PUTS:
+            return _made(api_changes.PUTS[section](access, name, _object(request)))
+        case "DELETE", _, [name] if section in api_changes.DELETES:
+            return _gone(api_changes.DELETES[section](access, name))
+        case "DELETE", "queues", [name, "contents"]:
+            return _gone(api_changes.purge(access, name))
+    raise Missing
+
+
+def _queue(access: VhostAccess, name: str) -> object:
+    found = access.node.queues.get(name)
+    if found is None:
+        raise Missing
+    return api_objects.queue(found)
+
+
+def _names_bindings(path: list[str]) -> bool:
+    match path:
+        case ["queues", _, _, "bindings"]:
+            return True
+        case ["exchanges", _, _, "bindings", ("source" | "destination")]:
+            return True
+        case ["bindings", _, "e", _, ("q" | "e"), _, *key]:
+            return len(key) < 2
+    return False
+
+
 def _named(entries: list[dict[str, Any]], name: str, key: str = "name") -> dict[str, Any]:
     for each in entries:
         if each[key] == name:
             return each
-    raise _Missing
+    raise Missing
 
 
 def _exchange_name(section: str, name: str) -> str:
     """In paths the exchange without a name has one."""
-    return "" if section == "exchanges" and name == api_messages.DEFAULT_EXCHANGE else name
+    return "" if section == "exchanges" and name == DEFAULT_EXCHANGE else name
 
 
 def _object(request: Request) -> dict[str, Any]:
@@ -333,11 +427,12 @@ def _made(new: bool) -> Response:
 
 def _gone(there: bool) -> Response:
     if not there:
-        raise _Missing
+        raise Missing
     return Response(HTTPStatus.NO_CONTENT)
 
 
-def _unauthorized() -> Response:
-    body = _dumps({"error": "not_authorized", "reason": "Login failed"}).encode()
+def _unauthorized(house: House) -> Response:
+    reason = "Not_Authorized" if house.node.profile.version.major >= 4 else "Login failed"
+    body = _dumps({"error": "not_authorized", "reason": reason}).encode()
     headers = {"WWW-Authenticate": 'Basic realm="hopback broker"'}
     return Response(HTTPStatus.UNAUTHORIZED, body, headers=headers)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hopback.broker.embedded.journal import Loss
 from hopback.broker.embedded.refusal import Refusal
+from hopback.broker.embedded.rights import Right
 from hopback.broker.server.api_objects import properties_key
+from hopback.broker.server.api_users import take_users
 from hopback.topology.definitions_objects import SECTIONS, parse
 from hopback.topology.model import Binding, Exchange, Policy, Queue
 from hopback.topology.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hopback.broker.embedded.session import Session
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.server.api_caller import VhostAccess
     from hopback.broker.server.house import House
     from hopback.errors import Problem
     from hopback.topology.definitions_objects import Definable
@@ -26,16 +26,6 @@ __all__ = ["DELETES", "PUTS", "bind", "purge", "take_definitions", "unbind"]
 _Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
 _LONGEST_NAME = 255  # bytes of a short string, as AMQP says names
-
-
-@contextmanager
-def _session(house: House) -> Iterator[Session]:
-    """What is declared over HTTP belongs to nobody's connection."""
-    session = house.node.connect("management", "guest")
-    try:
-        yield session
-    finally:
-        session.close()
 
 
 _BOOLEANS = {"true": True, "false": False}
@@ -61,85 +51,91 @@ def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
     return found
 
 
-def _put_queue(house: House, name: str, asked: _Json) -> bool:
+def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
     """Declare a queue; whether it is new."""
     if (length := len(name.encode())) > _LONGEST_NAME:
         # RabbitMQ's own words; exchanges, and names with a NUL, it takes.
         raise ValueError(f"queue should be less than 255 bytes, actually was {length}\n")
     queue = _read("queues", name, asked, Queue)
-    new = name not in house.node.queues
-    _check_room(house, new=new)
-    with _session(house) as session:
-        house.node.declare_queue(session, queue)
+    new = name not in access.node.queues
+    _check_room(access.house, new=new)
+    with access.channel() as channel:
+        channel.declare_queue(queue)
     return new
 
 
-def _put_exchange(house: House, name: str, asked: _Json) -> bool:
+def _put_exchange(access: VhostAccess, name: str, asked: _Json) -> bool:
     """Declare an exchange; whether it is new."""
     exchange = _read("exchanges", name, {"type": "direct", **asked}, Exchange)
-    new = name not in house.node.wiring.exchanges
-    _check_room(house, new=new)
-    house.node.wiring.declare(exchange)
+    new = name not in access.node.wiring.exchanges
+    _check_room(access.house, new=new)
+    with access.channel() as channel:
+        channel.declare_exchange(exchange)
     return new
 
 
-def _put_policy(house: House, name: str, asked: _Json) -> bool:
+def _put_policy(access: VhostAccess, name: str, asked: _Json) -> bool:
     """Set a policy; whether it is new."""
-    return _set_policy(house, _read("policies", name, asked, Policy), operator=False)
+    return _set_policy(access, _read("policies", name, asked, Policy), operator=False)
 
 
-def _put_operator_policy(house: House, name: str, asked: _Json) -> bool:
+def _put_operator_policy(access: VhostAccess, name: str, asked: _Json) -> bool:
     """Set an operator policy; whether it is new."""
     policy = _read("policies", name, {"apply-to": "queues", **asked}, Policy)
-    return _set_policy(house, policy, operator=True)
+    return _set_policy(access, policy, operator=True)
 
 
-def _set_policy(house: House, policy: Policy, *, operator: bool) -> bool:
-    policies = house.node.policies
+def _set_policy(access: VhostAccess, policy: Policy, *, operator: bool) -> bool:
+    policies = access.node.policies
     known = policies.operators() if operator else policies.all()
     new = all(each.name != policy.name for each in known)
     policies.put(policy, operator=operator)
     return new
 
 
-def _delete_queue(house: House, name: str) -> bool:
+def _delete_queue(access: VhostAccess, name: str) -> bool:
     """Delete a queue; whether it was there."""
-    found = house.node.queues.get(name)
+    found = access.node.queues.get(name)
     if found is not None:
-        house.node.remove_queue(found, Loss.QUEUE_DELETED)
+        with access.session() as session:
+            session.check(Right.CONFIGURE, "queue", name)
+        access.node.remove_queue(found, Loss.QUEUE_DELETED)
     return found is not None
 
 
-def _delete_exchange(house: House, name: str) -> bool:
+def _delete_exchange(access: VhostAccess, name: str) -> bool:
     """Delete an exchange; whether it was there."""
-    there = name in house.node.wiring.exchanges
-    house.node.wiring.delete(name)
+    there = name in access.node.wiring.exchanges
+    with access.channel() as channel:
+        channel.delete_exchange(name)
     return there
 
 
-def _delete_policy(house: House, name: str) -> bool:
+def _delete_policy(access: VhostAccess, name: str) -> bool:
     """Remove a policy; whether it was there."""
-    there = any(each.name == name for each in house.node.policies.all())
-    house.node.policies.remove(name)
+    there = any(each.name == name for each in access.node.policies.all())
+    access.node.policies.remove(name)
     return there
 
 
-def _delete_operator_policy(house: House, name: str) -> bool:
+def _delete_operator_policy(access: VhostAccess, name: str) -> bool:
     """Remove an operator policy; whether it was there."""
-    there = any(each.name == name for each in house.node.policies.operators())
-    house.node.policies.remove(name, operator=True)
+    there = any(each.name == name for each in access.node.policies.operators())
+    access.node.policies.remove(name, operator=True)
     return there
 
 
-def purge(house: House, name: str) -> bool:
+def purge(access: VhostAccess, name: str) -> bool:
     """Remove what is ready in a queue; whether the queue is there."""
-    found = house.node.queues.get(name)
+    found = access.node.queues.get(name)
     if found is not None:
+        with access.session() as session:
+            session.check(Right.READ, "queue", name)
         found.purge()
     return found is not None
 
 
-def bind(house: House, source: str, destination: tuple[str, bool], asked: _Json) -> str:
+def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked: _Json) -> str:
     """Bind a queue, or an exchange (True), to an exchange; the key of the binding in a path."""
     found = _read(
         "bindings",
@@ -152,72 +148,95 @@ def bind(house: House, source: str, destination: tuple[str, bool], asked: _Json)
         },
         Binding,
     )
-    _check_room(house, new=found not in house.node.wiring.bindings)
-    house.node.wiring.bind(found)
+    _check_room(access.house, new=found not in access.node.wiring.bindings)
+    with access.channel() as channel:
+        channel.bind(found)
     return properties_key(found)
 
 
-def unbind(house: House, source: str, destination: tuple[str, bool], key: str) -> bool:
+def unbind(access: VhostAccess, source: str, destination: tuple[str, bool], key: str) -> bool:
     """Remove the binding with that key; whether it was there."""
-    for found in house.node.wiring.bindings:
+    for found in access.node.wiring.bindings:
         ends = (found.source, (found.destination, found.to_exchange))
         if ends == (source, destination) and properties_key(found) == key:
-            house.node.wiring.unbind(found)
+            with access.channel() as channel:
+                channel.unbind(found)
             return True
     return False
 
 
-def take_definitions(house: House, document: _Json) -> None:
-    """Import definitions as RabbitMQ does.
+def take_definitions(
+    house: House, document: _Json, *, vhost: str | None = None, creator: str | None = None
+) -> None:
+    """Import definitions as RabbitMQ does, into one virtual host if it is named.
 
     Policies are overwritten, bindings added, nothing is deleted; a queue or exchange that exists
-    with other arguments is skipped without a word. Users and parameters are not taken.
+    with other arguments is skipped without a word. Parameters are not taken.
     """
     problems: list[Problem] = []
-    items = {section: _items(section, document, problems) for section in SECTIONS}
+    known = {*house.vhosts, *_listed(document)} if vhost is None else {vhost}
+    items = {section: _items(section, document, problems, vhost) for section in SECTIONS}
+    for home, _ in (each for found in items.values() for each in found):
+        if home not in known:
+            raise ValueError(
+                f"expected objects of virtual hosts that are there, got one of {home!r}"
+            )
     if problems:
         raise ValueError("; ".join(map(str, problems)))
-    for policy in items["policies"]:
+    if vhost is None:
+        take_users(house, document, creator)
+    for home, policy in items["policies"]:
         if isinstance(policy, Policy):
-            house.node.policies.put(policy)
-    with _session(house) as session:
-        for section in ("exchanges", "queues", "bindings"):
-            for item in items[section]:
-                _declare(house, session, item)
+            house.vhosts[home].policies.put(policy)
+    for section in ("exchanges", "queues", "bindings"):
+        for home, item in items[section]:
+            _declare(house, house.vhosts[home], item)
 
 
-def _items(section: str, document: _Json, problems: list[Problem]) -> list[Definable]:
+def _listed(document: _Json) -> list[str]:
+    """The virtual hosts that the document makes."""
+    found = document.get("vhosts", [])
+    entries = found if isinstance(found, list) else []
+    names = (each.get("name") for each in entries if isinstance(each, Mapping))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _items(
+    section: str, document: _Json, problems: list[Problem], vhost: str | None
+) -> list[tuple[str, Definable]]:
+    """The objects of a section, each with its virtual host."""
     found = []
     for place in Place(section, document.get(section, []), problems).items():
         home = place.value.get("vhost", "/") if isinstance(place.value, Mapping) else "/"
-        if home != "/":
-            place.wrong("an object of the virtual host /, the only one there is", repr(home))
         item = parse(section, place)
         if item is not None:
-            found.append(item)
+            found.append((str(home) if vhost is None else vhost, item))
     return found
 
 
-def _declare(house: House, session: Session, item: Definable) -> None:
-    node = house.node
+def _declare(house: House, node: Node, item: Definable) -> None:
     match item:
         case Queue() if item.name not in node.queues:
             _check_room(house, new=True)
-            node.declare_queue(session, item)
+            session = node.connect("management")
+            try:
+                node.declare_queue(session, item)
+            finally:
+                session.close()
         case Exchange() if item.name not in node.wiring.exchanges:
             _check_room(house, new=True)
             node.wiring.declare(item)
         case Binding():
             _check_room(house, new=True)
-            _bind(house, item)
+            _bind(node, item)
 
 
-def _bind(house: House, binding: Binding) -> None:
+def _bind(node: Node, binding: Binding) -> None:
     """Before 4.0 a binding to something that is missing is skipped."""
     try:
-        house.node.wiring.bind(binding)
+        node.wiring.bind(binding)
     except Refusal as refusal:
-        if refusal.code != 404 or house.node.profile.version.major >= 4:
+        if refusal.code != 404 or node.profile.version.major >= 4:
             raise
 
 
@@ -227,7 +246,7 @@ def _check_room(house: House, *, new: bool) -> None:
         raise ValueError(f"expected at most {most} queues, exchanges and bindings, got more")
 
 
-PUTS: dict[str, Callable[[House, str, _Json], bool]] = {
+PUTS: dict[str, Callable[[VhostAccess, str, _Json], bool]] = {
     "exchanges": _put_exchange,
     "operator-policies": _put_operator_policy,
     "policies": _put_policy,
@@ -235,7 +254,7 @@ PUTS: dict[str, Callable[[House, str, _Json], bool]] = {
 }
 """What can be made or replaced by name."""
 
-DELETES: dict[str, Callable[[House, str], bool]] = {
+DELETES: dict[str, Callable[[VhostAccess, str], bool]] = {
     "exchanges": _delete_exchange,
     "operator-policies": _delete_operator_policy,
     "policies": _delete_policy,

@@ -8,6 +8,7 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server.json_values import NODE, plain, table
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.rota import Consumer
     from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
@@ -18,9 +19,17 @@ __all__ = ["channels", "close", "connections", "consumers", "of_connection"]
 _Object: TypeAlias = dict[str, Any]
 
 
-def connections(house: House) -> list[_Object]:
-    """`/api/connections`: everybody who has logged in."""
-    return [_connection(client) for client in house.clients if client.session is not None]
+def connections(house: House, node: Node) -> list[_Object]:
+    """`/api/connections`: everybody who has logged in to a virtual host."""
+    return [_connection(client) for client in _clients(house, node)]
+
+
+def _clients(house: House, node: Node) -> list[Client]:
+    return [
+        client
+        for client in house.clients
+        if client.session is not None and client.session.node is node
+    ]
 
 
 def _connection(client: Client) -> _Object:
@@ -32,7 +41,7 @@ def _connection(client: Client) -> _Object:
         **({"user_provided_name": given} if isinstance(given, str) else {}),
         "user": session.user,
         "user_who_performed_action": session.user,
-        "vhost": "/",
+        "vhost": session.node.vhost,
         "node": NODE,
         "type": "network",
         "protocol": "AMQP 0-9-1",
@@ -64,9 +73,11 @@ def close(client: Client, reason: str) -> None:
     client.refuse(Refusal(320, words, connection=True))
 
 
-def channels(house: House) -> list[_Object]:
+def channels(house: House, node: Node) -> list[_Object]:
     """`/api/channels`."""
-    return [_channel(channel) for client in house.clients for channel in client.open_channels]
+    return [
+        _channel(channel) for client in _clients(house, node) for channel in client.open_channels
+    ]
 
 
 def _channel(channel: ServerChannel) -> _Object:
@@ -75,7 +86,7 @@ def _channel(channel: ServerChannel) -> _Object:
         "name": channel.name,
         "number": channel.number,
         "user": state.session.user,
-        "vhost": "/",
+        "vhost": state.node.vhost,
         "node": NODE,
         "state": "running",
         "connection_details": _details(client),
@@ -96,11 +107,11 @@ def _details(client: Client) -> _Object:
     return {"name": client.name, "peer_host": client.peer, "peer_port": client.peer_port}
 
 
-def consumers(house: House) -> list[_Object]:
+def consumers(house: House, node: Node) -> list[_Object]:
     """`/api/consumers`."""
     return [
         _consumer(each, channel)
-        for client in house.clients
+        for client in _clients(house, node)
         for channel in client.open_channels
         for each in channel.state.consumers.values()
     ]
@@ -109,7 +120,7 @@ def consumers(house: House) -> list[_Object]:
 def _consumer(found: Consumer, channel: ServerChannel) -> _Object:
     return {
         "consumer_tag": plain(found.tag),
-        "queue": {"name": found.queue.name, "vhost": "/"},
+        "queue": {"name": found.queue.name, "vhost": channel.state.node.vhost},
         "ack_required": not found.no_ack,
         "prefetch_count": found.prefetch,
         "exclusive": found.exclusive,

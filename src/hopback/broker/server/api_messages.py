@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hopback.broker.embedded.journal import EventKind
+from hopback.broker.embedded.rights import DEFAULT_EXCHANGE
 from hopback.broker.server.json_values import plain, table
 from hopback.message import Message, Properties
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from hopback.broker.embedded.refusal import Refusal
-    from hopback.broker.embedded.session import ChannelState
     from hopback.broker.embedded.stored import Taken
-    from hopback.broker.server.house import House
+    from hopback.broker.server.api_caller import VhostAccess
 
-__all__ = ["DEFAULT_EXCHANGE", "get", "publish"]
+__all__ = ["get", "publish"]
 
 _Json: TypeAlias = "Mapping[str, Any]"
 
-DEFAULT_EXCHANGE = "amq.default"
-"""What paths call the exchange without a name."""
 _MOST_MESSAGES = 10_000
 _ACK_MODES = {
     "ack_requeue_true": True,
@@ -47,29 +43,7 @@ _TEXTS = (
 _NUMBERS = ("delivery_mode", "priority", "timestamp")
 
 
-class _Nowhere:
-    """Nobody listens to a channel that lasts for one request."""
-
-    def deliver(self, taken: Taken) -> None:
-        """There is no consumer."""
-
-    def cancelled(self, tag: str) -> None:
-        """There is no consumer."""
-
-    def closed(self, refusal: Refusal) -> None:
-        """Whoever asked is told by the exception."""
-
-
-@contextmanager
-def _channel(house: House, user: str) -> Iterator[ChannelState]:
-    session = house.node.connect("management", user)
-    try:
-        yield session.open_channel(_Nowhere())
-    finally:
-        session.close()
-
-
-def publish(house: House, exchange: str, asked: _Json, user: str) -> dict[str, object]:
+def publish(access: VhostAccess, exchange: str, asked: _Json) -> dict[str, object]:
     """`POST /api/exchanges/{vhost}/{name}/publish`; ValueError for what cannot be published."""
     key, payload = asked.get("routing_key"), asked.get("payload")
     encoding = asked.get("payload_encoding")
@@ -85,7 +59,7 @@ def publish(house: House, exchange: str, asked: _Json, user: str) -> dict[str, o
     else:
         raise ValueError(f"expected payload_encoding string or base64, got {encoding!r}")
     name = "" if exchange == DEFAULT_EXCHANGE else exchange
-    with _channel(house, user) as channel:
+    with access.channel() as channel:
         fate = channel.publish(
             Message(name, key, body),
             mandatory=True,
@@ -118,7 +92,7 @@ def _properties(asked: object) -> Properties:
     return Properties(**found)
 
 
-def get(house: House, queue: str, asked: _Json, user: str) -> list[dict[str, object]]:
+def get(access: VhostAccess, queue: str, asked: _Json) -> list[dict[str, object]]:
     """`POST /api/queues/{vhost}/{name}/get`; ValueError for what cannot be asked."""
     count = asked.get("count")
     count = int(count) if isinstance(count, str) and count.isdecimal() and len(count) < 9 else count
@@ -133,7 +107,7 @@ def get(house: House, queue: str, asked: _Json, user: str) -> list[dict[str, obj
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
         raise ValueError(f"expected truncate as a number, got {most!r}")
     found: list[dict[str, object]] = []
-    with _channel(house, user) as channel:
+    with access.channel() as channel:
         for _ in range(count):
             taken = channel.get(queue)
             if taken is None:

@@ -10,12 +10,14 @@ from urllib.parse import quote_plus
 from hopback import __version__
 from hopback.broker.embedded.settings import policy_for
 from hopback.broker.server.api_connections import channels, connections, consumers
+from hopback.broker.server.api_users import permissions, topic_permissions, users
 from hopback.broker.server.json_values import NODE, plain, table
 from hopback.topology.model import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.server.house import House
     from hopback.topology.model import Binding, Policy
@@ -26,10 +28,9 @@ __all__ = [
     "alarms",
     "bindings_between",
     "definitions",
-    "permissions",
+    "definitions_of",
     "properties_key",
     "queue",
-    "users",
 ]
 
 _Object: TypeAlias = dict[str, Any]
@@ -38,9 +39,10 @@ _DEFAULT = Exchange("")
 
 def _overview(house: House) -> _Object:
     """`/api/overview`."""
-    node = house.node
-    ready = sum(len(each.ready) for each in node.queues.values())
-    unacked = sum(each.unacked for each in node.queues.values())
+    queues = [each for node in house.nodes for each in node.queues.values()]
+    sessions = [session for node in house.nodes for session in node.sessions]
+    ready = sum(len(each.ready) for each in queues)
+    unacked = sum(each.unacked for each in queues)
     return {
         "management_version": house.full_version,
         "rabbitmq_version": house.full_version,
@@ -51,11 +53,11 @@ def _overview(house: House) -> _Object:
         "erlang_version": "",
         "node": NODE,
         "object_totals": {
-            "channels": sum(len(session.channels) for session in node.sessions),
-            "connections": len(node.sessions),
-            "consumers": sum(len(each.rota.consumers) for each in node.queues.values()),
-            "exchanges": len(node.wiring.exchanges) + 1,
-            "queues": len(node.queues),
+            "channels": sum(len(session.channels) for session in sessions),
+            "connections": len(sessions),
+            "consumers": sum(len(each.rota.consumers) for each in queues),
+            "exchanges": sum(len(node.wiring.exchanges) + 1 for node in house.nodes),
+            "queues": len(queues),
         },
         "queue_totals": {
             "messages": ready + unacked,
@@ -73,20 +75,20 @@ def alarms(house: House) -> _Object:
     return {"status": "failed", "reason": "There are alarms", "alarms": [alarm]}
 
 
-def _queues(house: House) -> list[_Object]:
+def _queues(_house: House, node: Node) -> list[_Object]:
     """`/api/queues`."""
-    return [queue(house, each) for each in house.node.queues.values()]
+    return list(map(queue, node.queues.values()))
 
 
-def queue(house: House, found: LiveQueue) -> _Object:
+def queue(found: LiveQueue) -> _Object:
     """One queue."""
     kind = "quorum" if found.is_quorum else "classic"
     arguments = table(found.arguments)
-    if house.node.profile.version.major >= 4:
+    if found.node.profile.version.major >= 4:
         arguments = {**arguments, "x-queue-type": kind}
     return {
         "name": found.name,
-        "vhost": "/",
+        "vhost": found.node.vhost,
         "type": kind,
         "durable": found.durable,
         "auto_delete": found.auto_delete,
@@ -95,7 +97,7 @@ def queue(house: House, found: LiveQueue) -> _Object:
         "node": NODE,
         "state": "down" if found.down else "running",
         **_counts(found),
-        **_policy_of(house, found, kind),
+        **_policy_of(found, kind),
         **({"leader": NODE, "members": [NODE], "online": [NODE]} if found.is_quorum else {}),
     }
 
@@ -113,10 +115,11 @@ def _counts(found: LiveQueue) -> _Object:
     }
 
 
-def _policy_of(house: House, found: LiveQueue, kind: str) -> _Object:
+def _policy_of(found: LiveQueue, kind: str) -> _Object:
+    policies = found.node.policies
     kinds = frozenset({"all", "queues", f"{kind}_queues"})
-    user = policy_for(house.node.policies.all(), found.name, kinds)
-    operator = policy_for(house.node.policies.operators(), found.name, kinds)
+    user = policy_for(policies.all(), found.name, kinds)
+    operator = policy_for(policies.operators(), found.name, kinds)
     return {
         "policy": None if user is None else user.name,
         "operator_policy": None if operator is None else operator.name,
@@ -134,15 +137,15 @@ def _merged(user: Policy | None, operator: Policy | None) -> _Object:
     return merged
 
 
-def _exchanges(house: House) -> list[_Object]:
+def _exchanges(_house: House, node: Node) -> list[_Object]:
     """`/api/exchanges`."""
-    return [_exchange(each) for each in (_DEFAULT, *house.node.wiring.exchanges.values())]
+    return [_exchange(node, each) for each in (_DEFAULT, *node.wiring.exchanges.values())]
 
 
-def _exchange(found: Exchange) -> _Object:
+def _exchange(node: Node, found: Exchange) -> _Object:
     return {
         "name": found.name,
-        "vhost": "/",
+        "vhost": node.vhost,
         "type": str(found.type),
         "durable": found.durable,
         "auto_delete": found.auto_delete,
@@ -151,28 +154,28 @@ def _exchange(found: Exchange) -> _Object:
     }
 
 
-def _bindings(house: House) -> list[_Object]:
+def _bindings(_house: House, node: Node) -> list[_Object]:
     """`/api/bindings`, those of the default exchange among them."""
     default = [
-        {**_binding("", name, name), "arguments": {}, "destination_type": "queue"}
-        for name in house.node.queues
+        {**_binding(node, "", name, name), "arguments": {}, "destination_type": "queue"}
+        for name in node.queues
     ]
-    return [*default, *map(_bound, house.node.wiring.bindings)]
+    return [*default, *(_bound(node, each) for each in node.wiring.bindings)]
 
 
-def _binding(source: str, destination: str, key: str) -> _Object:
+def _binding(node: Node, source: str, destination: str, key: str) -> _Object:
     return {
         "source": source,
-        "vhost": "/",
+        "vhost": node.vhost,
         "destination": destination,
         "routing_key": plain(key),
         "properties_key": _quoted(key) or "~",
     }
 
 
-def _bound(found: Binding) -> _Object:
+def _bound(node: Node, found: Binding) -> _Object:
     told: _Object = {
-        **_binding(found.source, found.destination, found.routing_key),
+        **_binding(node, found.source, found.destination, found.routing_key),
         "destination_type": "exchange" if found.to_exchange else "queue",
         "arguments": table(found.arguments),
     }
@@ -195,13 +198,17 @@ def _quoted(key: str) -> str:
 
 
 def bindings_between(
-    house: House, *, source: str | None = None, destination: tuple[str, bool] | None = None
+    house: House,
+    node: Node,
+    *,
+    source: str | None = None,
+    destination: tuple[str, bool] | None = None,
 ) -> list[_Object]:
     """The bindings from an exchange, to a queue or exchange (True for an exchange), or both."""
     kind = None if destination is None else "exchange" if destination[1] else "queue"
     return [
         each
-        for each in _bindings(house)
+        for each in _bindings(house, node)
         if source in (None, each["source"])
         and (destination is None or (destination[0], kind) == _end(each))
     ]
@@ -211,41 +218,25 @@ def _end(binding: _Object) -> tuple[object, object]:
     return binding["destination"], binding["destination_type"]
 
 
-def users(house: House) -> list[_Object]:
-    """`/api/users`: who may log in may do everything."""
-    return [{"name": name, "tags": ["administrator"]} for name in house.users.names]
-
-
-def permissions(house: House) -> list[_Object]:
-    """`/api/permissions`."""
-    every = {"configure": ".*", "write": ".*", "read": ".*"}
-    return [{"user": name, "vhost": "/", **every} for name in house.users.names]
-
-
-def _policies(house: House) -> list[_Object]:
+def _policies(_house: House, node: Node) -> list[_Object]:
     """`/api/policies`."""
-    return [_policy(each) for each in house.node.policies.all()]
+    return [_policy(node, each) for each in node.policies.all()]
 
 
-def _operator_policies(house: House) -> list[_Object]:
+def _operator_policies(_house: House, node: Node) -> list[_Object]:
     """`/api/operator-policies`."""
-    return [_policy(each) for each in house.node.policies.operators()]
+    return [_policy(node, each) for each in node.policies.operators()]
 
 
-def _policy(found: Policy) -> _Object:
+def _policy(node: Node, found: Policy) -> _Object:
     return {
-        "vhost": "/",
+        "vhost": node.vhost,
         "name": found.name,
         "pattern": found.pattern,
         "apply-to": found.apply_to,
         "definition": table(found.definition),
         "priority": found.priority,
     }
-
-
-def _vhosts(_house: House) -> list[_Object]:
-    """`/api/vhosts`: one."""
-    return [{"name": "/", "description": "", "tags": [], "tracing": False}]
 
 
 def _nodes(house: House) -> list[_Object]:
@@ -270,37 +261,56 @@ def _feature_flags(_house: House) -> list[_Object]:
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
 
 
-def _none(_house: House) -> list[_Object]:
+def _none(_house: House, _node: Node) -> list[_Object]:
     """What this broker does not have."""
     return []
 
 
-def definitions(house: House, users: tuple[str, ...] | None) -> _Object:
-    """`/api/definitions`, of the whole broker if `users` are given; never with a password."""
-    wiring = house.node.wiring
-    named = users is not None
-    own = [each for each in wiring.exchanges.values() if not each.name.startswith("amq.")]
-    kept = [each for each in house.node.queues.values() if each.owner is None]
-    sections = {
-        "policies": _policies(house),
-        "queues": [_defined(house, each) for each in kept],
-        "exchanges": [_exchange(each) for each in own],
-        "bindings": [_without(_bound(each), "properties_key") for each in wiring.bindings],
+def definitions(house: House) -> _Object:
+    """`/api/definitions`: the whole broker."""
+    sections: dict[str, list[_Object]] = {}
+    for node in house.nodes:
+        for section, found in _sections(house, node).items():
+            sections.setdefault(section, []).extend(found)
+    return {
+        **_version(house),
+        "users": users(house),
+        "vhosts": [{"name": name} for name in house.vhosts],
+        "permissions": permissions(house),
+        "topic_permissions": topic_permissions(house),
+        "parameters": [],
+        **sections,
     }
-    if not named:
-        sections = {
-            section: [_without(each, "vhost") for each in found]
-            for section, found in sections.items()
-        }
-    whole = (
-        {"users": [{"name": user} for user in users], "vhosts": [{"name": "/"}]} if users else {}
-    )
+
+
+def definitions_of(house: House, node: Node) -> _Object:
+    """`/api/definitions/{vhost}`: one virtual host, whose name is left out."""
+    sections = {
+        section: [_without(each, "vhost") for each in found]
+        for section, found in _sections(house, node).items()
+    }
+    return {**_version(house), "parameters": [], **sections}
+
+
+def _version(house: House) -> _Object:
     version = {"rabbit_version": house.full_version, "rabbitmq_version": house.full_version}
-    return {**version, "product_name": "RabbitMQ", **whole, "parameters": [], **sections}
+    return {**version, "product_name": "RabbitMQ"}
 
 
-def _defined(house: House, found: LiveQueue) -> _Object:
-    whole = queue(house, found)
+def _sections(house: House, node: Node) -> dict[str, list[_Object]]:
+    wiring = node.wiring
+    own = [each for each in wiring.exchanges.values() if not each.name.startswith("amq.")]
+    kept = [each for each in node.queues.values() if each.owner is None]
+    return {
+        "policies": _policies(house, node),
+        "queues": list(map(_defined, kept)),
+        "exchanges": [_exchange(node, each) for each in own],
+        "bindings": [_without(_bound(node, each), "properties_key") for each in wiring.bindings],
+    }
+
+
+def _defined(found: LiveQueue) -> _Object:
+    whole = queue(found)
     keys = ("name", "vhost", "durable", "auto_delete", "arguments")
     return {key: whole[key] for key in keys}
 
@@ -309,7 +319,7 @@ def _without(entry: _Object, key: str) -> _Object:
     return {name: value for name, value in entry.items() if name != key}
 
 
-LISTS: dict[str, Callable[[House], list[_Object]]] = {
+LISTS: dict[str, Callable[[House, Node], list[_Object]]] = {
     "bindings": _bindings,
     "channels": channels,
     "connections": connections,
@@ -321,7 +331,7 @@ LISTS: dict[str, Callable[[House], list[_Object]]] = {
     "queues": _queues,
     "vhost-limits": _none,
 }
-"""What can be listed, whole or of the virtual host."""
+"""What can be listed, of one virtual host or of all."""
 
 SINGLE: dict[str, Callable[[House], object]] = {
     "cluster-name": lambda house: {"name": house.cluster_name},
@@ -329,7 +339,7 @@ SINGLE: dict[str, Callable[[House], object]] = {
     "nodes": _nodes,
     "overview": _overview,
     "permissions": permissions,
+    "topic-permissions": topic_permissions,
     "users": users,
-    "vhosts": _vhosts,
 }
 """What there is once."""

@@ -98,7 +98,7 @@ class ServerChannel:
             fate = self._reply(message, properties, mandatory=event.mandatory)
         else:
             fate = self.state.publish(message, mandatory=event.mandatory, properties=properties)
-            client.took(len(body))
+            client.house.took(self.state.node, len(body))
         if fate is EventKind.RETURNED and self.is_open:
             method = client.envelopes.returned(self.number, exchange, routing_key)
             client.core.content(self.number, method, event.raw_properties, body)
@@ -110,6 +110,7 @@ class ServerChannel:
 
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
         """Hand a direct reply to whoever asked."""
+        self.state.check_write("")
         asker = self.client.house.replies.asker(message.routing_key)
         if asker is None:
             return EventKind.RETURNED if mandatory else EventKind.DROPPED

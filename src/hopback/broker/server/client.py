@@ -106,6 +106,8 @@ class Client:
         self._handshake = ServerHandshake(
             self.core,
             lambda mechanism, response: self.house.users.sasl(mechanism, response, self.peer),
+            virtual_hosts=lambda name: name in self.house.vhosts,
+            admits=lambda user, vhost: self.house.permissions.get(user, vhost) is not None,
             tuning=Tuning(limits.channels, limits.frame_max, limits.heartbeat),
             properties=server_properties(self.house),
             mechanisms=MECHANISMS,
@@ -148,13 +150,18 @@ class Client:
             if isinstance(abilities, dict):
                 self.knows_cancel = abilities.get("consumer_cancel_notify") is True
                 self._knows_blocked = abilities.get("connection.blocked") is True
-            self.session = self.house.node.connect(client_name(told, self.peer), handshake.user)
+            self._enter(handshake.virtual_host, handshake.user)
             self.line.start_pulse(handshake.tuning.heartbeat)
         elif self.core.state is ConnectionState.SERVER_CLOSING:
             _log.warning("login from %s refused", self.peer)
             self._await_farewell()
         elif self.core.state is ConnectionState.CLOSED:
             self.line.close()
+
+    def _enter(self, vhost: str, user: str) -> None:
+        self.session = self.house.vhosts[vhost].connect(
+            client_name(self.properties, self.peer), user, self.house.rights(user, vhost)
+        )
 
     def _on_method(self, event: MethodReceived) -> None:
         match event.name:
@@ -258,10 +265,6 @@ class Client:
             raise refusal
         self._last = (raw, found)
         return found
-
-    def took(self, size: int) -> None:
-        """A message of this size was published."""
-        self.house.took(size)
 
     def _stop_listening(self, event: Event) -> None:
         """Memory is short, and this client publishes: it waits, with all that it says."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from hopback.broker.embedded.journal import Loss
 from hopback.broker.embedded.node import Node
+from hopback.broker.embedded.refusal import Refusal
+from hopback.broker.embedded.timers import Timers
+from hopback.broker.server.permissions import EVERYTHING, Permissions, UserRights
 from hopback.broker.server.pressure import Pressure, give_back_memory
 from hopback.broker.server.replies import Replies
 from hopback.broker.server.users import Users
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.broker.embedded.session import Session
     from hopback.broker.server.client import Client
     from hopback.broker.server.settings import ServerSettings
     from hopback.clock import Clock
@@ -24,14 +31,24 @@ class House:
     def __init__(self, settings: ServerSettings, clock: Clock, seed: int) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.users = Users(settings.users)
-        self.node = Node(
-            settings.version,
-            clock,
-            seed=seed,
-            consumer_timeout=settings.consumer_timeout,
-            max_body_bytes=settings.limits.message_bytes,
-        )
+        restricted = {user for user, _ in settings.permissions}
+        self.users = Users(settings.users, {**dict.fromkeys(restricted, ()), **settings.tags})
+        self.permissions = Permissions()
+        self.timers = Timers()
+        self.vhosts: dict[str, Node] = {}
+        """By name; each has all its queues, exchanges and policies to itself."""
+        self._clock = clock
+        self._seed = seed
+        self.node = self._new_node("/")
+        """That of the virtual host `/`, which keeps the time for the others too."""
+        for vhost in settings.vhosts:
+            self.add_vhost(vhost)
+        for user in settings.users:
+            if user not in restricted:
+                for vhost in self.vhosts:
+                    self.permissions.put(user, vhost, EVERYTHING)
+        for (user, vhost), permission in settings.permissions.items():
+            self.permissions.put(user, vhost, permission)
         self.clients: list[Client] = []
         self.empty = asyncio.Event()
         """Whether nobody is there."""
@@ -52,6 +69,62 @@ class House:
         """The version with all three numbers, as RabbitMQ tells it."""
         version = self.node.profile.version
         return f"{version.major}.{version.minor}.{version.patch}"
+
+    # Virtual hosts and users.
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those of all virtual hosts."""
+        return tuple(self.vhosts.values())
+
+    def add_vhost(self, name: str) -> bool:
+        """Make a virtual host; whether it is new."""
+        if name in self.vhosts:
+            return False
+        node = self.vhosts[name] = self._new_node(name)
+        if name == "/":
+            self.node = node
+        return True
+
+    def _new_node(self, vhost: str) -> Node:
+        return Node(
+            self.settings.version,
+            self._clock,
+            seed=self._seed,
+            consumer_timeout=self.settings.consumer_timeout,
+            max_body_bytes=self.limits.message_bytes,
+            vhost=vhost,
+            timers=self.timers,
+        )
+
+    def remove_vhost(self, name: str) -> bool:
+        """Take a virtual host away with all that is in it; whether it was there."""
+        node = self.vhosts.pop(name, None)
+        if node is None:
+            return False
+        self.permissions.forget_vhost(name)
+        for client in self._of(lambda session: session.node is node):
+            client.line.abort()  # RabbitMQ does not say why either
+        for queue in tuple(node.queues.values()):
+            node.remove_queue(queue, Loss.QUEUE_DELETED)
+        return True
+
+    def remove_user(self, name: str) -> bool:
+        """Take a user away; whether it was there."""
+        if not self.users.remove(name):
+            return False
+        self.permissions.forget_user(name)
+        words = f"CONNECTION_FORCED - user '{name}' is deleted"
+        for client in self._of(lambda session: session.user == name):
+            client.refuse(Refusal(320, words, connection=True))
+        return True
+
+    def _of(self, whom: Callable[[Session], bool]) -> list[Client]:
+        return [client for client in self.clients if client.session and whom(client.session)]
+
+    def rights(self, user: str, vhost: str) -> UserRights:
+        """What a user may do in a virtual host."""
+        return UserRights(self.permissions, user, vhost)
 
     # Who is there.
 
@@ -74,13 +147,16 @@ class House:
 
     def may_open_channel(self) -> bool:
         """Whether there is room for another channel."""
-        channels = sum(len(session.channels) for session in self.node.sessions)
+        sessions = (session for node in self.nodes for session in node.sessions)
+        channels = sum(len(session.channels) for session in sessions)
         return channels < self.limits.all_channels
 
     def is_full(self) -> bool:
         """Whether as much is declared as may be."""
-        wiring = self.node.wiring
-        declared = len(self.node.queues) + len(wiring.exchanges) + wiring.binding_count
+        declared = sum(
+            len(node.queues) + len(node.wiring.exchanges) + node.wiring.binding_count
+            for node in self.nodes
+        )
         return declared >= self.limits.declared
 
     # What happens.
@@ -95,13 +171,13 @@ class House:
 
     def is_held(self) -> bool:
         """Whether a client holds a delivery that it has not settled."""
-        return any(queue.unacked for queue in self.node.queues.values())
+        return any(queue.unacked for node in self.nodes for queue in node.queues.values())
 
     # Memory.
 
-    def took(self, size: int) -> None:
+    def took(self, node: Node, size: int) -> None:
         """A message of this size was published."""
-        self._pressure.add(size)
+        self._pressure.add(node, size)
 
     def is_receiving_much(self) -> bool:
         """Whether messages that are not complete yet take much already."""

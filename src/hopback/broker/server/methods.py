@@ -158,7 +158,7 @@ def _declare_reply_queue(channel: ServerChannel, name: str, asked: _Arguments) -
     """Who replies may look whether somebody still waits."""
     waiting = channel.client.house.replies.asker(name) is not None
     if name != REPLY_TO and not waiting:
-        channel.refuse(no_such("queue", name))
+        channel.refuse(no_such(channel.state.node.place("queue", name)))
     channel.reply("queue.declare-ok", asked, queue=name, message_count=0, consumer_count=1)
 
 

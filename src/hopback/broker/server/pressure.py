@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import gc
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.server.house import House
 
@@ -31,17 +33,17 @@ class Pressure:
         self._house = house
         self._limit = house.limits.memory_bytes
         self._used = 0
-        self._copies = 0
+        self._copies: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
         self._published = 0
         self.is_high = False
         """Whether publishers have to wait; once so, it stays until there is some room again."""
 
-    def add(self, size: int) -> None:
+    def add(self, node: Node, size: int) -> None:
         """A message of this size was published; how many queues took a copy, the node knows."""
-        copies = self._house.node.copies
+        copies = node.copies
         self._published += size + MESSAGE_BYTES
-        self._used += size + (copies - self._copies) * MESSAGE_BYTES
-        self._copies = copies
+        self._used += size + (copies - self._copies.get(node, 0)) * MESSAGE_BYTES
+        self._copies[node] = copies
         if self._used > self._limit and not self.is_high:
             self._house.check_memory()
 
@@ -54,9 +56,10 @@ class Pressure:
 
     def measure(self) -> None:
         """Count everything, and hang up on those who never finish a large message."""
-        stored = sum(map(_stored, self._house.node.queues.values()))
+        nodes = self._house.nodes
+        stored = sum(_stored(queue) for node in nodes for queue in node.queues.values())
         held = sum(
-            len(taken.content.body) + MESSAGE_BYTES for taken in self._house.node.deliveries()
+            len(taken.content.body) + MESSAGE_BYTES for node in nodes for taken in node.deliveries()
         )
         self._used = stored + held + self._unfinished()
         self.is_high = self._used > self._limit * (_LOW if self.is_high else _HIGH)

@@ -137,7 +137,8 @@ class BrokerServer:
     async def restart(self) -> None:
         """Stop and start the broker inside: what is not durable is gone."""
         await self.disconnect()
-        self.house.node.restart()
+        for node in self.house.nodes:
+            node.restart()
 
     def block(self, *, blocked: bool = True) -> None:
         """Hold publishers back, as a memory alarm does, or let them go on."""

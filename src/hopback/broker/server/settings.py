@@ -12,6 +12,8 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hopback.broker.server.permissions import Permission
+
 __all__ = ["ClockKind", "ServerLimits", "ServerSettings"]
 
 _MIB = 1024 * 1024
@@ -54,7 +56,8 @@ class ServerSettings:
     """Everything that is chosen when a server starts.
 
     `http_port` None: no management API. `users` are names with their passwords; `guest` is let in
-    from this machine only.
+    from this machine only. Those for whom `permissions` say nothing may do everything in every
+    virtual host of the start; those without `tags` of their own are administrators.
     """
 
     host: str = "127.0.0.1"
@@ -65,6 +68,13 @@ class ServerSettings:
     users: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({"guest": "guest"}), repr=False
     )
+    vhosts: tuple[str, ...] = ("/",)
+    permissions: Mapping[tuple[str, str], Permission] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """By user and virtual host."""
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By user, for the management API."""
     limits: ServerLimits = ServerLimits()
     seed: int | None = None
     """Decides the names that the broker makes up; None: chance does."""

@@ -1,0 +1,47 @@
+"""What a user may do in a virtual host: configure, write and read, by the names of queues and exchanges."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from hopback.broker.embedded.refusal import access_refused, where
+
+if TYPE_CHECKING:
+    from hopback.broker.embedded.refusal import Refusal
+
+__all__ = ["DEFAULT_EXCHANGE", "Right", "Rights", "refused_access", "refused_topic"]
+
+DEFAULT_EXCHANGE = "amq.default"
+"""What the exchange without a name is called where it needs one."""
+
+
+class Right(StrEnum):
+    """One of the three permissions of RabbitMQ."""
+
+    CONFIGURE = "configure"
+    WRITE = "write"
+    READ = "read"
+
+
+class Rights(Protocol):
+    """Answers for one user in one virtual host, at the moment it is asked."""
+
+    def allows(self, right: Right, name: str) -> bool:
+        """Whether the user has that right on the queue or exchange of that name."""
+
+    def allows_topic(self, right: Right, exchange: str, key: str) -> bool:
+        """Whether the user may publish with that key to a topic exchange, or bind it."""
+
+
+def refused_access(right: Right | None, kind: str, name: str, vhost: str, user: str) -> Refusal:
+    """403 for a queue or exchange; older versions do not name the right."""
+    named = "" if right is None else f"{right} "
+    return access_refused(f"{named}access to {where(kind, name, vhost)} refused for user '{user}'")
+
+
+def refused_topic(right: Right | None, key: str, exchange: str, vhost: str, user: str) -> Refusal:
+    """403 for a routing key of a topic exchange."""
+    named = "" if right is None else f"{right} "
+    place = where("exchange", exchange, vhost)
+    return access_refused(f"{named}access to topic '{key}' in {place} refused for user '{user}'")

@@ -1,0 +1,211 @@
+"""Users, virtual hosts and permissions, as RabbitMQ's management API tells and changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback.broker.server.api_caller import Missing
+from hopback.broker.server.json_values import NODE
+from hopback.broker.server.permissions import EVERYTHING, Permission, TopicPermission
+from hopback.broker.server.users import Account
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.broker.embedded.node import Node
+    from hopback.broker.server.house import House
+
+__all__ = [
+    "permissions",
+    "put_permission",
+    "put_topic_permission",
+    "put_user",
+    "put_vhost",
+    "take_users",
+    "topic_permissions",
+    "user",
+    "users",
+    "vhost",
+]
+
+_Object: TypeAlias = dict[str, Any]
+_Json: TypeAlias = Mapping[str, Any]
+_MOST_VHOSTS = 1000
+"""A program that makes them without end finds out here."""
+
+
+def users(house: House) -> list[_Object]:
+    """`/api/users`."""
+    return [user(house, name) for name in house.users.names]
+
+
+def user(house: House, name: str) -> _Object:
+    """One user; `Missing` if there is none."""
+    found = house.users.get(name)
+    if found is None:
+        raise Missing
+    return {
+        "name": name,
+        "password_hash": found.password_hash,
+        "hashing_algorithm": found.algorithm,
+        "tags": list(found.tags),
+        "limits": {},
+    }
+
+
+def permissions(house: House) -> list[_Object]:
+    """`/api/permissions`."""
+    return [
+        {
+            "user": name,
+            "vhost": place,
+            "configure": each.configure,
+            "write": each.write,
+            "read": each.read,
+        }
+        for name, place, each in house.permissions
+    ]
+
+
+def topic_permissions(house: House) -> list[_Object]:
+    """`/api/topic-permissions`."""
+    return [
+        {
+            "user": name,
+            "vhost": place,
+            "exchange": each.exchange,
+            "write": each.write,
+            "read": each.read,
+        }
+        for name, place, each in house.permissions.topics()
+    ]
+
+
+def vhost(node: Node) -> _Object:
+    """One of `/api/vhosts`."""
+    described = "Default virtual host" if node.vhost == "/" else ""
+    return {
+        "name": node.vhost,
+        "description": described,
+        "tags": [],
+        "metadata": {"description": described, "tags": []},
+        "default_queue_type": "classic" if node.profile.version.major >= 4 else "undefined",
+        "tracing": False,
+        "cluster_state": {NODE: "running"},
+    }
+
+
+def put_vhost(house: House, name: str, creator: str) -> bool:
+    """Make a virtual host, in which its creator may do everything; whether it is new."""
+    if name not in house.vhosts and len(house.vhosts) >= _MOST_VHOSTS:
+        raise ValueError(f"expected at most {_MOST_VHOSTS} virtual hosts, got more")
+    new = house.add_vhost(name)
+    if new:
+        house.permissions.put(creator, name, EVERYTHING)
+    return new
+
+
+def put_user(house: House, name: str, asked: _Json) -> bool:
+    """Make or replace a user; whether it is new. Without a password it cannot log in."""
+    if "tags" not in asked:
+        raise ValueError("tags_not_present")
+    return house.users.put(name, _account(asked))
+
+
+def _account(asked: _Json) -> Account:
+    tags = _tags(asked.get("tags", ""))
+    hashed, password = asked.get("password_hash"), asked.get("password", "")
+    if isinstance(hashed, str):
+        algorithm = asked.get("hashing_algorithm", "rabbit_password_hashing_sha256")
+        return Account(hashed, tags, str(algorithm))
+    if not isinstance(password, str):
+        raise ValueError("expected a password that is text")
+    return Account.with_password(password, tags)
+
+
+def _tags(told: object) -> tuple[str, ...]:
+    """Tags are a list, or, as it was before 3.9, one text with commas."""
+    parts: Iterable[object] = told.split(",") if isinstance(told, str) else ()
+    if isinstance(told, list):
+        parts = told
+    elif not isinstance(told, str):
+        raise ValueError(f"expected tags as text or as a list, got {told!r}")
+    found = []
+    for part in parts:
+        if not isinstance(part, str):
+            raise ValueError(f"expected tags that are text, got {part!r}")
+        if part.strip():
+            found.append(part.strip())
+    return tuple(found)
+
+
+def put_permission(house: House, place: str, name: str, asked: _Json) -> bool:
+    """Set what a user may do in a virtual host; whether that is new."""
+    configure, write, read = _patterns(asked, "configure", "write", "read")
+    _check_both(house, place, name)
+    return house.permissions.put(name, place, Permission(configure, write, read))
+
+
+def put_topic_permission(house: House, place: str, name: str, asked: _Json) -> bool:
+    """Set which keys of a topic exchange a user may use; whether that is new."""
+    exchange, write, read = _patterns(asked, "exchange", "write", "read")
+    _check_both(house, place, name)
+    return house.permissions.put_topic(name, place, TopicPermission(exchange, write, read))
+
+
+def _patterns(asked: _Json, *names: str) -> tuple[str, ...]:
+    missing = [name for name in names if name not in asked]
+    if missing:
+        raise ValueError(f"[{','.join(f'{{key_missing,{name}}}' for name in missing)}]")
+    for name in names:
+        if not isinstance(asked[name], str):
+            raise ValueError(f"expected {name} as text, got {asked[name]!r}")
+    return tuple(asked[name] for name in names)
+
+
+def _check_both(house: House, place: str, name: str) -> None:
+    if place not in house.vhosts or house.users.get(name) is None:
+        raise ValueError("vhost_or_user_not_found")
+
+
+def take_users(house: House, document: _Json, creator: str | None) -> None:
+    """Take users, virtual hosts and permissions of definitions.
+
+    As at the start of a broker (`creator` None) users that are there stay as they are: whoever gave
+    them on the command line wants to log in.
+    """
+    present = () if creator is not None else house.users.names
+    for entry in _entries(document, "vhosts"):
+        name = _text(entry, "name", "vhosts")
+        for owner in present:
+            if name not in house.vhosts:
+                house.permissions.put(owner, name, EVERYTHING)
+        house.add_vhost(name)
+    for entry in _entries(document, "users"):
+        name = _text(entry, "name", "users")
+        bare = "password" not in entry and "password_hash" not in entry
+        if name not in present and not (bare and house.users.get(name) is not None):
+            house.users.put(name, _account(entry))
+    for section, put in (
+        ("permissions", put_permission),
+        ("topic_permissions", put_topic_permission),
+    ):
+        for entry in _entries(document, section):
+            name = _text(entry, "user", section)
+            if name not in present:
+                put(house, _text(entry, "vhost", section), name, entry)
+
+
+def _entries(document: _Json, section: str) -> list[_Json]:
+    found = document.get(section, [])
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise ValueError(f"expected {section} as a list of objects, got something else")
+    return found
+
+
+def _text(entry: _Json, key: str, section: str) -> str:
+    found = entry.get(key)
+    if not isinstance(found, str):
+        raise ValueError(f"expected {section} with a {key} that is text, got {found!r}")
+    return found
