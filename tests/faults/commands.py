@@ -72,7 +72,7 @@ async def _held_back(stand: Stand) -> None:
     )
     await stand.run(*shorter, seconds=_REFUSED_S)
     # Only the queue is missing; whatever form the retry queue has by now may stay as it is.
-    await stand.run("topology", "apply", "raffle", "--hardened", "--yes", "--skip-conflicts")
+    await stand.until_done("topology", "apply", "raffle", "--hardened", "--yes", "--skip-conflicts")
 
 
 async def _replaced_under_a_page(stand: Stand) -> None:
