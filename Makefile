@@ -75,6 +75,7 @@ bench: $(READY) ## measure Hopback beside its peers, batches and `hopback broker
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.batches
 	$(BIN)/python -m benchmarks.server --write
+	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.admin
 
 pin: $(READY) ## resolve the dependencies anew and pin them with their hashes; ARGS=--keep for the same versions
