@@ -43,6 +43,7 @@ RENAMED = {
     "hopback.deadletters.plans": "hopback.deadletters.contract",
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
+    "hopback.topology.capabilities": "hopback.topology.rabbitmq_arguments",
 }
 """Old name → new name, of modules and packages; what stands below a package follows it."""
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.topology.capabilities import ARGUMENTS_OF
 from hopback.topology.definitions_objects import identity
 from hopback.topology.diff_advice import advise_exchange, advise_policy, advise_queue
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
+from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
 from hopback.topology.wording import quoted, shown
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.topology.capabilities import ARGUMENTS_OF, policy_key
 from hopback.topology.model import QueueType
+from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS, Prevails, policy_key
 from hopback.topology.wording import shown
 
 if TYPE_CHECKING:
@@ -19,26 +19,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Queue
 
 __all__ = ["Advice", "advise_exchange", "advise_policy", "advise_queue"]
-
-_SMALLER_COUNTS = frozenset(
-    {"delivery-limit", "expires", "max-length", "max-length-bytes", "message-ttl"}
-)
-_LIVE = (
-    frozenset(
-        {
-            "consumer-timeout",
-            "dead-letter-exchange",
-            "dead-letter-routing-key",
-            "dead-letter-strategy",
-            "delayed-retry-max",
-            "delayed-retry-min",
-            "delayed-retry-type",
-            "overflow",
-            "queue-leader-locator",
-        }
-    )
-    | _SMALLER_COUNTS
-)
 
 _MIGRATE = (
     "it cannot change in place: declare it as the broker has it, or migrate"
@@ -60,12 +40,12 @@ class Advice:
 
 def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldValue) -> Advice:
     """What can be done about a field or argument of a queue."""
-    key = policy_key(field)
-    if key is None or key not in _LIVE or field not in ARGUMENTS_OF[actual.type]:
+    key, known = policy_key(field), QUEUE_ARGUMENTS.get(field)
+    if key is None or known is None or not known.live or actual.type not in known.types:
         return Advice(_MIGRATE)
     if desired is None:
         return Advice(f"no policy takes an argument away; {_MIGRATE}")
-    if found is None or _policy_prevails(actual, key, desired, found):
+    if found is None or _policy_prevails(actual, known.prevails, desired, found):
         note = " (for messages that come in from then on)" if key == "message-ttl" else ""
         return Advice(
             f"a policy with {key}: {shown(desired)} has the same effect on the live queue{note};"
@@ -74,8 +54,8 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
         )
     why = (
         "of argument and policy the smaller counts"
-        if key in _SMALLER_COUNTS
-        else ("the argument wins over any policy")
+        if known.prevails is Prevails.SMALLER
+        else "the argument wins over any policy"
     )
     return Advice(f"{why}; {_MIGRATE}")
 
@@ -96,13 +76,15 @@ def advise_policy() -> Advice:
     return Advice("a policy can be replaced at any time and takes effect at once")
 
 
-def _policy_prevails(actual: Queue, key: str, desired: FieldValue, found: FieldValue) -> bool:
+def _policy_prevails(
+    actual: Queue, prevails: Prevails, desired: FieldValue, found: FieldValue
+) -> bool:
     """Whether a policy has its way although the queue has the argument."""
-    if key in _SMALLER_COUNTS:
+    if prevails is Prevails.SMALLER:
         # A negative delivery limit means none, and gives way to any other.
         return (
             isinstance(desired, int)
             and isinstance(found, int)
             and (0 <= desired < found or found < 0 <= desired)
         )
-    return key == "overflow" and actual.type is QueueType.QUORUM
+    return prevails is Prevails.POLICY_OF_QUORUM and actual.type is QueueType.QUORUM

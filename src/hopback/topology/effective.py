@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.model import Exchange, Queue, QueueType
 from hopback.topology.policy_pattern import pattern_matches
+from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS, Prevails
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -34,24 +35,6 @@ DEFAULT_DELIVERY_LIMIT = 20
 
 _V4_0 = BrokerVersion(4, 0)
 
-_SMALLER = frozenset(
-    {"x-delivery-limit", "x-expires", "x-max-length", "x-max-length-bytes", "x-message-ttl"}
-)
-_NOT_FOR = {
-    QueueType.CLASSIC: frozenset({"x-dead-letter-strategy", "x-delivery-limit"}),
-    QueueType.QUORUM: frozenset({"x-queue-mode", "x-queue-version"}),
-    QueueType.STREAM: frozenset(
-        {
-            "x-dead-letter-exchange",
-            "x-dead-letter-routing-key",
-            "x-dead-letter-strategy",
-            "x-delivery-limit",
-            "x-expires",
-            "x-message-ttl",
-            "x-overflow",
-        }
-    ),
-}
 _APPLY_TO = {
     QueueType.CLASSIC: frozenset({"all", "queues", "classic_queues"}),
     QueueType.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
@@ -87,7 +70,8 @@ def effective_arguments(
     merged = dict(queue.arguments)
     for key, by_policy in policy.definition.items() if policy else ():
         name = f"x-{key}"
-        if name in _NOT_FOR[queue.type]:
+        known = QUEUE_ARGUMENTS.get(name)
+        if known is not None and queue.type not in known.types:
             continue
         own = merged.get(name)
         merged[name] = by_policy if own is None else _chosen(queue, name, own, by_policy, version)
@@ -98,17 +82,16 @@ def _chosen(
     queue: Queue, name: str, own: FieldValue, by_policy: FieldValue, version: BrokerVersion | None
 ) -> FieldValue:
     """What holds where both speak."""
-    quorum = queue.type is QueueType.QUORUM
-    if quorum and (name == "x-overflow" or (name == "x-expires" and _before_4(version))):
+    known = QUEUE_ARGUMENTS.get(name)
+    prevails = Prevails.ARGUMENT if known is None else known.prevails
+    # Before 4.0 the policy wins over the `x-expires` of a quorum queue too.
+    old = name == "x-expires" and version is not None and version < _V4_0
+    if queue.type is QueueType.QUORUM and (prevails is Prevails.POLICY_OF_QUORUM or old):
         return by_policy
-    if name in _SMALLER and isinstance(own, int) and isinstance(by_policy, int):
+    if prevails is Prevails.SMALLER and isinstance(own, int) and isinstance(by_policy, int):
         # A negative delivery limit means none, so any real limit counts before it.
         return max(own, by_policy) if min(own, by_policy) < 0 else min(own, by_policy)
     return own
-
-
-def _before_4(version: BrokerVersion | None) -> bool:
-    return version is not None and version < _V4_0
 
 
 def delivery_limit(queue: Queue, version: BrokerVersion) -> int | None:

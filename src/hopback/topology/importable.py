@@ -6,74 +6,27 @@ thing to an old broker. So what does not fit is left out, and said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.topology.capabilities import APPLY_TO, POLICY_KEYS, Span
-from hopback.topology.model import QueueType
+from hopback.topology.rabbitmq_arguments import (
+    APPLY_TO,
+    POLICY_KEYS,
+    QUEUE_ARGUMENTS,
+    QUEUE_TYPES,
+)
 from hopback.topology.wording import quoted
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hopback.fields import FieldValue
     from hopback.topology.model import Policy, Queue, Topology
 
 __all__ = ["importable", "without_queues"]
 
-_V3_8, _V3_9, _V3_10 = BrokerVersion(3, 8), BrokerVersion(3, 9), BrokerVersion(3, 10)
-_V3_12, _V4_0, _V4_3 = BrokerVersion(3, 12), BrokerVersion(4), BrokerVersion(4, 3)
-
-_TYPE_SINCE = {QueueType.QUORUM: _V3_8, QueueType.STREAM: _V3_9}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """An argument that some versions do not take as it is meant, and what they do with it."""
-
-    argument: str
-    span: Span
-    why: str
-    concerns: Callable[[Queue, FieldValue], bool] = lambda queue, value: True
-
-
-def _negative(queue: Queue, value: FieldValue) -> bool:
-    return isinstance(value, int) and value < 0
-
-
-def _classic(queue: Queue, value: FieldValue) -> bool:
-    return queue.type is QueueType.CLASSIC
-
-
-def _quorum(queue: Queue, value: FieldValue) -> bool:
-    return queue.type is QueueType.QUORUM
-
-
-_RULES = (
-    _Rule(
-        "x-delivery-limit",
-        Span(_V4_0),
-        "a negative limit deletes a message at its first requeue there; without it there is none",
-        _negative,
-    ),
-    _Rule("x-consumer-timeout", Span(_V3_12), "it is ignored there"),
-    _Rule("x-consumer-timeout", Span(until=_V4_3), "a classic queue refuses it there", _classic),
-    _Rule("x-consumer-disconnected-timeout", Span(_V4_3), "it is ignored there"),
-    _Rule("x-delayed-retry-type", Span(_V4_3), "it is ignored there: a retry comes at once"),
-    _Rule("x-delayed-retry-min", Span(_V4_3), "it is ignored there"),
-    _Rule("x-delayed-retry-max", Span(_V4_3), "it is ignored there"),
-    _Rule(
-        "x-message-ttl",
-        Span(_V3_10),
-        "a quorum queue refuses it there; messages would stay in it for ever",
-        _quorum,
-    ),
-    _Rule("x-dead-letter-strategy", Span(_V3_10), "dead letters move at most once there"),
-    _Rule("x-queue-version", Span(_V3_10), "it is unknown there"),
-    _Rule("x-queue-version", Span(until=_V4_3), "version 1 is refused there", lambda _, v: v == 1),
-    _Rule("x-queue-leader-locator", Span(_V3_12), "a classic queue refuses it there", _classic),
-)
+_V4_0 = BrokerVersion(4)
 
 
 def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tuple[str, ...]]:
@@ -106,17 +59,19 @@ def without_queues(
 
 
 def _has_type(queue: Queue, version: BrokerVersion) -> bool:
-    return queue.type is QueueType.CLASSIC or version >= _TYPE_SINCE[queue.type]
+    return version >= QUEUE_TYPES[queue.type]
 
 
 def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queue:
     arguments = dict(queue.arguments)
-    for rule in _RULES:
-        value = arguments.get(rule.argument)
-        if value is not None and version not in rule.span and rule.concerns(queue, value):
-            del arguments[rule.argument]
-            known = f"{rule.argument} = {value} is meant for RabbitMQ {rule.span}"
-            notes.append(f"queue {quoted(queue.name)}: {known}; left out: {rule.why}")
+    for name, known in QUEUE_ARGUMENTS.items():
+        value = arguments.get(name)
+        for gap in known.gaps if value is not None else ():
+            if version not in gap.span and gap.concerns(queue, value):
+                del arguments[name]
+                meant = f"{name} = {value} is meant for RabbitMQ {gap.span}"
+                notes.append(f"queue {quoted(queue.name)}: {meant}; left out: {gap.why}")
+                break
     return queue if len(arguments) == len(queue.arguments) else replace(queue, arguments=arguments)
 
 

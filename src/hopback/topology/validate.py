@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import Problem
 from hopback.topology.arguments import INTEGER_RANGES, fits_decimal
-from hopback.topology.capabilities import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
 from hopback.topology.model import QueueType
+from hopback.topology.rabbitmq_arguments import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
 from hopback.topology.validate_plan import plan_problems
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 
@@ -111,8 +111,8 @@ def _argument(path: str, queue: Queue, name: str, value: FieldValue) -> Iterator
     elif name not in ARGUMENTS_OF[queue.type]:
         having = either(kind for kind in QueueType if name in ARGUMENTS_OF[kind])
         yield Problem(path, f"a queue of type {having} for this argument", str(queue.type))
-    elif not rule.allows(value):
-        yield Problem(path, str(rule), shown(value))
+    elif not rule.value.allows(value):
+        yield Problem(path, str(rule.value), shown(value))
     elif name == "x-dead-letter-routing-key" and "x-dead-letter-exchange" not in queue.arguments:
         yield Problem(path, "x-dead-letter-exchange beside it", "none")
 
@@ -142,8 +142,8 @@ def _policy(policy: Policy) -> Iterator[Problem]:
         yield Problem(f"{path}.apply_to", either(APPLY_TO), shown(policy.apply_to) + hint)
     for name, value in policy.definition.items():
         rule = QUEUE_ARGUMENTS.get(f"x-{name}")
-        if rule is not None and not rule.allows(value):
-            yield Problem(path_to(f"{path}.definition", name), str(rule), shown(value))
+        if rule is not None and not rule.value.allows(value):
+            yield Problem(path_to(f"{path}.definition", name), str(rule.value), shown(value))
 
 
 def _text(path: str, text: str, *, longest: int = LONGEST_NAME_BYTES) -> Iterator[Problem]:

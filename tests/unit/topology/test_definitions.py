@@ -327,7 +327,8 @@ def test_what_a_version_refuses_or_misunderstands_is_left_out_and_said(
     """For each version exactly what does not fit it is missing, and each has its sentence."""
     document, notes = write_definitions(_DEMANDING, version=BrokerVersion.parse(version))
     assert len(notes) == len(expected)
-    assert all(note.startswith(start) for note, start in zip(notes, expected, strict=True)), notes
+    pairs = zip(sorted(notes), sorted(expected), strict=True)
+    assert all(note.startswith(start) for note, start in pairs), notes
     text = json.dumps(document)
     assert ("log" in text) is (version != "3.8")
     assert ('"x-delivery-limit": -1' in text) is (version == "4.3")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.topology.capabilities import ARGUMENTS_OF, QUEUE_ARGUMENTS
 from hopback.topology.hazards.phrases import exchange_place, named, queue_place
 from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, warnings
 from hopback.topology.model import QueueType
+from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ __all__ = ["RULES"]
 
 _Verdicts: TypeAlias = "tuple[Verdict, ...]"
 
-# Arguments that older brokers do not know yet, and so ignore.
-_KNOWN_SINCE = {
-    "x-consumer-disconnected-timeout": "4.3",
-    "x-consumer-timeout": "3.12",
-    "x-delayed-retry-max": "4.3",
-    "x-delayed-retry-min": "4.3",
-    "x-delayed-retry-type": "4.3",
-}
 # Known to some brokers, though not to the table of those that change what a queue does.
 _HARMLESS = frozenset({"x-queue-master-locator"})
 _EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-delayed-type")
@@ -36,14 +28,17 @@ _EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-delayed-type")
 def _ignored(scene: Scene) -> Iterator[Sighting]:
     for queue in scene.declared.queues:
         for name in queue.arguments:
-            if name not in QUEUE_ARGUMENTS and name not in _HARMLESS:
+            known = QUEUE_ARGUMENTS.get(name)
+            if known is None:
+                if name in _HARMLESS:
+                    continue
                 hint = did_you_mean(name, QUEUE_ARGUMENTS)
                 yield _without_effect(queue_place(queue.name), name, hint, warnings())
             elif name == "x-queue-mode" and queue.type is QueueType.CLASSIC:
                 later = (Verdict.of(Severity.INFO, "3.12"),)
                 yield _without_effect(queue_place(queue.name), name, "", later)
-            elif name in _KNOWN_SINCE and name in ARGUMENTS_OF[queue.type]:
-                older = warnings(before=_KNOWN_SINCE[name])
+            elif known.ignored_before is not None and queue.type in known.types:
+                older = (Verdict(Severity.WARNING, before=known.ignored_before),)
                 yield _without_effect(queue_place(queue.name), name, "", older)
     for exchange in scene.declared.exchanges:
         for name in exchange.arguments:
@@ -77,13 +72,13 @@ def _refused(scene: Scene) -> Iterator[Sighting]:
 
 def _problems(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
     for name, value in queue.arguments.items():
-        if name not in QUEUE_ARGUMENTS:
+        known = QUEUE_ARGUMENTS.get(name)
+        if known is None:
             continue
-        if name not in ARGUMENTS_OF[queue.type]:
+        if queue.type not in known.types:
             yield f"A {queue.type} queue has no argument {named(name)}", errors()
-        elif not QUEUE_ARGUMENTS[name].allows(value):
-            expected = QUEUE_ARGUMENTS[name]
-            yield f"{named(name)} is {shown(value)}, expected {expected}", errors()
+        elif not known.value.allows(value):
+            yield f"{named(name)} is {shown(value)}, expected {known.value}", errors()
     keyed = "x-dead-letter-routing-key" in queue.arguments
     if keyed and "x-dead-letter-exchange" not in queue.arguments:
         yield "`x-dead-letter-routing-key` stands without `x-dead-letter-exchange`", errors()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hopback.topology.capabilities import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
 from hopback.topology.effective import matching_policies
 from hopback.topology.hazards.phrases import listed, named, policy_place, queue_place
 from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, infos, warnings
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
+from hopback.topology.rabbitmq_arguments import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, shown
 from hopback.version import BrokerVersion
 
@@ -122,9 +122,9 @@ def _key_problems(key: str, value: FieldValue) -> Iterator[tuple[str, tuple[Verd
         unknown.append(Verdict(Severity.ERROR, since=span.until))
     if unknown:
         yield f"This broker does not know the key {named(key)}", tuple(unknown)
-    allowed = QUEUE_ARGUMENTS.get(f"x-{key}")
-    if allowed is not None and not allowed.allows(value):
-        yield f"{named(key)} is {shown(value)}, expected {allowed}", errors()
+    known = QUEUE_ARGUMENTS.get(f"x-{key}")
+    if known is not None and not known.value.allows(value):
+        yield f"{named(key)} is {shown(value)}, expected {known.value}", errors()
     elif key == "delivery-limit" and isinstance(value, int) and value < 0:
         older = errors(before="4.0")
         yield f"{named(key)} is {value}, which brokers before 4.0 do not take", older
