@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.front_door import front_door
 from hopback.renamed import find_old_names
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hopback.runtime.outgoing import compose
     from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
-    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.settling import Environment
     from hopback.topology.check import Finding, Severity, check
     from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
     from hopback.topology.plan import Plan
@@ -47,6 +48,7 @@ __all__ = [
     "Delivery",
     "Done",
     "EmbeddedBroker",
+    "Environment",
     "Exchange",
     "Finding",
     "HopbackError",
@@ -68,7 +70,6 @@ __all__ = [
     "ServiceOptions",
     "Severity",
     "Snooze",
-    "Surroundings",
     "SystemClock",
     "Topology",
     "Verdict",
@@ -100,27 +101,11 @@ _HOMES = {
     "hopback.runtime.outgoing": ("compose",),
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
-    "hopback.runtime.settling": ("Surroundings",),
+    "hopback.runtime.settling": ("Environment",),
     "hopback.topology.check": ("Finding", "Severity", "check"),
     "hopback.topology.model": ("Binding", "Exchange", "Queue", "QueueType", "Topology"),
     "hopback.topology.plan": ("Plan",),
     "hopback.version": ("BrokerVersion",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its home on first use, and keep it."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    # A submodule of the same name (`topology.check`) must not hide the function.
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Everything that can be had, loaded or not."""
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = front_door(__name__, _HOMES, {"Surroundings": "Environment"})

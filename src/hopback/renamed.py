@@ -43,7 +43,10 @@ RENAMED = {
     "hopback.deadletters.plans": "hopback.deadletters.contract",
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
+    "hopback.systems.stage": "hopback.systems.host",
     "hopback.topology.capabilities": "hopback.topology.rabbitmq_arguments",
+    "hopback.topology.hazards.scene": "hopback.topology.hazards.analysis",
+    "hopback.topology.places": "hopback.topology.located",
 }
 """Old name → new name, of modules and packages; what stands below a package follows it."""
 

@@ -75,6 +75,7 @@ def _flaws(module: Module) -> list[str]:
     declared = _declared(module)
     if declared is None:
         return ["no __all__"]
+    # What a front door loads lazily it imports for the type checker.
     lazy = "__getattr__" in {getattr(node, "name", "") for node in module.tree.body}
     unknown = set(declared) - {"__version__"} - _bound(module) if not lazy else set()
     return [

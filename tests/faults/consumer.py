@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback import RabbitMQ, Service, ServiceOptions, Surroundings, check
+from hopback import Environment, RabbitMQ, Service, ServiceOptions, check
 from hopback.broker.supervise import Backoff
 from hopback.observe.events import Bus
 from tests.faults.credentials import password_in
@@ -72,7 +72,7 @@ async def _run(options: argparse.Namespace) -> None:
         at_run=wire.at_run,
     )
     patience = Backoff(first=0.1, most=1.0)
-    world = Surroundings(bus=Bus(Told(pen)), backoff=patience, reconnect=patience)
+    world = Environment(bus=Bus(Told(pen)), backoff=patience, reconnect=patience)
     accept = {finding.rule for finding in check(topology)}  # the faithful forms have some
     chosen = ServiceOptions(grace=10, watch=5, accept=accept)
     service = Service(app, wire, options=chosen, world=world)

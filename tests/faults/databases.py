@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from hopback import App, Context, Queue, RabbitMQ, Service, Surroundings, compose
+from hopback import App, Context, Environment, Queue, RabbitMQ, Service, compose
 from hopback.broker.supervise import Backoff
 from hopback.clock import SystemClock
 from hopback.errors import BrokerError
@@ -122,7 +122,7 @@ class Shop:
     async def _running(self) -> AsyncIterator[None]:
         patience = Backoff(first=0.05, most=0.2)
         service = Service(
-            self.app, RabbitMQ(self._url), world=Surroundings(backoff=patience, reconnect=patience)
+            self.app, RabbitMQ(self._url), world=Environment(backoff=patience, reconnect=patience)
         )
         running = asyncio.create_task(service.run())
         await service.ready.wait()

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hopback import Service, ServiceOptions, Surroundings, check
+from hopback import Environment, Service, ServiceOptions, check
 from hopback.broker.embedded import EmbeddedBroker, Fault, Faults
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.supervise import Backoff
@@ -105,7 +105,7 @@ class Process:
         self.dies_at: tuple[Kind, int] | None = None
         """Kill itself at the n-th moment of that kind."""
         app = ledger_app(topology, self.pen, concurrency=4, batch=batch, at_run=self._at_run)
-        world = Surroundings(
+        world = Environment(
             bus=Bus(Told(self.pen)),
             clock=LoopClock(self._loop.time),
             chance=chance.random,

@@ -13,11 +13,11 @@ import pytest
 from hopback import (
     App,
     Context,
+    Environment,
     Ownership,
     RabbitMQ,
     Service,
     ServiceOptions,
-    Surroundings,
     compose,
 )
 from hopback.broker.declare import declare
@@ -131,7 +131,7 @@ async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any
         _app(),
         RabbitMQ(url),
         options=ServiceOptions(ownership=Ownership.CHECK, grace=1),
-        world=Surroundings(
+        world=Environment(
             bus=Bus(lambda name, fields: said.append((name, fields))),
             backoff=Backoff(first=0.05, most=0.1),
         ),

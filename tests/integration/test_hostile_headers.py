@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, Context, RabbitMQ, Service, Surroundings
+from hopback import App, Context, Environment, RabbitMQ, Service
 from hopback.broker.supervise import Backoff
 from hopback.cli.app import run
 from hopback.message import Message, Properties
@@ -81,7 +81,7 @@ async def test_a_message_reaches_nobody_else_and_runs_as_often_as_planned(amqp_u
         runs.setdefault(list(cases)[payload], []).append(context.attempt)
         raise LookupError("always")
 
-    world = Surroundings(
+    world = Environment(
         bus=Bus(lambda name, _fields: parked.append(name) if name == "delivery.parked" else None),
         backoff=Backoff(first=0.05, most=0.2),
     )

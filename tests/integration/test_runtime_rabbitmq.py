@@ -12,12 +12,12 @@ import pytest
 from hopback import (
     App,
     Context,
+    Environment,
     Park,
     RabbitMQ,
     Service,
     ServiceOptions,
     Snooze,
-    Surroundings,
     compose,
 )
 from hopback.broker.declare import declare
@@ -46,7 +46,7 @@ class _Running:
 
     def __init__(self, app: App, url: str, **options: Any) -> None:
         self.events: list[tuple[str, Mapping[str, Any]]] = []
-        world = Surroundings(
+        world = Environment(
             bus=Bus(lambda name, fields: self.events.append((name, fields))),
             backoff=Backoff(first=0.05, most=0.2),
         )

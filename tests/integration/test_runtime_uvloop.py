@@ -11,11 +11,11 @@ import uvloop
 from hopback import (
     App,
     Context,
+    Environment,
     Publisher,
     Queue,
     RabbitMQ,
     Service,
-    Surroundings,
     compose,
 )
 from hopback.broker.supervise import Backoff
@@ -85,7 +85,7 @@ def test_an_application_runs_on_uvloop(amqp_url: str) -> None:
             done.add(number)
 
         async with Proxy(amqp_url) as proxy, Publisher(RabbitMQ(amqp_url)) as publisher:
-            world = Surroundings(
+            world = Environment(
                 bus=Bus(lambda name, _fields: told.append(name)),
                 backoff=Backoff(first=0.05, most=0.2),
             )

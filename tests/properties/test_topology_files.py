@@ -14,8 +14,8 @@ from hopback.designs import DESIGNS
 from hopback.topology.arguments import decode, encode
 from hopback.topology.document import from_document, to_document
 from hopback.topology.durations import LONGEST_MS, format_duration, parse_duration_ms
+from hopback.topology.located import Located
 from hopback.topology.model import Topology
-from hopback.topology.places import Place
 from hopback.topology.toml import read_toml, write_toml
 from hopback.topology.validate import problems
 from tests.properties.topology_values import (
@@ -66,7 +66,7 @@ def test_what_is_no_duration_is_refused_with_words(value: object) -> None:
 @given(field_values)
 def test_amqp_values_keep_their_type_in_json(value: object) -> None:
     """Every AMQP value comes back from JSON equal in value and type."""
-    place = Place("x", json.loads(json.dumps(encode(value))), [])  # type: ignore[arg-type]
+    place = Located("x", json.loads(json.dumps(encode(value))), [])  # type: ignore[arg-type]
     found = decode(place)
     assert place.problems == []
     assert typed(_tuples(found)) == typed(_tuples(value))
@@ -136,5 +136,5 @@ def test_any_data_is_a_topology_or_invalid(data: object) -> None:
 @given(st.recursive(st.just({}), lambda inner: st.fixed_dictionaries({"a": inner}), max_leaves=3))
 def test_shallow_arguments_are_read(table: object) -> None:
     """Nested tables within the limit are read as they are."""
-    place = Place("x", table, [])
+    place = Located("x", table, [])
     assert _tuples(decode(place)) == _tuples(table)

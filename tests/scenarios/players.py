@@ -31,7 +31,7 @@ from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.runtime.app import App
 from hopback.runtime.context import Context  # noqa: TC001  read by the runtime
 from hopback.runtime.service import Service, ServiceOptions
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.topology.expand import dead_letters_park
 from tests.scenarios.cast import Actor, Run, Status
 
@@ -245,7 +245,7 @@ class RuntimePlayer:
         # The network between push and the services is not ours: it is a function call here.
         services = httpx.MockTransport(self._answer)
         self._patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: services)
-        world = Surroundings(
+        world = Environment(
             bus=Bus(lambda name, fields: self.events.append((name, fields))),
             clock=_SceneClock(self._scene),
             chance=lambda: CHANCE,

@@ -13,7 +13,7 @@ from hopback import Publisher, Queue, RabbitMQ
 from hopback.cli.demo_web import DemoWeb, open_socket, serve_on
 from hopback.observe.metrics import Metrics
 from hopback.systems import load_system
-from hopback.systems.stage import Stage
+from hopback.systems.host import Host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,7 +68,7 @@ async def on_stage(
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
     broker = RabbitMQ(amqp_url)
-    stage = Stage(broker, database, folder, url, environment=environment)
+    stage = Host(broker, database, folder, url, environment=environment)
     async with serve_on(web, listening), system.start(stage) as playing:
         assert playing.web is not None
         web.add(name, playing.web)

@@ -10,10 +10,10 @@ from sqlalchemy import select
 
 from hopback import Message
 from hopback.systems.database import Database
+from hopback.systems.host import Host, running
 from hopback.systems.raffle.dead_letters import dead_letter_consumer
-from hopback.systems.raffle.settings import Batching, Settings
+from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.raffle.tables import METADATA, dropped
-from hopback.systems.stage import Stage, playing
 from tests.harness.postgres import PostgresNode
 from tests.integration.database import database_url, postgres
 from tests.systems.real_stage import on_stage
@@ -47,7 +47,7 @@ def _holds(played: Played, queue: str, count: int) -> Callable[[], Awaitable[boo
     return look
 
 
-def _dropped(settings: Settings) -> Callable[[], Awaitable[Any]]:
+def _dropped(settings: RaffleSettings) -> Callable[[], Awaitable[Any]]:
     """Whether the audit knows of a message that was dropped."""
 
     async def look() -> Any:
@@ -82,9 +82,9 @@ async def test_raffle(amqp_url: str, database_url: str, tmp_path: Path) -> None:
         assert (await raffle.json(url))["winners"][0]["id"] in created
         await raffle.until(_holds(raffle, "raffle_dlq", 2))
         assert await raffle.depth("raffle_retry_10s") == 0
-        stage = Stage(raffle.broker, database_url, tmp_path, "")
-        settings = Settings(database_url, retry_ttl_ms=200, dlq=Batching(500, 50, 1, 1))
-        async with playing(stage, dead_letter_consumer(settings)):
+        stage = Host(raffle.broker, database_url, tmp_path, "")
+        settings = RaffleSettings(database_url, retry_ttl_ms=200, dlq=Batching(500, 50, 1, 1))
+        async with running(stage, dead_letter_consumer(settings)):
             await raffle.until(_dropped(settings))
         await raffle.until(_holds(raffle, "raffle_dlq", 1))  # the taken e-mail stays
 

@@ -18,7 +18,7 @@ from hopback import DESIGNS, EmbeddedBroker
 from hopback.cli.demo_web import DemoWeb, open_socket, serve_on
 from hopback.observe.metrics import Metrics
 from hopback.systems import HOMES, load_system
-from hopback.systems.stage import Stage
+from hopback.systems.host import Host
 from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
 from tests.docs.pages import Block, blocks, matches, steps
 
@@ -45,7 +45,7 @@ async def _playing(name: str, folder: Path) -> AsyncIterator[str]:
     """The system on the embedded broker, in real time; the address of its web application."""
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
-    stage = Stage(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
+    stage = Host(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
     async with serve_on(web, listening), system.start(stage) as playing:
         assert playing.web is not None
         web.add(name, playing.web)

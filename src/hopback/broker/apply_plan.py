@@ -26,7 +26,7 @@ from hopback.topology.roles import Role, queue_roles
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hopback.topology.diff import Conflict, Entry
+    from hopback.topology.diff import Conflict, DiffEntry
     from hopback.topology.model import Exchange, Queue
     from hopback.version import BrokerVersion
 
@@ -158,11 +158,11 @@ def plan_from_diff(
     )
 
 
-def _step(entry: Entry) -> Step:
+def _step(entry: DiffEntry) -> Step:
     return Step(entry.kind, entry.name, entry.item)
 
 
-def _blind_step(entry: Entry) -> Step:
+def _blind_step(entry: DiffEntry) -> Step:
     why = "AMQP cannot tell whether it is there" if entry.kind is Kind.BINDING else ""
     return Step(entry.kind, entry.name, entry.item, why)
 

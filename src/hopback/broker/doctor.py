@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     _Answer = TypeVar("_Answer")
 
-__all__ = ["Examination", "HeldBack", "Trouble", "examine"]
+__all__ = ["Examination", "HeldBackWarning", "Trouble", "examine"]
 
 _DOWN = frozenset({"crashed", "down", "minority", "stopped", "terminated"})
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
+class HeldBackWarning:
     """Messages that at-least-once dead-lettering cannot deliver: invisible to any consumer."""
 
     queue: str
@@ -57,7 +57,7 @@ class Examination:
     flags: tuple[FeatureFlag, ...] = ()
     queues: int | None = None
     findings: tuple[Finding, ...] = ()
-    held_back: tuple[HeldBack, ...] = ()
+    held_back: tuple[HeldBackWarning, ...] = ()
     troubles: tuple[Trouble, ...] = ()
     lifted: tuple[LiftedLimit, ...] = ()
 
@@ -152,9 +152,9 @@ def _late_retries(live: Topology) -> tuple[Notice, ...]:
     )
 
 
-def _held_back(readings: tuple[QueueReading, ...]) -> tuple[HeldBack, ...]:
+def _held_back(readings: tuple[QueueReading, ...]) -> tuple[HeldBackWarning, ...]:
     return tuple(
-        HeldBack(reading.queue.name, reading.counts.held_back, reading.counts.lag_s)
+        HeldBackWarning(reading.queue.name, reading.counts.held_back, reading.counts.lag_s)
         for reading in readings
         if reading.counts.held_back
     )

@@ -32,9 +32,9 @@ from hopback.observe.metrics import Metrics
 from hopback.private_files import private_folder
 from hopback.runtime.depths import Depths, watched_queues
 from hopback.runtime.health import Health
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.systems import load_system
-from hopback.systems.stage import Stage
+from hopback.systems.host import Host
 from hopback.text import one_line
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from hopback.runtime.service import Service
-    from hopback.systems.stage import Playing, System
+    from hopback.systems.host import Running, System
 
 __all__ = ["Demo", "DemoSettings", "Guide", "ShortLog"]
 
@@ -143,20 +143,20 @@ class Demo:
         await self._stack.enter_async_context(serve_on(web, listening))
         return f"http://{url_host(host, listening.getsockname()[1])}"
 
-    def _stage(self, system: System, folder: Path, url: str) -> Stage:
+    def _stage(self, system: System, folder: Path, url: str) -> Host:
         own = private_folder(folder / system.name)
-        return Stage(
+        return Host(
             RabbitMQ(self._amqp),
             self._settings.database or f"sqlite:///{own}/{system.name}.db",
             own,
             f"{url}/{system.name}",
             self._settings.hardened,
-            Surroundings(bus=self._bus(system)),
+            Environment(bus=self._bus(system)),
             self._settings.environment,
         )
 
-    async def _start_system(self, system: System, stage: Stage, web: DemoWeb) -> None:
-        playing: Playing = await self._stack.enter_async_context(system.start(stage))
+    async def _start_system(self, system: System, stage: Host, web: DemoWeb) -> None:
+        playing: Running = await self._stack.enter_async_context(system.start(stage))
         for service in playing.services:
             health = Health(service, time=asyncio.get_running_loop().time)
             web.watch(service, health)
@@ -245,7 +245,7 @@ def _log_end(task: asyncio.Task[None]) -> None:
         _LOG.error("%s has ended", task.get_name(), exc_info=task.exception())
 
 
-async def _produce(system: System, stage: Stage) -> None:
+async def _produce(system: System, stage: Host) -> None:
     """A system's traffic; it begins again after the broker or the database was away."""
     while True:
         with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
@@ -276,7 +276,7 @@ class Guide:
     url: str
     amqp: str
     management: str | None
-    systems: tuple[tuple[System, Stage], ...]
+    systems: tuple[tuple[System, Host], ...]
     warnings: int
 
     def lines(self) -> Iterator[str]:

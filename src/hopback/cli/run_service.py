@@ -22,13 +22,13 @@ from hopback.endpoint import Endpoint
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, TextLog
-from hopback.runtime.control import Control
-from hopback.runtime.depths import Depths, HeldBack, watched_queues
+from hopback.runtime.control import ControlEndpoint
+from hopback.runtime.depths import Depths, HeldBackReader, watched_queues
 from hopback.runtime.health import Health
 from hopback.runtime.processes import ParentLine, deaths_in
 from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -107,7 +107,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
             app,
             EmbeddedBroker() if settings.embedded else rabbitmq(settings.broker),
             options=_options(settings),
-            world=Surroundings(bus=bus, survivor=_survivor(line), **_tracing(settings)),
+            world=Environment(bus=bus, survivor=_survivor(line), **_tracing(settings)),
             beside=await _watchers(app, settings, metrics, stack),
         )
         stopper = Stopper(service.stop)
@@ -176,7 +176,7 @@ async def _watchers(
             raise click.BadParameter(f"{error}.", param_hint="--management") from error
         management = await stack.enter_async_context(Management(address))
         vhost = virtual_host(settings.broker)
-        found.append(HeldBack(management, vhost, watched, metrics.set_held_back).attend)
+        found.append(HeldBackReader(management, vhost, watched, metrics.set_held_back).attend)
     return found
 
 
@@ -191,7 +191,7 @@ async def _attend(
     await stack.enter_async_context(_beside(health.run()))
     if settings.http is not None:
         render = None if metrics is None else _rendering(service, metrics)
-        await _listen(Endpoint(Control(service, health, render)), settings.http, stack)
+        await _listen(Endpoint(ControlEndpoint(service, health, render)), settings.http, stack)
 
 
 async def _follow(line: ParentLine, service: Service, stopper: Stopper) -> None:

@@ -15,7 +15,7 @@ from hopback.cli.options import (
 )
 from hopback.cli.terminal import document, json_text, safe
 from hopback.testing.script import Script
-from hopback.testing.timeline import Step
+from hopback.testing.timeline import TimelineStep
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ def _summary(timeline: Timeline) -> str:
 
 
 _ENDINGS = {
-    Step.DONE: "is done in",
-    Step.PARKED: "rests in",
-    Step.LOST: "is lost on its way from",
+    TimelineStep.DONE: "is done in",
+    TimelineStep.PARKED: "rests in",
+    TimelineStep.LOST: "is lost on its way from",
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hopback.designs.design import (
     Design,
-    Parameter,
+    DesignParameter,
     delays_ms,
     duration_ms,
     names,
@@ -23,6 +23,7 @@ from hopback.designs.freeflow import freeflow
 from hopback.designs.raffle import raffle
 from hopback.designs.ratatoskr import ratatoskr
 from hopback.designs.recommended import recommended
+from hopback.front_door import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DESIGNS",
     "Design",
-    "Parameter",
+    "DesignParameter",
     "event_bus",
     "file_pipeline",
     "freeflow",
@@ -53,7 +54,7 @@ _EVERY = (
         "event-bus",
         "a fanout to services by HTTP, ten retries of 5 s, a dead-letter queue for each service",
         event_bus,
-        (Parameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
+        (DesignParameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
         codes={"delivery.parked.exhausted": "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"},
     ),
     Design(
@@ -66,8 +67,10 @@ _EVERY = (
         "users inserted in batches, three retries of 10 s, one dead-letter queue",
         raffle,
         (
-            Parameter("retry_ttl_ms", "10000", _NUMBER, whole_number, "the wait, in ms"),
-            Parameter("max_retries", "3", _NUMBER, whole_number, "retries after the first run"),
+            DesignParameter("retry_ttl_ms", "10000", _NUMBER, whole_number, "the wait, in ms"),
+            DesignParameter(
+                "max_retries", "3", _NUMBER, whole_number, "retries after the first run"
+            ),
         ),
     ),
     Design(
@@ -75,14 +78,20 @@ _EVERY = (
         "quorum queues with a broker-side retry loop and a fanout into the dead-letter queue",
         ratatoskr,
         (
-            Parameter("queue", "my-service.events", "a queue name", str, "the main queue"),
-            Parameter("exchange", "ratatoskr.events", "an exchange name", str, "what feeds it"),
-            Parameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
-            Parameter(
+            DesignParameter("queue", "my-service.events", "a queue name", str, "the main queue"),
+            DesignParameter(
+                "exchange", "ratatoskr.events", "an exchange name", str, "what feeds it"
+            ),
+            DesignParameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
+            DesignParameter(
                 "retry_delay", "5s", _DELAY, duration_ms, "the wait", argument="retry_delay_ms"
             ),
-            Parameter("max_retries", "3", _NUMBER, whole_number, "retries after the first run"),
-            Parameter("queue_type", "quorum", "quorum or classic", queue_type, "of all queues"),
+            DesignParameter(
+                "max_retries", "3", _NUMBER, whole_number, "retries after the first run"
+            ),
+            DesignParameter(
+                "queue_type", "quorum", "quorum or classic", queue_type, "of all queues"
+            ),
         ),
     ),
     Design(
@@ -90,8 +99,8 @@ _EVERY = (
         "Hopback's own for new queues: any number of tiers, straight back, nothing lost",
         recommended,
         (
-            Parameter("queue", "orders", "a queue name", str, "the main queue"),
-            Parameter(
+            DesignParameter("queue", "orders", "a queue name", str, "the main queue"),
+            DesignParameter(
                 "tiers",
                 "30s,5m,30m",
                 f"{_DELAY}, separated by commas",
@@ -106,3 +115,5 @@ _EVERY = (
 
 DESIGNS: Mapping[str, Design] = MappingProxyType({design.name: design for design in _EVERY})
 """Every design by the name that the command knows it by."""
+
+__getattr__ = old_names(__name__, {"Parameter": "DesignParameter"})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Design",
-    "Parameter",
+    "DesignParameter",
     "count_problems",
     "delay_problems",
     "delays_ms",
@@ -35,7 +35,7 @@ _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class DesignParameter:
     """A parameter of a design, as given on the command line: `--param name=value`.
 
     `parse` turns the text into a value and raises ValueError for what is no `expected`.
@@ -57,7 +57,7 @@ class Design:
     name: str
     summary: str
     factory: Callable[..., Topology]
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[DesignParameter, ...] = ()
     documented: bool = True
     """Whether it reproduces a documented system; Hopback's own design does not."""
     codes: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Window", "halves"]
+__all__ = ["BatchWindow", "halves"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BatchWindow:
     """A batch closes when it holds `size` messages, or `wait` seconds after its first one."""
 
     size: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["DONE", "Answer", "AroundBatch", "Run", "Session", "Taken"]
+__all__ = ["DONE", "Answer", "AroundBatch", "ConsumeSession", "HeldDelivery", "Run"]
 
 
 class Answer(NamedTuple):
@@ -46,7 +46,7 @@ AroundBatch: TypeAlias = (
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class ConsumeSession:
     """One life of a consuming channel. Settlement belongs to it and never to a later one."""
 
     channel: Channel
@@ -54,7 +54,7 @@ class Session:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Taken:
+class HeldDelivery:
     """A delivery and the session it came by.
 
     `answer` is set where it is known before any handler runs: the delivery has no lane.
@@ -62,7 +62,9 @@ class Taken:
 
     __slots__ = ("_reading", "answer", "delivery", "session")
 
-    def __init__(self, delivery: Delivery, session: Session, answer: Answer | None = None) -> None:
+    def __init__(
+        self, delivery: Delivery, session: ConsumeSession, answer: Answer | None = None
+    ) -> None:
         self.delivery = delivery
         self.session = session
         self.answer = answer
@@ -74,8 +76,8 @@ class Taken:
             self._reading = Reading(self.delivery, plan)
         return self._reading
 
-    def with_answer(self, answer: Answer) -> Taken:
+    def with_answer(self, answer: Answer) -> HeldDelivery:
         """The same delivery, to be settled by this answer without a run."""
-        made = Taken(self.delivery, self.session, answer)
+        made = HeldDelivery(self.delivery, self.session, answer)
         made._reading = self._reading
         return made

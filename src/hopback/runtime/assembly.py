@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batch import BatchHandler
 from hopback.runtime.batches import Batches
-from hopback.runtime.consumer import Consumer, Limits
+from hopback.runtime.consumer import Consumer, ConsumerLimits
 from hopback.runtime.push import PushHandler, PushRunner
 from hopback.runtime.quarantine import Quarantine, Solitude
 from hopback.runtime.running import FunctionRunner
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer
     from hopback.runtime.app import AnyHandler
     from hopback.runtime.handler import Handler, HandlerOptions
-    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.settling import Environment
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 
@@ -37,7 +37,7 @@ class Assembly:
 
     topology: Topology
     publish: Callable[[Message], Awaitable[None]]
-    world: Surroundings
+    world: Environment
     concurrency: int | None = None
     """Overrides how many handlers of each queue run at once."""
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
@@ -65,18 +65,18 @@ class Assembly:
         runner = self._runner(handler, options, plan)
         run = runner if self.world.around is None else self.world.around(runner, plan)
         work = partial(OneByOne, handler.queue, options, run, settling)
-        limits = Limits(options.window, options.concurrency, options.breaker)
+        limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
         return self._consuming(plan, limits, work)
 
     def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan)
         work = partial(Batches, handler, prepare, self._settling(plan), self.world)
-        limits = Limits(options.window, options.batchers, options.breaker)
+        limits = ConsumerLimits(options.window, options.batchers, options.breaker)
         return self._consuming(plan, limits, work)
 
     def _consuming(
-        self, plan: Plan, limits: Limits, work: Callable[[Callable[[Answer], object]], Work]
+        self, plan: Plan, limits: ConsumerLimits, work: Callable[[Callable[[Answer], object]], Work]
     ) -> Consumer:
         quarantine = None
         if can_suspect(plan):

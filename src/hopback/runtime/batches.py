@@ -6,7 +6,7 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hopback.policy.batching import Window
+from hopback.policy.batching import BatchWindow
 from hopback.policy.outcome import Done, Park, Retry, Snooze
 from hopback.policy.rules import outcome_of
 from hopback.runtime.answer import DONE, Answer
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from hopback.message import Delivery
-    from hopback.runtime.answer import Taken
+    from hopback.runtime.answer import HeldDelivery
     from hopback.runtime.batch import BatchHandler
     from hopback.runtime.running import FunctionRunner
-    from hopback.runtime.settling import Settling, Surroundings
+    from hopback.runtime.settling import Environment, Settling
     from hopback.topology.plan import Plan
 
 __all__ = ["Batches"]
@@ -36,11 +36,11 @@ class Batches:
         handler: BatchHandler,
         prepare: FunctionRunner | None,
         settling: Settling,
-        world: Surroundings,
+        world: Environment,
         observe: Callable[[Answer], object],
     ) -> None:
         self._handler = handler
-        self._window = Window(handler.options.size, handler.options.wait)
+        self._window = BatchWindow(handler.options.size, handler.options.wait)
         self._prepare = prepare
         self._settling = settling
         self._bus = world.bus
@@ -48,12 +48,12 @@ class Batches:
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._processors = 1 if handler.prepare is None else handler.prepare.options.concurrency
-        self._pool: Pool[Taken] = Pool(
+        self._pool: Pool[HeldDelivery] = Pool(
             self._processors, self._process, name=f"hopback prepare {handler.queue}"
         )
-        self._open: list[tuple[Taken, Any]] = []
+        self._open: list[tuple[HeldDelivery, Any]] = []
         self._due: asyncio.TimerHandle | None = None
-        self._full: list[list[tuple[Taken, Any]]] = []
+        self._full: list[list[tuple[HeldDelivery, Any]]] = []
         self._running: dict[asyncio.Task[None], int] = {}
         self._limit = handler.options.batchers
         self._concluding = 0
@@ -85,7 +85,7 @@ class Batches:
         """Why the last one was not taken."""
         return self._settling.trouble
 
-    def submit(self, taken: Taken) -> None:
+    def submit(self, taken: HeldDelivery) -> None:
         """Add a delivery to the open batch; what cannot be decoded is concluded alone."""
         if self._prepare is not None:
             self._pool.submit(taken)
@@ -97,7 +97,7 @@ class Batches:
         else:
             self._add(taken, payload)
 
-    def conclude(self, taken: Taken, answer: Answer) -> None:
+    def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
         """Settle it by this answer, outside any batch."""
         self._start(self._conclude_all([taken], [answer], 0.0), 1)
 
@@ -155,7 +155,7 @@ class Batches:
 
     # --- from delivered to gathered ----------------------------------------------------------------
 
-    async def _process(self, taken: Taken) -> None:
+    async def _process(self, taken: HeldDelivery) -> None:
         """Make the row of one message; an outcome concludes it alone."""
         assert self._prepare is not None  # noqa: S101 - the pool is fed only then
         if taken.session.ended.is_set():
@@ -176,7 +176,7 @@ class Batches:
         else:
             self._add(taken, row)
 
-    def _add(self, taken: Taken, payload: Any) -> None:
+    def _add(self, taken: HeldDelivery, payload: Any) -> None:
         if not self._open:
             self._due = self._loop.call_at(self._window.due_at(self._loop.time()), self._close_open)
         self._open.append((taken, payload))
@@ -212,7 +212,7 @@ class Batches:
         if not task.cancelled():
             task.result()
 
-    async def _handle(self, batch: list[tuple[Taken, Any]]) -> None:
+    async def _handle(self, batch: list[tuple[HeldDelivery, Any]]) -> None:
         began, isolating = self._loop.time(), Isolating(self._handler)
         alive = [one for one in batch if not one[0].session.ended.is_set()]
         if self._prepare is None:
@@ -246,7 +246,7 @@ class Batches:
         )
 
     async def _conclude_all(
-        self, takens: Iterable[Taken], answers: Iterable[Answer], duration: float
+        self, takens: Iterable[HeldDelivery], answers: Iterable[Answer], duration: float
     ) -> None:
         """Settle each by its own answer; a thousand failures are moved side by side."""
         slow = []
@@ -262,7 +262,7 @@ class Batches:
         finally:
             self._concluding -= 1
 
-    async def _conclude(self, taken: Taken, answer: Answer, duration: float) -> None:
+    async def _conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> None:
         try:
             settled = await self._settling.conclude(taken, answer, duration)
             self.concluded += settled

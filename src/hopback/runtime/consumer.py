@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hopback.errors import BrokerError
-from hopback.runtime.answer import Session
+from hopback.runtime.answer import ConsumeSession
 from hopback.runtime.braking import Brake
 from hopback.runtime.intake import Intake
 from hopback.waiting import first_of
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from hopback.policy.breaker import BreakerPolicy, BreakerState
     from hopback.runtime.answer import Answer
     from hopback.runtime.quarantine import Quarantine
-    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.settling import Environment
     from hopback.runtime.work import Work
 
-__all__ = ["Consumer", "ConsumerState", "Leftover", "Limits"]
+__all__ = ["Consumer", "ConsumerLimits", "ConsumerState", "Leftover"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConsumerLimits:
     """How much a consumer takes and does at once, and when it pauses."""
 
     prefetch: int
@@ -78,9 +78,9 @@ class Consumer:
     def __init__(
         self,
         queue: str,
-        limits: Limits,
+        limits: ConsumerLimits,
         make_work: Callable[[Callable[[Answer], object]], Work],
-        world: Surroundings,
+        world: Environment,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.queue = queue
@@ -91,7 +91,7 @@ class Consumer:
         self._work = make_work(self._brake.observe)
         self._brake.control(self._work.limit)
         self._time = asyncio.get_running_loop().time
-        self._session: Session | None = None
+        self._session: ConsumeSession | None = None
         self._ending: asyncio.Future[_Ending] | None = None
         self._intake: Intake | None = None
         self._wanted = asyncio.Event()
@@ -186,9 +186,9 @@ class Consumer:
         """One session; why it ended. What ends the whole connection is raised by its supervisor."""
         self._resting.clear()
         self._ending = asyncio.get_running_loop().create_future()
-        session: Session | None = None
+        session: ConsumeSession | None = None
         try:
-            session = Session(await connection.open_channel(), connection.version)
+            session = ConsumeSession(await connection.open_channel(), connection.version)
             self._session = session
             ending = await self._consume(session, self._ending)
             await self._linger(session, hurried=ending.lost)
@@ -198,7 +198,7 @@ class Consumer:
         finally:
             await self._end(session)
 
-    async def _consume(self, session: Session, ending: asyncio.Future[_Ending]) -> _Ending:
+    async def _consume(self, session: ConsumeSession, ending: asyncio.Future[_Ending]) -> _Ending:
         self._intake = Intake(
             session,
             self.queue,
@@ -224,14 +224,14 @@ class Consumer:
         finally:
             closed.cancel()
 
-    async def _linger(self, session: Session, *, hurried: bool) -> None:
+    async def _linger(self, session: ConsumeSession, *, hurried: bool) -> None:
         """The channel may be good though its consumer is not: let what runs settle on it."""
         await self._stop_taking()
         self._work.withdraw()
         limit = self._world.backoff.most if hurried else None
         await first_of(self._work.finish(), session.ended.wait(), within=limit)
 
-    async def _end(self, session: Session | None) -> None:
+    async def _end(self, session: ConsumeSession | None) -> None:
         intake, self._intake = self._intake, None
         if intake is not None:
             self._received += intake.received
@@ -252,7 +252,9 @@ class Consumer:
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(ending)
 
-    def _on_closed(self, session: Session, closed: asyncio.Future[BrokerError | None]) -> None:
+    def _on_closed(
+        self, session: ConsumeSession, closed: asyncio.Future[BrokerError | None]
+    ) -> None:
         if not closed.cancelled():
             session.ended.set()
             self.restore(str(closed.result() or "the channel was closed"))

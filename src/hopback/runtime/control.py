@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from hopback.runtime.health import Condition, Health
     from hopback.runtime.service import Service
 
-__all__ = ["Control"]
+__all__ = ["ControlEndpoint"]
 
 _FORWARDED = ("origin", "sec-fetch-site", "forwarded", "x-forwarded-for")
 """A browser sends the first two, a proxy the others: neither is a person on this machine."""
 
 
-class Control:
+class ControlEndpoint:
     """Answers requests about one service; `metrics` renders a scrape where the extra is there."""
 
     def __init__(

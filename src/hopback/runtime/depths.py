@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel, Connection
     from hopback.topology.model import Topology
 
-__all__ = ["Depths", "HeldBack", "Watched", "watched_queues"]
+__all__ = ["Depths", "HeldBackReader", "Watched", "watched_queues"]
 
 
 class Watched(NamedTuple):
@@ -84,7 +84,7 @@ class Depths:
             return None
 
 
-class HeldBack:
+class HeldBackReader:
     """Reads from the management API how many dead letters the broker holds back (`messages_dlx`)."""
 
     def __init__(

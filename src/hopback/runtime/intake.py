@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError
 from hopback.policy.quarantine import is_suspected
-from hopback.runtime.answer import Taken
+from hopback.runtime.answer import HeldDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from hopback.message import Delivery
-    from hopback.runtime.answer import Session
+    from hopback.runtime.answer import ConsumeSession
     from hopback.runtime.quarantine import Quarantine
     from hopback.runtime.work import Work
 
@@ -35,7 +35,7 @@ class Intake:
 
     def __init__(
         self,
-        session: Session,
+        session: ConsumeSession,
         queue: str,
         prefetch: int,
         work: Work,
@@ -49,7 +49,7 @@ class Intake:
         self._quarantine = quarantine
         self._on_cancel = on_cancel
         self._open = quarantine is None or prefetch == 1
-        self._suspected: deque[Taken] = deque()
+        self._suspected: deque[HeldDelivery] = deque()
         self._tag: str | None = None
         self._stopped = False
         self._changing = asyncio.Lock()
@@ -107,7 +107,7 @@ class Intake:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
-        taken = Taken(delivery, self._session)
+        taken = HeldDelivery(delivery, self._session)
         if delivery.redelivered and self._quarantine is not None and is_suspected(delivery):
             self._suspected.append(taken)
             if not self.isolating:

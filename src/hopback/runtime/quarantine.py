@@ -18,8 +18,8 @@ from hopback.runtime.answer import Answer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from hopback.runtime.answer import Taken
-    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.answer import HeldDelivery
+    from hopback.runtime.settling import Environment
     from hopback.runtime.work import Work
     from hopback.topology.plan import Plan
 
@@ -114,7 +114,7 @@ class Solitude:
 class Quarantine:
     """Runs the suspected messages of one queue, one after another."""
 
-    def __init__(self, plan: Plan, solitude: Solitude, world: Surroundings) -> None:
+    def __init__(self, plan: Plan, solitude: Solitude, world: Environment) -> None:
         self._plan = plan
         self._solitude = solitude
         self._world = world
@@ -123,7 +123,7 @@ class Quarantine:
         """Wait until the queue's other deliveries are settled; False if they take too long."""
         return await _in_time(_settled(work))
 
-    async def run(self, taken: Taken, work: Work, *, drained: bool) -> None:
+    async def run(self, taken: HeldDelivery, work: Work, *, drained: bool) -> None:
         """Let it run and be settled; parked instead if the process died of it too often."""
         survivor = self._world.survivor
         token = suspect_token(taken.reading(self._plan))

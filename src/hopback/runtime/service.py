@@ -22,7 +22,7 @@ from hopback.errors import (
 from hopback.runtime.assembly import Assembly
 from hopback.runtime.limits import require
 from hopback.runtime.outgoing import Outlet
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.upkeep import Upkeep
 from hopback.runtime.vetting import vet
@@ -79,13 +79,13 @@ class Service:
         broker: Broker,
         *,
         options: ServiceOptions | None = None,
-        world: Surroundings | None = None,
+        world: Environment | None = None,
         beside: Sequence[Callable[[Connection], Awaitable[None]]] = (),
     ) -> None:
         self.app = app
         self._beside = tuple(beside)
         self.options = options or ServiceOptions()
-        self.world = world or Surroundings()
+        self.world = world or Environment()
         self.topology = app.topology
         self._publisher = Publisher(
             broker,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
 from hopback.errors import BrokerError
+from hopback.front_door import old_names
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
     from hopback.policy.decision import Decision, Effect
-    from hopback.runtime.answer import AroundBatch, Run, Taken
+    from hopback.runtime.answer import AroundBatch, HeldDelivery, Run
     from hopback.runtime.quarantine import Survivor
     from hopback.topology.plan import Plan
 
-__all__ = ["Settling", "Surroundings"]
+__all__ = ["Environment", "Settling"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Environment:
     """Everything that the runtime takes from the world: time, chance, the host, who listens.
 
     `witness` is shown every exception behind a failed run, as it was raised; events carry no objects.
@@ -74,7 +75,7 @@ class Settling:
         self,
         plan: Plan,
         publish: Callable[[Message], Awaitable[None]],
-        world: Surroundings,
+        world: Environment,
         *,
         dead_letters_park: bool = False,
         most_holds: int = 0,
@@ -82,7 +83,7 @@ class Settling:
         self.plan = plan
         self._most_holds = most_holds
         self._holding = 0
-        self._kept: list[Taken] = []
+        self._kept: list[HeldDelivery] = []
         self._ended = EndedRuns()
         self.held = 0
         """How many deliveries wait in hand because a publish of theirs has failed."""
@@ -98,7 +99,7 @@ class Settling:
         self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
         return len(self._kept)
 
-    async def conclude(self, taken: Taken, answer: Answer, duration: float) -> bool:
+    async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer; False if it stays where it was, and that was said."""
         if answer.error is not None and self._world.witness is not None:
             self._world.witness(answer.error)
@@ -117,7 +118,7 @@ class Settling:
             self._record(taken, answer, decision, duration)
         return not isinstance(decision, decided.Keep)
 
-    def abandon(self, taken: Taken, duration: float, reason: str) -> None:
+    def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
         """Say that a delivery was not settled: the broker will deliver it again."""
         if not taken.session.ended.is_set():
             self._kept.append(taken)
@@ -125,7 +126,7 @@ class Settling:
             fields = self._fields(taken, duration) | {"reason": reason}
             self._world.bus.emit("delivery.abandoned", fields)
 
-    def acknowledge(self, taken: Taken) -> bool:
+    def acknowledge(self, taken: HeldDelivery) -> bool:
         """The short way for a handler that worked while nobody listens; False if it has to be long."""
         if self._world.bus.hears("delivery.done"):
             return False
@@ -137,7 +138,7 @@ class Settling:
             self._remember(taken)
         return True
 
-    def settle_copy(self, taken: Taken) -> bool:
+    def settle_copy(self, taken: HeldDelivery) -> bool:
         """Ack a second copy of a run that ended here, instead of running it; False if it is none."""
         if not self._ended or not may_be_copy(taken.delivery):
             return False
@@ -152,13 +153,13 @@ class Settling:
             self._world.bus.emit("delivery.copy", self._fields(taken, 0.0))
         return True
 
-    def _remember(self, taken: Taken) -> None:
+    def _remember(self, taken: HeldDelivery) -> None:
         """This run has ended: done, or its next home confirmed. An ack that gets lost changes nothing."""
         token = token_of(taken.reading(self.plan))
         if token is not None:
             self._ended.add(token)
 
-    def _decided(self, taken: Taken, answer: Answer) -> Decision:
+    def _decided(self, taken: HeldDelivery, answer: Answer) -> Decision:
         if answer is DONE:
             return _ACK
         decision = self._decide(taken, answer, self.plan)
@@ -169,7 +170,7 @@ class Settling:
             return self._decide(taken, answer, replace(self.plan, snooze=None))
         return decision
 
-    def _decide(self, taken: Taken, answer: Answer, plan: Plan) -> Decision:
+    def _decide(self, taken: HeldDelivery, answer: Answer, plan: Plan) -> Decision:
         return decide(
             taken.delivery,
             answer.outcome,
@@ -180,7 +181,7 @@ class Settling:
             reading=taken.reading(self.plan),
         )
 
-    def _effects(self, taken: Taken, answer: Answer, decision: Decision) -> Sequence[Effect]:
+    def _effects(self, taken: HeldDelivery, answer: Answer, decision: Decision) -> Sequence[Effect]:
         if decision is _ACK:
             return _ACKED
         occasion = Occasion(
@@ -194,7 +195,9 @@ class Settling:
             decision, taken.delivery, self.plan, occasion, reading=taken.reading(self.plan)
         )
 
-    async def _carried_out(self, steps: Sequence[Effect], taken: Taken, answer: Answer) -> None:
+    async def _carried_out(
+        self, steps: Sequence[Effect], taken: HeldDelivery, answer: Answer
+    ) -> None:
         for step in steps:
             match step:
                 case Settle(how=how):
@@ -208,14 +211,14 @@ class Settling:
                 case _:
                     assert_never(step)
 
-    async def _hold(self, taken: Taken, delay: float) -> None:
+    async def _hold(self, taken: HeldDelivery, delay: float) -> None:
         self._holding += 1
         try:
             await _pause(taken, delay)
         finally:
             self._holding -= 1
 
-    async def _publish_at_last(self, message: Message, taken: Taken, answer: Answer) -> None:
+    async def _publish_at_last(self, message: Message, taken: HeldDelivery, answer: Answer) -> None:
         """Publish until the broker has confirmed, or the delivery is no longer ours."""
         failures = 0
         try:
@@ -233,7 +236,9 @@ class Settling:
             self.held -= failures > 0
             self.trouble = self.trouble if self.held else ""
 
-    def _record(self, taken: Taken, answer: Answer, decision: Decision, duration: float) -> None:
+    def _record(
+        self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float
+    ) -> None:
         name, extra = _EVENT_OF[type(decision)], self._details(decision)
         if isinstance(decision, decided.Retry) and not decision.counted:
             name = "delivery.snoozed"
@@ -261,13 +266,15 @@ class Settling:
             case _:
                 assert_never(decision)
 
-    def _record_held(self, taken: Taken, answer: Answer, error: BrokerError, wait: float) -> None:
+    def _record_held(
+        self, taken: HeldDelivery, answer: Answer, error: BrokerError, wait: float
+    ) -> None:
         failed = _failure_fields(answer, f"{type(error).__name__}: {error}")
         self._world.bus.emit(
             "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
         )
 
-    def _fields(self, taken: Taken, duration: float) -> dict[str, Any]:
+    def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
         """What every event of a delivery has."""
         reading, properties = taken.reading(self.plan), taken.delivery.properties
         return {
@@ -303,7 +310,7 @@ def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:
     }
 
 
-def _settle(taken: Taken, how: Settlement) -> None:
+def _settle(taken: HeldDelivery, how: Settlement) -> None:
     """Settle on the channel it came by; a channel that has ended settles nothing."""
     channel, tag = taken.session.channel, taken.delivery.tag
     try:
@@ -315,7 +322,7 @@ def _settle(taken: Taken, how: Settlement) -> None:
         raise _Abandoned(str(error)) from error
 
 
-async def _pause(taken: Taken, seconds: float) -> None:
+async def _pause(taken: HeldDelivery, seconds: float) -> None:
     """Wait with the delivery in hand, unless its channel ends first."""
     try:
         async with asyncio.timeout(seconds):
@@ -323,3 +330,6 @@ async def _pause(taken: Taken, seconds: float) -> None:
     except TimeoutError:
         return
     raise _Abandoned("the channel ended while the delivery was in hand")
+
+
+__getattr__ = old_names(__name__, {"Surroundings": "Environment"})

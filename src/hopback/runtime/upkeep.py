@@ -17,7 +17,7 @@ from hopback.errors import BrokerError, NotFound, Returned
 if TYPE_CHECKING:
     from hopback.broker.port import Connection
     from hopback.message import Message
-    from hopback.runtime.settling import Surroundings
+    from hopback.runtime.settling import Environment
     from hopback.topology.model import Topology
 
 __all__ = ["Upkeep"]
@@ -26,7 +26,7 @@ __all__ = ["Upkeep"]
 class Upkeep:
     """Looks after one application's topology, on whatever connection it has."""
 
-    def __init__(self, topology: Topology, ownership: Ownership, world: Surroundings) -> None:
+    def __init__(self, topology: Topology, ownership: Ownership, world: Environment) -> None:
         self._topology = topology
         self._ownership = ownership
         self._world = world

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.message import Delivery
-    from hopback.runtime.answer import Answer, Taken
+    from hopback.runtime.answer import Answer, HeldDelivery
     from hopback.runtime.handler import HandlerOptions
     from hopback.runtime.settling import Settling
 
@@ -47,10 +47,10 @@ class Work(Protocol):
     def trouble(self) -> str:
         """Why the last such delivery was not taken; empty if none is held."""
 
-    def submit(self, taken: Taken) -> None:
+    def submit(self, taken: HeldDelivery) -> None:
         """Take a delivery."""
 
-    def conclude(self, taken: Taken, answer: Answer) -> None:
+    def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
         """Settle a delivery by an answer that is known without running it."""
 
     def limit(self, size: int) -> None:
@@ -97,7 +97,9 @@ class OneByOne:
         self._run = run
         self._settling = settling
         self._observe = observe if options.breaker is not None else None
-        self._pool: Pool[Taken] = Pool(options.concurrency, self._process, name=f"hopback {queue}")
+        self._pool: Pool[HeldDelivery] = Pool(
+            options.concurrency, self._process, name=f"hopback {queue}"
+        )
         self._time = asyncio.get_running_loop().time
         self.concluded = 0
 
@@ -126,14 +128,16 @@ class OneByOne:
         """Why the last one was not taken."""
         return self._settling.trouble
 
-    def submit(self, taken: Taken) -> None:
+    def submit(self, taken: HeldDelivery) -> None:
         """Hand it to the next free worker, behind others of its key."""
         if self._key is None:
             self._pool.submit(taken)
         else:
             self._submit_in_order(taken, self._key)
 
-    def _submit_in_order(self, taken: Taken, key_of: Callable[[Delivery], str | None]) -> None:
+    def _submit_in_order(
+        self, taken: HeldDelivery, key_of: Callable[[Delivery], str | None]
+    ) -> None:
         """A message whose key cannot be told has failed: in no lane is it in order."""
         try:
             key = key_of(taken.delivery)
@@ -145,7 +149,7 @@ class OneByOne:
         else:
             self._pool.submit(taken, key)
 
-    def conclude(self, taken: Taken, answer: Answer) -> None:
+    def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
         """Settle it by this answer."""
         self._pool.submit(taken.with_answer(answer))
 
@@ -184,7 +188,7 @@ class OneByOne:
         """Cancel the workers."""
         return len(await self._pool.stop())
 
-    async def _process(self, taken: Taken) -> None:
+    async def _process(self, taken: HeldDelivery) -> None:
         """One delivery: handled, then concluded."""
         if taken.session.ended.is_set():
             return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.systems.stage import System
+    from hopback.systems.host import System
 
 __all__ = ["HOMES", "load_system"]
 

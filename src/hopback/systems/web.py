@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-__all__ = ["Refused", "field", "json_body", "opened", "web_application"]
+__all__ = ["RequestRefused", "field", "json_body", "opened", "web_application"]
 
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
 
 
-class Refused(HTTPException):
+class RequestRefused(HTTPException):
     """A request that is answered with an error of ours: 4xx, and what to do instead."""
 
     def __init__(self, detail: str, status: int = 400) -> None:
@@ -64,13 +64,13 @@ async def json_body(request: Request) -> Mapping[str, Any]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_BYTES:
-            raise Refused(f"expected a body of at most {_MOST_BYTES} bytes", 413)
+            raise RequestRefused(f"expected a body of at most {_MOST_BYTES} bytes", 413)
     try:
         found = json.loads(body or b"{}")
     except (ValueError, RecursionError):
-        raise Refused("expected a JSON object, got something that is no JSON") from None
+        raise RequestRefused("expected a JSON object, got something that is no JSON") from None
     if not isinstance(found, dict):
-        raise Refused(f"expected a JSON object, got {type(found).__name__}")
+        raise RequestRefused(f"expected a JSON object, got {type(found).__name__}")
     return found
 
 
@@ -78,7 +78,7 @@ def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
     """A text field of a body; Refused names it where it is missing or too long."""
     found = body.get(name)
     if not isinstance(found, str) or not found.strip() or len(found) > most:
-        raise Refused(f"{name}: expected text of 1 to {most} letters")
+        raise RequestRefused(f"{name}: expected text of 1 to {most} letters")
     return found.strip()
 
 

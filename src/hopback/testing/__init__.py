@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.front_door import front_door
+
 if TYPE_CHECKING:
     from hopback.broker.embedded import EmbeddedBroker, Fault
     from hopback.testing.app_thread import AppThread
@@ -32,20 +34,5 @@ _HOMES = {
     "hopback.testing.captured": ("Happening", "Tally"),
     "hopback.testing.kit": ("AppTest", "in_virtual_time"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its home on first use, and keep it."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Everything that can be had, loaded or not."""
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = front_door(__name__, _HOMES)

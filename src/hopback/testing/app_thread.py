@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.observe.events import Bus
 from hopback.runtime.service import Service
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.testing.captured import Happening
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class AppThread:
             self._ready.set()
 
     async def _serve(self) -> None:
-        world = Surroundings(bus=Bus(self._note), host="test")
+        world = Environment(bus=Bus(self._note), host="test")
         service = Service(self._app, RabbitMQ(self._url), world=world)
         self._loop, self._service = asyncio.get_running_loop(), service
         async with asyncio.TaskGroup() as group:

@@ -16,7 +16,7 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.events import Bus
 from hopback.runtime.outgoing import compose
 from hopback.runtime.service import Service
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.testing.captured import Happening, Tally, tally_of
 from hopback.testing.producing import Producer
 from hopback.topology.expand import retry_queues
@@ -86,7 +86,7 @@ class AppTest:
     # --- from start to end -------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        world = Surroundings(
+        world = Environment(
             bus=Bus(self._note),
             clock=self._clock,
             chance=lambda: self._chance,

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.testing.timeline import Step
+from hopback.testing.timeline import TimelineStep
 from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.testing.timeline import Entry, Timeline
+    from hopback.testing.timeline import Timeline, TimelineEntry
 
 __all__ = ["sequence_of"]
 
 _ARROWS = {
-    Step.PUBLISHED: "publisher->>{queue}",
-    Step.RETURNED: "{last}->>{queue}",
-    Step.RUN: "{queue}->>handler",
-    Step.WAITS: "handler-->>{queue}",
-    Step.PARKED: "handler-->>{queue}",
-    Step.DONE: "handler->>{queue}",
-    Step.COPY: "publisher->>{queue}",
-    Step.EXTRA: "{last}->>{queue}",
-    Step.LOST: "{last}-x{queue}",
+    TimelineStep.PUBLISHED: "publisher->>{queue}",
+    TimelineStep.RETURNED: "{last}->>{queue}",
+    TimelineStep.RUN: "{queue}->>handler",
+    TimelineStep.WAITS: "handler-->>{queue}",
+    TimelineStep.PARKED: "handler-->>{queue}",
+    TimelineStep.DONE: "handler->>{queue}",
+    TimelineStep.COPY: "publisher->>{queue}",
+    TimelineStep.EXTRA: "{last}->>{queue}",
+    TimelineStep.LOST: "{last}-x{queue}",
 }
 
 
@@ -48,9 +48,9 @@ def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
         yield f"{arrow}: {label(_label(entry))}"
-        if entry.step is Step.WAITS:
+        if entry.step is TimelineStep.WAITS:
             last = known[entry.queue]
 
 
-def _label(entry: Entry) -> str:
+def _label(entry: TimelineEntry) -> str:
     return f"{format_duration(entry.at_ms)}, {entry.told}"

@@ -15,7 +15,7 @@ from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.testing.entrance import CannotSimulate, find_entrance
-from hopback.testing.timeline import Entry, Step, Timeline, telling_headers
+from hopback.testing.timeline import Timeline, TimelineEntry, TimelineStep, telling_headers
 from hopback.topology.durations import format_duration
 from hopback.topology.expand import retry_queues
 from hopback.version import BrokerVersion
@@ -106,7 +106,7 @@ class _Player:
         node: Node,
         channel: Channel,
     ) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TimelineEntry] = []
         self._plan = plan
         self._script = script
         self._version = version
@@ -158,12 +158,12 @@ class _Player:
         decision = decide(delivery, outcome, self._plan, version=self._version)
         attempt = attempt_of(delivery, self._plan)
         text = f"attempt {attempt} of {self._plan.attempts} {_told(decision)}"
-        self._add(Step.RUN, delivery.queue, text, delivery.properties.headers)
+        self._add(TimelineStep.RUN, delivery.queue, text, delivery.properties.headers)
         occasion = Occasion(now=asyncio.get_running_loop().time(), host="simulated")
         for effect in effects(decision, delivery, self._plan, occasion):
             await self._carry_out(effect, delivery)
         if isinstance(decision, decided.Ack):
-            self._add(Step.DONE, delivery.queue, "")
+            self._add(TimelineStep.DONE, delivery.queue, "")
 
     async def _carry_out(self, effect: Effect, delivery: Delivery) -> None:
         match effect:
@@ -183,26 +183,30 @@ class _Player:
         if event.kind is EventKind.ENQUEUED:
             self._note_arrival(event)
         elif event.kind is EventKind.REQUEUED:
-            self._add(Step.RETURNED, event.queue, "by release")
+            self._add(TimelineStep.RETURNED, event.queue, "by release")
         elif event.kind is EventKind.DROPPED:
-            self._add(Step.LOST, event.queue or self._plan.queue, event.reason, event.headers)
+            self._add(
+                TimelineStep.LOST, event.queue or self._plan.queue, event.reason, event.headers
+            )
 
     def _note_arrival(self, event: Event) -> None:
         if event.queue == self._plan.queue:
-            step = Step.RETURNED if self._runs else Step.PUBLISHED
+            step = TimelineStep.RETURNED if self._runs else TimelineStep.PUBLISHED
             self._add(step, event.queue, _way(event))
         elif event.queue in self._waits:
-            self._add(Step.WAITS, event.queue, format_duration(self._waits[event.queue]))
+            self._add(TimelineStep.WAITS, event.queue, format_duration(self._waits[event.queue]))
         elif event.queue == self._plan.parking.queue:
-            self._add(Step.PARKED, event.queue, "", event.headers)
+            self._add(TimelineStep.PARKED, event.queue, "", event.headers)
         else:
-            step = Step.EXTRA if self._runs else Step.COPY
+            step = TimelineStep.EXTRA if self._runs else TimelineStep.COPY
             self._add(step, event.queue, _way(event), event.headers)
 
-    def _add(self, step: Step, queue: str, text: str, headers: Headers | None = None) -> None:
+    def _add(
+        self, step: TimelineStep, queue: str, text: str, headers: Headers | None = None
+    ) -> None:
         elapsed_ms = round((asyncio.get_running_loop().time() - self._start) * 1000)
         told = telling_headers(headers or {}, self._plan)
-        self.entries.append(Entry(elapsed_ms, step, queue, text, told))
+        self.entries.append(TimelineEntry(elapsed_ms, step, queue, text, told))
 
 
 def _way(event: Event) -> str:

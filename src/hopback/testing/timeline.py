@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["Entry", "Step", "Timeline", "telling_headers"]
+__all__ = ["Timeline", "TimelineEntry", "TimelineStep", "telling_headers"]
 
 _EXPLAINING = (Fact.ATTEMPT, Fact.RETRIES, Fact.REASON, Fact.ERROR, Fact.STATUS)
 _OWN = ("hopback-attempts", "hopback-queue", "hopback-snoozes")
 
 
-class Step(StrEnum):
+class TimelineStep(StrEnum):
     """What can happen in a message's life."""
 
     PUBLISHED = "published"
@@ -46,15 +46,15 @@ class Step(StrEnum):
     """The broker dropped it; the text says which of its ways this was."""
 
 
-_FOR_OTHERS = (Step.COPY, Step.EXTRA)
+_FOR_OTHERS = (TimelineStep.COPY, TimelineStep.EXTRA)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """One thing that happened, in milliseconds since the message was published."""
 
     at_ms: int
-    step: Step
+    step: TimelineStep
     queue: str
     text: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Entry:
     @property
     def told(self) -> str:
         """What happened, in words."""
-        return self.text if self.step is Step.RUN else f"{self.step} {self.text}".rstrip()
+        return self.text if self.step is TimelineStep.RUN else f"{self.step} {self.text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class Timeline:
     version: BrokerVersion
     exchange: str
     routing_key: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TimelineEntry, ...]
 
     @property
     def runs(self) -> int:
         """How often the handler ran."""
-        return sum(entry.step is Step.RUN for entry in self.entries)
+        return sum(entry.step is TimelineStep.RUN for entry in self.entries)
 
     @property
     def duration_ms(self) -> int:
@@ -87,14 +87,14 @@ class Timeline:
         return self.entries[-1].at_ms if self.entries else 0
 
     @property
-    def ending(self) -> Entry:
+    def ending(self) -> TimelineEntry:
         """How it ended: the last entry that is not a copy for someone else."""
         return next(entry for entry in reversed(self.entries) if entry.step not in _FOR_OTHERS)
 
     @property
     def extra_copies(self) -> Mapping[str, int]:
         """For each other queue, how many copies the retries brought it."""
-        return Counter(entry.queue for entry in self.entries if entry.step is Step.EXTRA)
+        return Counter(entry.queue for entry in self.entries if entry.step is TimelineStep.EXTRA)
 
 
 def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.front_door import front_door
+
 if TYPE_CHECKING:
     from hopback.topology.check import Finding, Severity
     from hopback.topology.definitions import read_definitions, write_definitions
     from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
-    from hopback.topology.diff import Conflict, Diff, Difference, Entry, Kind
+    from hopback.topology.diff import Conflict, Diff, DiffEntry, Difference, Kind
     from hopback.topology.document import from_document, to_document
     from hopback.topology.durations import format_duration, parse_duration_ms
     from hopback.topology.expand import hardened_queues, recommended_plan
@@ -50,8 +52,8 @@ __all__ = [
     "Conflict",
     "Count",
     "Diff",
+    "DiffEntry",
     "Difference",
-    "Entry",
     "Exchange",
     "ExchangeType",
     "Fact",
@@ -95,7 +97,7 @@ _HOMES = {
     "hopback.topology.check": ("Finding", "Severity"),
     "hopback.topology.definitions": ("read_definitions", "write_definitions"),
     "hopback.topology.diagram": ("draw_flow", "draw_sequence", "draw_states"),
-    "hopback.topology.diff": ("Conflict", "Diff", "Difference", "Entry", "Kind"),
+    "hopback.topology.diff": ("Conflict", "Diff", "Difference", "DiffEntry", "Kind"),
     "hopback.topology.document": ("from_document", "to_document"),
     "hopback.topology.durations": ("format_duration", "parse_duration_ms"),
     "hopback.topology.expand": ("hardened_queues", "recommended_plan"),
@@ -127,20 +129,5 @@ _HOMES = {
     "hopback.topology.validate": ("problems",),
     "hopback.topology.words": ("plan_in_words",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its home on first use, and keep it."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Everything that can be had, loaded or not."""
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = front_door(__name__, _HOMES, {"Entry": "DiffEntry"})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.fields import FieldValue, Headers
-    from hopback.topology.places import Place
+    from hopback.topology.located import Located
 
 __all__ = [
     "DEEPEST",
@@ -96,12 +96,12 @@ def encode(value: FieldValue) -> object:
     return _encode_rare(value)
 
 
-def decode_table(place: Place, *, marks: bool = True) -> dict[str, FieldValue]:
+def decode_table(place: Located, *, marks: bool = True) -> dict[str, FieldValue]:
     """The table of AMQP values at this place."""
     return {key: decode(inner, marks=marks) for key, inner in place.entries()}
 
 
-def decode(place: Place, depth: int = 0, *, marks: bool = True) -> FieldValue:
+def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
     """The AMQP value at this place; without `marks` a key that begins with `$` is like any other."""
     if depth > DEEPEST:
         place.wrong(f"at most {DEEPEST} levels of nesting", "more")
@@ -146,7 +146,7 @@ def _encode_rare(value: FieldValue) -> object:
     raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")
 
 
-def _decode_marked(place: Place, table: Mapping[str, object], depth: int) -> FieldValue:
+def _decode_marked(place: Located, table: Mapping[str, object], depth: int) -> FieldValue:
     mark = next(iter(table))
     inner = place.inner(mark, table[mark])
     if mark in _INTEGERS:
@@ -160,7 +160,7 @@ def _decode_marked(place: Place, table: Mapping[str, object], depth: int) -> Fie
     return None
 
 
-def _integer(place: Place, kind: type[int]) -> FieldValue:
+def _integer(place: Located, kind: type[int]) -> FieldValue:
     low, high = INTEGER_RANGES[kind]
     value = place.value
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
@@ -169,7 +169,7 @@ def _integer(place: Place, kind: type[int]) -> FieldValue:
     return 0
 
 
-def _number(place: Place) -> float:
+def _number(place: Located) -> float:
     value = place.value
     if value in ("nan", "inf", "-inf"):
         return float(str(value))
@@ -179,7 +179,7 @@ def _number(place: Place) -> float:
     return 0.0
 
 
-def _decimal(place: Place) -> Decimal:
+def _decimal(place: Located) -> Decimal:
     try:
         value = Decimal(place.value if isinstance(place.value, str) else "")
     except InvalidOperation:
@@ -199,7 +199,7 @@ def fits_decimal(value: Decimal) -> bool:
     return low <= int(value.scaleb(-exponent)) <= high
 
 
-def _bytes(place: Place) -> bytes:
+def _bytes(place: Located) -> bytes:
     if isinstance(place.value, str):
         try:
             return b64decode(place.value, validate=True)
@@ -209,12 +209,12 @@ def _bytes(place: Place) -> bytes:
     return b""
 
 
-def _none(place: Place) -> None:
+def _none(place: Located) -> None:
     if place.value is not True:
         place.wrong("true")
 
 
-_RARE: Mapping[str, Callable[[Place], FieldValue]] = {
+_RARE: Mapping[str, Callable[[Located], FieldValue]] = {
     "$bytes": _bytes,
     "$decimal": _decimal,
     "$float": _number,

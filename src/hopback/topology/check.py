@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.topology.hazards import RULES
+from hopback.topology.hazards.analysis import Analysis
 from hopback.topology.hazards.rule import Finding, Severity, reported
-from hopback.topology.hazards.scene import Scene
 
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
@@ -22,8 +22,8 @@ def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Fin
     the gravest severity among them. Policies count as the broker would apply them. A topology
     without plans, as read from a live broker, is judged by how its queues dead-letter.
     """
-    scene = Scene(topology, version)
-    found = {finding for rule in RULES for finding in reported(rule, scene)}
+    analysis = Analysis(topology, version)
+    found = {finding for rule in RULES for finding in reported(rule, analysis)}
     return tuple(
         sorted(
             found, key=lambda each: (each.severity.rank, each.rule, each.place, each.explanation)

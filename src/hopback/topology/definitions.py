@@ -23,8 +23,8 @@ from hopback.topology.definitions_objects import (
 from hopback.topology.definitions_source import choose_vhost, load
 from hopback.topology.importable import importable, without_queues
 from hopback.topology.json_values import without_what_json_lacks
+from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology, freeze
-from hopback.topology.places import Place
 from hopback.topology.validate import broker_problems
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ def read_definitions(
 
     `vhost` chooses where the file holds several. `name` becomes the topology's name.
     """
-    root = Place("", load(data, name), [])
+    root = Located("", load(data, name), [])
     entries = dict(root.entries())
     if RECORD in entries:
         entries[RECORD].wrong("no key of this name, which Hopback keeps for itself")
     chosen = choose_vhost(root, entries, vhost)
     root.check(name)
-    reader = _Reader(chosen)
+    reader = _DefinitionsReader(chosen)
     found = {section: reader.section(section, entries.get(section)) for section in SECTIONS}
     rest = {
         key: decode(place, marks=False) for key, place in entries.items() if key not in SECTIONS
@@ -87,7 +87,7 @@ def write_definitions(
     return _Writer(fitting, record, vhost).document(), notes
 
 
-class _Reader:
+class _DefinitionsReader:
     """Sorts the objects of a file into ours and those of other virtual hosts."""
 
     def __init__(self, vhost: str | None) -> None:
@@ -95,12 +95,12 @@ class _Reader:
         self.originals: dict[str, list[object]] = {}
         self.others: dict[str, list[object]] = {}
 
-    def section(self, section: str, place: Place | None) -> list[Definable]:
+    def section(self, section: str, place: Located | None) -> list[Definable]:
         """The objects of one section that are ours."""
         places = () if place is None else place.items()
         return [item for inner in places if (item := self.one(section, inner)) is not None]
 
-    def one(self, section: str, place: Place) -> Definable | None:
+    def one(self, section: str, place: Located) -> Definable | None:
         """One object; None if it belongs to another virtual host or is of a kind we do not model."""
         raw = thaw(decode(place, marks=False))
         home = raw.get("vhost", self.vhost) if isinstance(raw, Mapping) else self.vhost
@@ -148,7 +148,7 @@ class _Writer:
         """The objects of one section; those that were not changed as they came."""
         originals: dict[object, tuple[Definable, Mapping[str, object]]] = {}
         for raw in _list(thaw(self.record.get(section))):
-            item = parse(section, Place(section, raw, []))
+            item = parse(section, Located(section, raw, []))
             if item is not None and isinstance(raw, dict):
                 originals[identity(item)] = (item, raw)
         return [self.one(item, originals) for item in items]

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.arguments import decode_table
+from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
-from hopback.topology.places import Place
 from hopback.topology.wording import either
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
-    from hopback.topology.places import Table
+    from hopback.topology.located import Table
 
 __all__ = ["SECTIONS", "Definable", "canonical", "identity", "parse", "same_json", "thaw"]
 
@@ -99,7 +99,7 @@ def _policy_fields(policy: Policy) -> dict[str, object]:
     }
 
 
-def parse(section: str, place: Place) -> Definable | None:
+def parse(section: str, place: Located) -> Definable | None:
     """The object of this section at this place; None for a queue type that we do not model."""
     table = place.table()
     match section:
@@ -112,49 +112,49 @@ def parse(section: str, place: Place) -> Definable | None:
     return _policy(table)
 
 
-def _table(place: Place) -> dict[str, FieldValue]:
+def _table(place: Located) -> dict[str, FieldValue]:
     return decode_table(place, marks=False)
 
 
 def _exchange(table: Table) -> Exchange:
     return Exchange(
-        table.need("name", Place.text, ""),
-        type=table.need("type", Place.text, "direct", "an exchange type"),
-        durable=table.read("durable", Place.flag, True),
-        auto_delete=table.read("auto_delete", Place.flag, False),
-        internal=table.read("internal", Place.flag, False),
+        table.need("name", Located.text, ""),
+        type=table.need("type", Located.text, "direct", "an exchange type"),
+        durable=table.read("durable", Located.flag, True),
+        auto_delete=table.read("auto_delete", Located.flag, False),
+        internal=table.read("internal", Located.flag, False),
         arguments=table.read("arguments", _table, {}),
     )
 
 
 def _queue(table: Table) -> Queue | None:
     arguments: dict[str, FieldValue] = table.read("arguments", _table, {})
-    kind = table.read("type", Place.text, QueueType.CLASSIC.value)
+    kind = table.read("type", Located.text, QueueType.CLASSIC.value)
     told = arguments.pop("x-queue-type", kind)
     if not isinstance(told, str):
         table.place.inner("arguments", None).inner("x-queue-type", told).wrong("text")
     elif told not in tuple(QueueType):
         return None
     return Queue(
-        table.need("name", Place.text, ""),
+        table.need("name", Located.text, ""),
         type=QueueType(told) if isinstance(told, str) else QueueType.CLASSIC,
-        durable=table.read("durable", Place.flag, True),
-        auto_delete=table.read("auto_delete", Place.flag, False),
+        durable=table.read("durable", Located.flag, True),
+        auto_delete=table.read("auto_delete", Located.flag, False),
         arguments=arguments,
     )
 
 
 def _binding(table: Table) -> Binding:
     return Binding(
-        table.need("source", Place.text, ""),
-        table.need("destination", Place.text, ""),
-        table.read("routing_key", Place.text, ""),
+        table.need("source", Located.text, ""),
+        table.need("destination", Located.text, ""),
+        table.read("routing_key", Located.text, ""),
         table.read("destination_type", _is_exchange, False),
         table.read("arguments", _table, {}),
     )
 
 
-def _is_exchange(place: Place) -> bool:
+def _is_exchange(place: Located) -> bool:
     if place.value not in ("queue", "exchange"):
         place.wrong(either(("queue", "exchange")))
     return place.value == "exchange"
@@ -162,9 +162,9 @@ def _is_exchange(place: Place) -> bool:
 
 def _policy(table: Table) -> Policy:
     return Policy(
-        table.need("name", Place.text, ""),
-        pattern=table.need("pattern", Place.text, "", "a regular expression"),
+        table.need("name", Located.text, ""),
+        pattern=table.need("pattern", Located.text, "", "a regular expression"),
         definition=table.need("definition", _table, {}, "a table of policy keys"),
-        priority=table.read("priority", Place.integer, 0),
-        apply_to=table.read("apply-to", Place.text, "all"),
+        priority=table.read("priority", Located.integer, 0),
+        apply_to=table.read("apply-to", Located.text, "all"),
     )

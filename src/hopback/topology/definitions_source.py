@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NoReturn
 
-    from hopback.topology.places import Place
+    from hopback.topology.located import Located
 
 __all__ = ["choose_vhost", "load"]
 
@@ -34,7 +34,7 @@ def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
     raise InvalidTopology((Problem(place, "valid JSON", got),), where=where)
 
 
-def choose_vhost(root: Place, sections: Mapping[str, Place], asked: str | None) -> str | None:
+def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | None) -> str | None:
     """The virtual host to read; None where the file is of one virtual host and does not say which."""
     used = _texts("vhost", sections, SECTIONS)
     known = sorted({*used, *_texts("name", sections, ("vhosts",))})
@@ -48,7 +48,7 @@ def choose_vhost(root: Place, sections: Mapping[str, Place], asked: str | None) 
     return None
 
 
-def _texts(key: str, sections: Mapping[str, Place], wanted: Iterable[str]) -> list[str]:
+def _texts(key: str, sections: Mapping[str, Located], wanted: Iterable[str]) -> list[str]:
     """The texts under this key in all entries of these sections, sorted."""
     lists = [sections[section].value for section in wanted if section in sections]
     entries = [entry for items in lists if isinstance(items, list | tuple) for entry in items]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.topology.definitions_objects import Definable
     from hopback.topology.diff_advice import Advice
 
-__all__ = ["Conflict", "Diff", "Difference", "Entry", "Kind", "diff"]
+__all__ = ["Conflict", "Diff", "DiffEntry", "Difference", "Kind", "diff"]
 
 _Field: TypeAlias = "tuple[str, FieldValue, FieldValue]"
 
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DiffEntry:
     """An object that is to be created, is the same on both sides, or is there besides."""
 
     kind: Kind
@@ -86,10 +86,10 @@ class Conflict:
 class Diff:
     """What lies between a desired topology and the actual one."""
 
-    create: tuple[Entry, ...] = ()
-    same: tuple[Entry, ...] = ()
+    create: tuple[DiffEntry, ...] = ()
+    same: tuple[DiffEntry, ...] = ()
     conflict: tuple[Conflict, ...] = ()
-    extra: tuple[Entry, ...] = ()
+    extra: tuple[DiffEntry, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -111,10 +111,10 @@ class _Comparison:
     """Collects the four lists."""
 
     def __init__(self) -> None:
-        self.create: list[Entry] = []
-        self.same: list[Entry] = []
+        self.create: list[DiffEntry] = []
+        self.same: list[DiffEntry] = []
         self.conflict: list[Conflict] = []
-        self.extra: list[Entry] = []
+        self.extra: list[DiffEntry] = []
 
     def compare(
         self, kind: Kind, desired: Iterable[Definable], actual: Iterable[Definable]
@@ -150,8 +150,8 @@ def _implicit(item: Definable) -> bool:
     return not isinstance(item, Policy) and (not item.name or item.name.startswith("amq."))
 
 
-def _entry(kind: Kind, item: Definable) -> Entry:
-    return Entry(kind, _name(item), item)
+def _entry(kind: Kind, item: Definable) -> DiffEntry:
+    return DiffEntry(kind, _name(item), item)
 
 
 def _name(item: Definable) -> str:

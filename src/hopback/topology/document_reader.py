@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.arguments import decode, decode_table
 from hopback.topology.document_plans import read_plan
+from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
-from hopback.topology.places import Place
 from hopback.topology.recommended_form import Pattern, read_recommended
 from hopback.topology.validate import problems
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.errors import Problem
-    from hopback.topology.places import Table
+    from hopback.topology.located import Table
     from hopback.topology.plan import Plan
 
 __all__ = ["read_document"]
@@ -24,8 +24,8 @@ __all__ = ["read_document"]
 
 def read_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
     """The topology that a document describes; InvalidTopology lists everything wrong with it."""
-    root = Place("", data, [])
-    reader = _Reader(root.table())
+    root = Located("", data, [])
+    reader = _DocumentReader(root.table())
     topology = reader.topology()
     blamed = [problem.path for problem in root.problems]
     root.problems.extend(
@@ -44,7 +44,7 @@ def _explained(problem: Problem, blamed: list[str]) -> bool:
     )
 
 
-class _Reader:
+class _DocumentReader:
     """Collects the objects of one document: bindings and queues come from several of its places."""
 
     def __init__(self, root: Table) -> None:
@@ -58,7 +58,7 @@ class _Reader:
     def topology(self) -> Topology:
         """Everything read, in the order of the file."""
         root = self.root
-        name = root.read("name", Place.text, "topology")
+        name = root.read("name", Located.text, "topology")
         exchanges = tuple(self.exchange(*entry) for entry in root.entries("exchanges"))
         explicit = dict(root.entries("plans"))
         for entry in root.entries("queues"):
@@ -80,15 +80,15 @@ class _Reader:
             frozenset(self.unconsumed),
         )
 
-    def exchange(self, name: str, place: Place) -> Exchange:
+    def exchange(self, name: str, place: Located) -> Exchange:
         """One exchange, with the bindings that feed it."""
         table = place.table()
         exchange = Exchange(
             name,
-            type=table.read("type", Place.text, "direct"),
-            durable=table.read("durable", Place.flag, True),
-            auto_delete=table.read("auto_delete", Place.flag, False),
-            internal=table.read("internal", Place.flag, False),
+            type=table.read("type", Located.text, "direct"),
+            durable=table.read("durable", Located.flag, True),
+            auto_delete=table.read("auto_delete", Located.flag, False),
+            internal=table.read("internal", Located.flag, False),
             arguments=table.read("arguments", decode_table, {}),
         )
         for item in table.items("bindings"):
@@ -96,10 +96,10 @@ class _Reader:
         table.close()
         return exchange
 
-    def queue(self, name: str, place: Place, *, planned: bool) -> None:
+    def queue(self, name: str, place: Located, *, planned: bool) -> None:
         """One queue and all that its pattern makes of it."""
         table = place.table()
-        consumed = table.read("consumers", Place.flag, True)
+        consumed = table.read("consumers", Located.flag, True)
         self.unconsumed |= set() if consumed else {name}
         if _pattern(table, silent=planned or not consumed) is Pattern.RECOMMENDED:
             queues, plan = read_recommended(name, table)
@@ -111,17 +111,17 @@ class _Reader:
             self.binding(item, to=name)
         table.close()
 
-    def binding(self, place: Place, to: str | None = None, to_exchange: bool = False) -> None:
+    def binding(self, place: Located, to: str | None = None, to_exchange: bool = False) -> None:
         """One binding; `to` is known where it stands under the queue or exchange it feeds."""
         table = place.table()
-        source = table.need("exchange", Place.text, "", "the name of an exchange")
+        source = table.need("exchange", Located.text, "", "the name of an exchange")
         destination, to_exchange = (to, to_exchange) if to is not None else _destination(table)
         self.binding_paths.append(place.path)
         self.bindings.append(
             Binding(
                 source,
                 destination,
-                table.read("key", Place.text, ""),
+                table.read("key", Located.text, ""),
                 to_exchange,
                 table.read("arguments", decode_table, {}),
             )
@@ -135,7 +135,7 @@ def _destination(table: Table) -> tuple[str, bool]:
         exchange.wrong("either `queue` or `to_exchange`", "both")
     if queue is None and exchange is not None:
         return exchange.text(), True
-    return table.need("queue", Place.text, "", "the name of a queue, or `to_exchange`"), False
+    return table.need("queue", Located.text, "", "the name of a queue, or `to_exchange`"), False
 
 
 def _pattern(table: Table, silent: bool) -> Pattern:
@@ -157,21 +157,21 @@ def _plain(name: str, table: Table) -> Queue:
     return Queue(
         name,
         type=table.read("type", lambda inner: inner.option(QueueType), QueueType.CLASSIC),
-        durable=table.read("durable", Place.flag, True),
-        exclusive=table.read("exclusive", Place.flag, False),
-        auto_delete=table.read("auto_delete", Place.flag, False),
+        durable=table.read("durable", Located.flag, True),
+        exclusive=table.read("exclusive", Located.flag, False),
+        auto_delete=table.read("auto_delete", Located.flag, False),
         arguments=table.read("arguments", decode_table, {}),
     )
 
 
-def _policy(name: str, place: Place) -> Policy:
+def _policy(name: str, place: Located) -> Policy:
     table = place.table()
     policy = Policy(
         name,
-        pattern=table.need("pattern", Place.text, "", "a regular expression"),
+        pattern=table.need("pattern", Located.text, "", "a regular expression"),
         definition=table.need("definition", decode_table, {}, "a table of policy keys"),
-        priority=table.read("priority", Place.integer, 0),
-        apply_to=table.read("apply_to", Place.text, "all"),
+        priority=table.read("priority", Located.integer, 0),
+        apply_to=table.read("apply_to", Located.text, "all"),
     )
     table.close()
     return policy

@@ -83,7 +83,7 @@ def _read(pattern: str) -> _Pattern | PatternFlaw:
     if len(pattern) > _LONGEST:
         return PatternFlaw(f"it is longer than {_LONGEST} characters", refused=False)
     try:
-        part = _Reader(pattern.encode("utf-8", "surrogatepass").decode("latin-1")).whole()
+        part = _PatternReader(pattern.encode("utf-8", "surrogatepass").decode("latin-1")).whole()
     except PatternFlaw as flaw:
         return flaw
     part = _trimmed(part)
@@ -92,12 +92,12 @@ def _read(pattern: str) -> _Pattern | PatternFlaw:
 
 def _trimmed(part: _Part) -> _Part:
     """Without what may be absent at either end: a name that holds the rest holds the whole."""
-    parts = list(part.parts) if isinstance(part, _Sequence) else [part]
+    parts = list(part.parts) if isinstance(part, _Series) else [part]
     while parts and _may_be_absent(parts[-1]):
         parts.pop()
     while parts and _may_be_absent(parts[0]):
         parts.pop(0)
-    return _Sequence(tuple(parts))
+    return _Series(tuple(parts))
 
 
 def _may_be_absent(part: _Part) -> bool:
@@ -177,7 +177,7 @@ class _Byte:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
+class _Series:
     parts: tuple[_Part, ...]
 
     def ends(self, starts: int, name: _Name) -> int:
@@ -385,7 +385,7 @@ def _either_case(accepted: int) -> int:
 # --- reading
 
 
-class _Reader:
+class _PatternReader:
     """Reads a pattern, given as one character for each byte."""
 
     def __init__(self, text: str) -> None:
@@ -430,7 +430,7 @@ class _Reader:
                 part = self._one()
                 if part is not None:
                     parts.append(self._repeated(part))
-        return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else _Series(tuple(parts))
 
     def _one(self) -> _Part | None:
         one = self._next()
@@ -529,7 +529,7 @@ class _Reader:
     def _closed(self, part: _Part) -> _Part:
         if not self._take(")"):
             raise PatternFlaw("a parenthesis is not closed", refused=True)
-        return _Sequence((part,))
+        return _Series((part,))
 
     def _escape(self) -> _Part:
         one = self._next()

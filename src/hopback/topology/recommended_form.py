@@ -11,13 +11,13 @@ from hopback.errors import InvalidTopology
 from hopback.topology.arguments import decode_table, encode_table
 from hopback.topology.durations import format_duration
 from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
+from hopback.topology.located import Located
 from hopback.topology.model import Queue, QueueType
-from hopback.topology.places import Place
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
+    from hopback.topology.located import Table
     from hopback.topology.model import Topology
-    from hopback.topology.places import Table
     from hopback.topology.plan import Plan
 
 __all__ = ["Pattern", "read_recommended", "write_recommended"]
@@ -35,8 +35,8 @@ class Pattern(StrEnum):
 def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan | None]:
     """The queues and the plan of a queue in short form; no plan if its delays cannot be read."""
     tiers_ms = _tiers_ms(table)
-    attempts = table.read("attempts", Place.positive, None)
-    delivery_limit = table.read("delivery_limit", Place.positive, DELIVERY_LIMIT)
+    attempts = table.read("attempts", Located.positive, None)
+    delivery_limit = table.read("delivery_limit", Located.positive, DELIVERY_LIMIT)
     arguments: dict[str, FieldValue] = table.read("arguments", decode_table, {})
     _only_quorum(table)
     if tiers_ms is None or not name:
@@ -97,17 +97,17 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
     return tiers_ms if len(place.problems) == known else None
 
 
-def _delay_ms(place: Place) -> int:
+def _delay_ms(place: Located) -> int:
     table = place.table()
     known = len(place.problems)
-    delay_ms = table.need("delay", Place.duration_ms, 0, "a duration like 30s")
+    delay_ms = table.need("delay", Located.duration_ms, 0, "a duration like 30s")
     if delay_ms == 0 and len(place.problems) == known:
         place.inner("delay", "0s").wrong("a delay longer than nothing", "0s")
     table.close()
     return delay_ms
 
 
-def _longer(place: Place, at: int, before: int, after: int) -> None:
+def _longer(place: Located, at: int, before: int, after: int) -> None:
     if 0 < after <= before:
         longer = f"a delay longer than the tier before it ({format_duration(before)})"
         place.inner(at, None).inner("delay", None).wrong(longer, format_duration(after))

@@ -17,7 +17,7 @@ from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import pushing
 from hopback.systems.event_bus.receiver import receiver
-from hopback.systems.event_bus.settings import Settings, endpoints_at
+from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
@@ -64,7 +64,7 @@ class _LoopTime:
 
 @asynccontextmanager
 async def _playing(hardened: bool = False) -> AsyncIterator[_Scene]:
-    settings = Settings(endpoints_at("http://receiver.test"), hardened)
+    settings = EventBusSettings(endpoints_at("http://receiver.test"), hardened)
     clock = _LoopTime()
     network = httpx.ASGITransport(receiver(clock))
     with pytest.MonkeyPatch.context() as patch:
@@ -222,19 +222,19 @@ async def test_an_event_that_cannot_be_published_is_refused(
 
 def test_services_are_registered_by_the_environment() -> None:
     """`name=url`; a name alone is played by the sample receiver."""
-    settings = Settings.read(
+    settings = EventBusSettings.read(
         {"SERVICES": "abc-one=https://one.test/events, plain", "RECEIVER_URL": "http://r/"}
     )
     assert settings.endpoints == {
         "abc-one": "https://one.test/events",
         "plain": "http://r/plain/events",
     }
-    assert set(Settings.read({}).endpoints) == {_CINCOUT, _ORDERS}
+    assert set(EventBusSettings.read({}).endpoints) == {_CINCOUT, _ORDERS}
     with pytest.raises(SettingsError, match="each service once"):
-        Settings.read({"SERVICES": "a,a"})
+        EventBusSettings.read({"SERVICES": "a,a"})
 
 
 def test_the_prefix_of_a_service_names_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
-    app = pushing(Settings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
+    app = pushing(EventBusSettings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
     assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}

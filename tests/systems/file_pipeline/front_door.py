@@ -49,7 +49,7 @@ class FrontDoor:
 
     def on_disk(self) -> list[str]:
         """Everything in the folder but the database."""
-        root = self.system.workshop.folder.root
+        root = self.system.runtime.folder.root
         paths = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
         return sorted(str(path) for path in paths if "file-pipeline.db" not in path.name)
 
@@ -64,7 +64,7 @@ def part(name: str, filename: str, kind: str, content: bytes) -> bytes:
 async def front_door(folder: Path, **settings: Any) -> AsyncIterator[FrontDoor]:
     """The whole system with its gateway."""
     async with pipeline(folder, **settings) as system:
-        web = gateway(system.workshop.settings, system.test.broker, system.workshop.clock)
+        web = gateway(system.runtime.settings, system.test.broker, system.runtime.clock)
         transport = httpx.ASGITransport(app=web)
         async with (
             opened(web),

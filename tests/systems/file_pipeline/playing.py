@@ -17,10 +17,10 @@ from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.store import Outbox
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.tables import audit, files, notifications
 from hopback.systems.file_pipeline.whole import whole_app
-from hopback.systems.file_pipeline.workshop import Workshop
 from hopback.testing import AppTest
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ __all__ = ["Pipeline", "hostile", "pipeline"]
 class Pipeline:
     """The system at work."""
 
-    def __init__(self, test: AppTest, workshop: Workshop) -> None:
+    def __init__(self, test: AppTest, runtime: PartRuntime) -> None:
         self.test = test
-        self.workshop = workshop
+        self.runtime = runtime
 
     def now(self) -> float:
         """The time of the pipeline."""
-        return self.workshop.clock.now()
+        return self.runtime.clock.now()
 
     async def upload(
         self, content: bytes, name: str, declared: str, *, received: bool = True
@@ -50,7 +50,7 @@ class Pipeline:
         """Put a file where the gateway would, and ask for its upload; its id."""
         file_id = str(uuid.uuid4())
         if received:
-            self.workshop.folder.incoming(file_id).write_bytes(content)
+            self.runtime.folder.incoming(file_id).write_bytes(content)
         command = UploadRequested(file_id, 1, name, declared)
         await self.send(message_of(command, producer="gateway", now=self.now()))
         return file_id
@@ -90,14 +90,14 @@ class Pipeline:
     def log(self) -> list[Mapping[str, Any]]:
         """What the process would have logged, line by line."""
         stream = io.StringIO()
-        log = JsonLog(self.workshop.clock, stream=stream)
+        log = JsonLog(self.runtime.clock, stream=stream)
         for one in self.test.events:
             log(one.name, one.fields)
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
     async def settle(self) -> None:
         """Let everything play out: queues, retries, and what the outbox still holds."""
-        outbox = Outbox(self.workshop.engine, "test", self.workshop.clock)
+        outbox = Outbox(self.runtime.engine, "test", self.runtime.clock)
         while True:
             await self.test.drain()
             if not await outbox.depth():
@@ -106,7 +106,7 @@ class Pipeline:
 
     async def rows(self, table: Table) -> list[Mapping[str, Any]]:
         """Everything in a table."""
-        async with self.workshop.engine.connect() as connection:
+        async with self.runtime.engine.connect() as connection:
             found = (await connection.execute(select(table))).mappings().all()
         return [dict(row) for row in found]
 
@@ -138,9 +138,9 @@ async def pipeline(
     folder: Path, *, broker: EmbeddedBroker | None = None, **settings: Any
 ) -> AsyncIterator[Pipeline]:
     """The pipeline at work in a folder, on an embedded broker."""
-    workshop = Workshop(Settings(folder=folder, **settings), LoopClock(lambda: 0.0))
-    async with AppTest(whole_app(workshop), broker=broker or EmbeddedBroker()) as test:
-        system = Pipeline(test, workshop)
+    runtime = PartRuntime(PipelineSettings(folder=folder, **settings), LoopClock(lambda: 0.0))
+    async with AppTest(whole_app(runtime), broker=broker or EmbeddedBroker()) as test:
+        system = Pipeline(test, runtime)
         await system.listen()
         yield system
 

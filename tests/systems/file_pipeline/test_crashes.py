@@ -12,7 +12,7 @@ from hopback import EmbeddedBroker
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.store import Outbox
 from hopback.systems.file_pipeline.gateway import gateway
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.web import opened
 from hopback.testing import Fault, in_virtual_time
 from tests.systems.file_pipeline.playing import pipeline
@@ -52,7 +52,7 @@ async def test_what_was_left_in_the_outbox_goes_at_the_next_start(tmp_path: Path
     """A process ends with a full outbox; the next one publishes it and the file is completed."""
     broker = EmbeddedBroker()
     clock = LoopClock(lambda: 0.0)
-    settings = Settings(folder=tmp_path)
+    settings = PipelineSettings(folder=tmp_path)
     web = gateway(settings, broker, clock)
     transport = httpx.ASGITransport(app=web)
     async with (
@@ -66,7 +66,7 @@ async def test_what_was_left_in_the_outbox_goes_at_the_next_start(tmp_path: Path
     async with pipeline(tmp_path, broker=broker) as system:
         await system.settle()
         assert (await system.file(where.rpartition("/")[2]))["status"] == "completed"
-        assert await Outbox(system.workshop.engine, "test", clock).depth() == 0
+        assert await Outbox(system.runtime.engine, "test", clock).depth() == 0
 
 
 @in_virtual_time
@@ -74,7 +74,7 @@ async def test_the_gateway_takes_files_while_the_broker_is_away(tmp_path: Path) 
     """The command waits in the outbox; when the broker is back, everything goes on."""
     async with pipeline(tmp_path) as system:
         broker = system.test.broker
-        web = gateway(system.workshop.settings, broker, system.workshop.clock)
+        web = gateway(system.runtime.settings, broker, system.runtime.clock)
         transport = httpx.ASGITransport(app=web)
         async with (
             opened(web),

@@ -22,7 +22,7 @@ import pytest
 
 from hopback import RabbitMQ
 from hopback.systems.file_pipeline.demo import SYSTEM
-from hopback.systems.stage import Stage
+from hopback.systems.host import Host
 from tests.integration.database import postgres
 from tests.systems.file_pipeline.samples import broken_png, jpeg_with_exif, png
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hopback.systems.stage import Part
+    from hopback.systems.host import Part
     from tests.harness.postgres import PostgresNode
 
 __all__ = ["postgres"]
@@ -91,7 +91,7 @@ async def test_the_whole_system_in_one_process(
     amqp_url: str, database: str, tmp_path: Path, hardened: bool
 ) -> None:
     """A picture completes; a broken one fails, is parked, is mended, re-driven and completes."""
-    stage = Stage(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
+    stage = Host(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
     async with SYSTEM.start(replace(stage, environment=_SETTINGS)) as playing:
         transport = httpx.ASGITransport(app=playing.web)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url=stage.url) as http:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.systems.file_pipeline.reception import FileForm
-from hopback.systems.web import Refused
+from hopback.systems.web import RequestRefused
 from tests.systems.file_pipeline.front_door import part
 
 _TYPE = "multipart/form-data; boundary=b"
@@ -40,7 +40,7 @@ def test_the_file_is_the_same_however_the_form_is_cut(content: bytes, cuts: list
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
 def test_any_bytes_at_all_are_refused_in_words(body: bytes, cuts: list[int]) -> None:
     """Nothing but Refused comes out of noise."""
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         _fed(body, cuts)[0].finish()
 
 
@@ -53,7 +53,7 @@ def test_a_form_with_a_broken_byte_is_a_file_or_refused(data: st.DataObject) -> 
     try:
         form, _ = _fed(good[:place] + bytes([value]) + good[place + 1 :], [])
         form.finish()
-    except Refused:
+    except RequestRefused:
         return
     assert form.name
 
@@ -63,13 +63,13 @@ def test_a_form_with_a_broken_byte_is_a_file_or_refused(data: st.DataObject) -> 
 )
 def test_what_is_no_form_is_refused_at_once(content_type: str) -> None:
     """415, before a byte is read."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         FileForm(content_type)
     assert refused.value.status_code == 415
 
 
 def test_a_boundary_without_end_is_refused() -> None:
     """10,000 characters where a form has at most 70: 400, not an error of ours."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         FileForm(f"multipart/form-data; boundary={'b' * 10_000}")
     assert refused.value.status_code == 400

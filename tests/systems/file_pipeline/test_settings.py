@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.systems.file_pipeline.settings import Settings
-from hopback.systems.file_pipeline.workshop import NotReady, Workshop
+from hopback.systems.file_pipeline.part_runtime import NotReady, PartRuntime
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import in_virtual_time
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 def test_without_variables_the_documented_numbers_hold() -> None:
     """15 s, faithful, SQLite in the folder."""
-    found = Settings.read({})
-    assert found == Settings()
+    found = PipelineSettings.read({})
+    assert found == PipelineSettings()
     assert (found.retry_ttl_ms, found.hardened) == (15_000, False)
     assert found.database_url == f"sqlite:///{Path.cwd() / 'file-pipeline' / 'file-pipeline.db'}"
 
 
 def test_every_variable_has_its_place() -> None:
     """Each of them changes what it names."""
-    found = Settings.read(
+    found = PipelineSettings.read(
         {
             "FILES_FOLDER": "there",
             "DATABASE_URL": "postgresql://db/files",
@@ -44,18 +44,18 @@ def test_every_variable_has_its_place() -> None:
         }
     )
     url = "postgresql://db/files"
-    assert found == Settings(Path("there"), url, True, 60, 5, 6, 7, 8, 9, "s" * 32)
+    assert found == PipelineSettings(Path("there"), url, True, 60, 5, 6, 7, 8, 9, "s" * 32)
     assert found.database_url == url
 
 
 def test_everything_wrong_is_said_at_once_and_no_secret_is_shown() -> None:
     """Each variable by its name."""
     with pytest.raises(SettingsError) as refused:
-        Settings.read({"RETRY_TTL_MS": "soon", "HARDENED": "perhaps"})
+        PipelineSettings.read({"RETRY_TTL_MS": "soon", "HARDENED": "perhaps"})
     assert "RETRY_TTL_MS" in str(refused.value)
     assert "HARDENED" in str(refused.value)
     with pytest.raises(SettingsError) as short:
-        Settings.read({"ADMIN_JWT_SECRET": "hunter2"})
+        PipelineSettings.read({"ADMIN_JWT_SECRET": "hunter2"})
     assert "ADMIN_JWT_SECRET" in str(short.value)
     assert "hunter2" not in str(short.value)
 
@@ -66,7 +66,7 @@ async def test_a_database_that_does_not_answer_is_waited_for_and_then_named(tmp_
     url = "postgresql://files:hunter2@127.0.0.1:1/files"
     began = asyncio.get_running_loop().time()
     with pytest.raises(NotReady, match="does not answer") as refused:
-        async with Workshop(Settings(folder=tmp_path, database=url)).open(_nobody):
+        async with PartRuntime(PipelineSettings(folder=tmp_path, database=url)).open(_nobody):
             pass
     assert "hunter2" not in str(refused.value)
     assert 20 <= asyncio.get_running_loop().time() - began < 60
@@ -77,7 +77,7 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """A file in its place is no folder."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotReady, match="file cannot be used"):
-        async with Workshop(Settings(folder=tmp_path / "file")).open(_nobody):
+        async with PartRuntime(PipelineSettings(folder=tmp_path / "file")).open(_nobody):
             pass
 
 
@@ -90,8 +90,8 @@ async def test_what_an_upload_left_that_never_ended_is_removed(tmp_path: Path) -
     for path, age in ((old, 90_000), (young, 60)):
         path.write_bytes(b"x")
         os.utime(path, (now - age, now - age))
-    workshop = Workshop(Settings(folder=tmp_path), LoopClock(lambda: 0.0))
-    async with workshop.open(_nobody):
+    runtime = PartRuntime(PipelineSettings(folder=tmp_path), LoopClock(lambda: 0.0))
+    async with runtime.open(_nobody):
         assert [path.exists() for path in (old, young)] == [False, True]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hopback.systems.freeflow.api import api
 from hopback.systems.freeflow.consumers import consumers
-from hopback.systems.freeflow.settings import Settings
+from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
 
@@ -45,7 +45,7 @@ class _Scene:
 
 @asynccontextmanager
 async def _playing(folder: Path, *, hardened: bool = False) -> AsyncIterator[_Scene]:
-    settings = Settings(f"sqlite:///{folder}/freeflow.db", hardened)
+    settings = FreeFlowSettings(f"sqlite:///{folder}/freeflow.db", hardened)
     async with (
         AppTest(consumers(settings)) as test,
         opened(api(settings, test.broker)) as web,

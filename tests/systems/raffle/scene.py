@@ -10,7 +10,7 @@ import httpx
 
 from hopback.systems.raffle.api import api
 from hopback.systems.raffle.consumer import consumer
-from hopback.systems.raffle.settings import Settings
+from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import opened
 from hopback.testing import AppTest
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Scene", "playing", "settings_in"]
 
 
-def settings_in(folder: Path, **changes: Any) -> Settings:
+def settings_in(folder: Path, **changes: Any) -> RaffleSettings:
     """The documented settings, with a database in that folder."""
-    return Settings(database=f"sqlite:///{folder}/raffle.db", **changes)
+    return RaffleSettings(database=f"sqlite:///{folder}/raffle.db", **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Scene:
 
     test: AppTest
     client: httpx.AsyncClient
-    settings: Settings
+    settings: RaffleSettings
 
     async def create_user(self, name: str, email: str = "") -> str:
         """Create a user over HTTP; the id."""
@@ -56,7 +56,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def playing(settings: Settings) -> AsyncIterator[Scene]:
+async def playing(settings: RaffleSettings) -> AsyncIterator[Scene]:
     """Run consumer and API."""
     async with (
         AppTest(consumer(settings)) as test,

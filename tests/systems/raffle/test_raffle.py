@@ -10,7 +10,7 @@ import pytest
 
 from hopback.errors import TopologyConflict
 from hopback.systems.raffle.consumer import consumer
-from hopback.systems.raffle.settings import Batching, Settings
+from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import AppTest, in_virtual_time
 from tests.systems.raffle.scene import playing, settings_in
@@ -124,7 +124,7 @@ async def test_unknown_raffles_and_users_are_not_found(tmp_path: Path) -> None:
 
 def test_every_documented_variable_is_read() -> None:
     """The names of the document, and its defaults where nothing is said."""
-    assert Settings.read({}) == Settings(
+    assert RaffleSettings.read({}) == RaffleSettings(
         database="sqlite:///raffle.db",
         retry_ttl_ms=10_000,
         max_retries=3,
@@ -145,7 +145,7 @@ def test_every_documented_variable_is_read() -> None:
         "DLQ_PROC_CONCURRENCY": "7",
         "DLQ_BATCH_CONCURRENCY": "8",
     }
-    assert Settings.read(variables) == Settings(
+    assert RaffleSettings.read(variables) == RaffleSettings(
         "postgresql://localhost/raffle",
         True,
         5000,
@@ -158,7 +158,9 @@ def test_every_documented_variable_is_read() -> None:
 def test_everything_wrong_with_the_environment_is_said_at_once() -> None:
     """Each variable with what was expected and what was found."""
     with pytest.raises(SettingsError) as refused:
-        Settings.read({"RETRY_TTL_MS": "soon", "USERS_BATCH_SIZE": "0", "HARDENED": "perhaps"})
+        RaffleSettings.read(
+            {"RETRY_TTL_MS": "soon", "USERS_BATCH_SIZE": "0", "HARDENED": "perhaps"}
+        )
     assert str(refused.value) == (
         "HARDENED: expected yes or no, got 'perhaps'; "
         "RETRY_TTL_MS: expected a whole number from 1 to 2147483647, got 'soon'; "

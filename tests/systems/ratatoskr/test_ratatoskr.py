@@ -14,7 +14,7 @@ from hopback.errors import UnsafeOperation
 from hopback.systems.ratatoskr.api import api
 from hopback.systems.ratatoskr.consumer import consumer
 from hopback.systems.ratatoskr.demo import SYSTEM
-from hopback.systems.ratatoskr.settings import Settings
+from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, Fault, in_virtual_time
@@ -54,7 +54,7 @@ class _Scene:
 async def _playing(
     folder: Path, *, hardened: bool = False, **changes: Any
 ) -> AsyncIterator[_Scene]:
-    settings = Settings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
+    settings = RatatoskrSettings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
     options = ServiceOptions(accept=SYSTEM.accepts)
     async with (
         AppTest(consumer(settings), options=options) as test,
@@ -172,11 +172,11 @@ async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened:
 @in_virtual_time
 async def test_the_documented_form_refuses_to_lose_in_silence(tmp_path: Path) -> None:
     """On 4.0 it starts only if its known hazards are accepted by name; hardened needs none."""
-    faithful = Settings(f"sqlite:///{tmp_path}/r.db")
+    faithful = RatatoskrSettings(f"sqlite:///{tmp_path}/r.db")
     with pytest.raises(UnsafeOperation, match="delivery-limit-feeds-retry"):
         async with AppTest(consumer(faithful)):
             pytest.fail("it must not start")
-    async with AppTest(consumer(Settings(f"sqlite:///{tmp_path}/r.db", hardened=True))):
+    async with AppTest(consumer(RatatoskrSettings(f"sqlite:///{tmp_path}/r.db", hardened=True))):
         pass
 
 
@@ -201,8 +201,8 @@ async def test_bad_requests_are_refused(
 
 def test_the_parameters_of_the_document_are_read_from_the_environment() -> None:
     """Names, delay, retries and type; the defaults are the document's."""
-    assert Settings.read({}) == Settings()
-    settings = Settings.read(
+    assert RatatoskrSettings.read({}) == RatatoskrSettings()
+    settings = RatatoskrSettings.read(
         {
             "RATATOSKR_QUEUE": "orders",
             "RATATOSKR_EXCHANGE": "shop",
@@ -217,4 +217,4 @@ def test_the_parameters_of_the_document_are_read_from_the_environment() -> None:
     assert {queue.type for queue in topology.queues} == {QueueType.CLASSIC}
     assert topology.plans[0].attempts == 6
     with pytest.raises(SettingsError, match="quorum or classic"):
-        Settings.read({"RATATOSKR_QUEUE_TYPE": "stream"})
+        RatatoskrSettings.read({"RATATOSKR_QUEUE_TYPE": "stream"})

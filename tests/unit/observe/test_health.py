@@ -12,8 +12,8 @@ from hopback import App, BreakerPolicy
 from hopback.broker.embedded import Fault
 from hopback.designs import DESIGNS
 from hopback.endpoint import Request, is_loopback
-from hopback.runtime.control import Control
-from hopback.runtime.depths import Depths, HeldBack, Watched, watched_queues
+from hopback.runtime.control import ControlEndpoint
+from hopback.runtime.depths import Depths, HeldBackReader, Watched, watched_queues
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
 
@@ -129,7 +129,7 @@ def _read(response: Response) -> tuple[int, Any]:
 async def test_probes_answer_200_or_503_with_the_reasons() -> None:
     """The same for GET and HEAD; what is not there is 404 and says what is."""
     async with AppTest(_app()) as test:
-        control = Control(test.service, _health(test))
+        control = ControlEndpoint(test.service, _health(test))
         for path in ("/healthz", "/readyz", "/readyz/"):
             status, said = _read(await control(_asked("GET", path)))
             assert (status, said["ok"], said["reasons"]) == (200, True, [])
@@ -145,10 +145,10 @@ async def test_probes_answer_200_or_503_with_the_reasons() -> None:
 async def test_metrics_are_rendered_where_they_are_installed() -> None:
     """Without the extra the answer names it."""
     async with AppTest(_app()) as test:
-        bare = Control(test.service, _health(test))
+        bare = ControlEndpoint(test.service, _health(test))
         status, said = _read(await bare(_asked("GET", "/metrics")))
         assert (status, said["error"].split(":")[0]) == (501, "metrics need the extra `metrics`")
-        full = Control(test.service, _health(test), lambda: ("text/plain", b"up 1\n"))
+        full = ControlEndpoint(test.service, _health(test), lambda: ("text/plain", b"up 1\n"))
         answer = await full(_asked("GET", "/metrics"))
         assert (answer.status, answer.content_type, answer.body) == (200, "text/plain", b"up 1\n")
 
@@ -157,7 +157,7 @@ async def test_metrics_are_rendered_where_they_are_installed() -> None:
 async def test_a_queue_is_paused_and_resumed_by_command() -> None:
     """While it is paused its messages stay in the queue; afterwards they are handled."""
     async with AppTest(_app()) as test:
-        control = Control(test.service, _health(test))
+        control = ControlEndpoint(test.service, _health(test))
         status, said = _read(await control(_asked("POST", "/queues/orders/pause")))
         assert (status, said) == (200, {"queue": "orders", "state": "paused"})
         await test.service.consumer("orders").rested()
@@ -194,7 +194,7 @@ def test_commands_come_from_this_machine_alone(change: dict[str, Any]) -> None:
     @in_virtual_time
     async def play() -> None:
         async with AppTest(_app()) as test:
-            control = Control(test.service, _health(test))
+            control = ControlEndpoint(test.service, _health(test))
             answer = await control(_asked("POST", "/queues/orders/pause", **change))
             assert answer.status == 403
             assert test.service.consumer("orders").consuming
@@ -290,7 +290,7 @@ async def test_what_is_held_back_is_read_from_the_management_api() -> None:
     address = ManagementAddress.derive("amqp://localhost/", None)
     queues = [Watched("orders", "main"), Watched("orders.dlq", "dead-letter")]
     async with Management(address, transport=transport) as management:
-        held = HeldBack(
+        held = HeldBackReader(
             management, "/", queues, lambda queue, count: told.append((queue, count)), sleep=twice
         )
         with pytest.raises(asyncio.CancelledError):

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from hopback import App, Context, EmbeddedBroker, Park, Service, Surroundings
+from hopback import App, Context, EmbeddedBroker, Environment, Park, Service
 from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
 from hopback.observe.events import Bus
@@ -59,7 +59,7 @@ class _Traces:
                 over.set()
 
         broker = EmbeddedBroker()
-        service = Service(app, broker, world=Surroundings(bus=Bus(listen), around=self.around))
+        service = Service(app, broker, world=Environment(bus=Bus(listen), around=self.around))
         running = asyncio.create_task(service.run())
         await service.ready.wait()
         await service.publish(compose("", queue, {}, message_id="m-1", headers=headers))
@@ -193,7 +193,7 @@ def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
         over = asyncio.Event()
         bus = Bus(lambda name, _fields: over.set() if name == "batch.handled" else None)
         around = partial(traced_batch, tracer=traces.tracer)
-        world = Surroundings(bus=bus, around_batch=around)
+        world = Environment(bus=bus, around_batch=around)
         service = Service(app, EmbeddedBroker(), world=world)
         running = asyncio.create_task(service.run())
         await service.ready.wait()

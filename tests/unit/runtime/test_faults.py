@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, Park, Retry, ServiceOptions, Surroundings
+from hopback import App, Context, EmbeddedBroker, Environment, Park, Retry, ServiceOptions
 from hopback.broker.embedded import EventKind
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
 from hopback.observe.events import Bus
-from hopback.runtime.answer import Answer, Session, Taken
+from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.consumer import ConsumerState
 from hopback.runtime.settling import Settling
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
@@ -265,14 +265,14 @@ async def test_a_message_that_can_be_moved_nowhere_is_kept_and_said() -> None:
     assert found is not None
     huge = Properties(headers={f"h{n}": "x" * 1000 for n in range(140)})
     delivery = Received(plan.queue, "", plan.queue, b"{}", huge, tag=found.tag)
-    world = Surroundings(bus=Bus(lambda name, fields: said.append((name, fields["retry_in"]))))
-    session = Session(channel, connection.version)
+    world = Environment(bus=Bus(lambda name, fields: said.append((name, fields["retry_in"]))))
+    session = ConsumeSession(channel, connection.version)
 
     async def publish(_message: Message) -> None:
         raise AssertionError("nothing may be published")
 
     settling = Settling(plan, publish, world)
-    assert not await settling.conclude(Taken(delivery, session), Answer(Park("no")), 0.0)
+    assert not await settling.conclude(HeldDelivery(delivery, session), Answer(Park("no")), 0.0)
     assert said == [("delivery.held", None)]
     assert settling.kept == 1
     assert len(broker.snapshot().queue(plan.queue).unacked) == 1
@@ -292,13 +292,13 @@ async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it
     await channel.publish(Message("", plan.queue, b"{}"))
     found = await channel.get(plan.queue)
     assert found is not None
-    world = Surroundings(bus=Bus(lambda name, fields: said.append((name, fields["reason"]))))
+    world = Environment(bus=Bus(lambda name, fields: said.append((name, fields["reason"]))))
 
     async def publish(_message: Message) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
     settling = Settling(plan, publish, world)
-    taken = Taken(found, Session(channel, connection.version))
+    taken = HeldDelivery(found, ConsumeSession(channel, connection.version))
     assert not await settling.conclude(taken, Answer(Retry("no")), 0.0)
     assert said == [("delivery.held", "unexpected ZeroDivisionError: a mistake of ours")]
     assert len(broker.snapshot().queue(plan.queue).unacked) == 1

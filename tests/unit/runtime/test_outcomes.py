@@ -14,7 +14,7 @@ import pytest
 from hopback import App, Context, Done, EmbeddedBroker, Park, Retry, Rule, Service, Snooze
 from hopback.observe.events import Bus
 from hopback.policy.rules import MENU, Verdict
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_return
 
     app = _app(lambda: release.wait(10) and None, deadline=0.01)
     broker = EmbeddedBroker()
-    service = Service(app, broker, world=Surroundings(bus=Bus(listen)))
+    service = Service(app, broker, world=Environment(bus=Bus(listen)))
     running = asyncio.create_task(service.run())
     await service.ready.wait()
     await app.publish("", "orders", {})

@@ -20,7 +20,7 @@ from hopback.runtime import assembly, intake
 from hopback.runtime.processes import deaths_in
 from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service
-from hopback.runtime.settling import Surroundings
+from hopback.runtime.settling import Environment
 from hopback.testing import AppTest, in_virtual_time
 from tests.faults.simulated import Socket
 
@@ -72,7 +72,7 @@ class _Parent:
                     socket.dead = True
                     socket.cut()
 
-            world = Surroundings(
+            world = Environment(
                 bus=Bus(lambda name, _fields: self.events.append(name)),
                 survivor=Survivor(told.append, dict(self.deaths)) if supervised else None,
             )
@@ -347,7 +347,7 @@ async def _rolling_restart(messages: int) -> float:
         return made
 
     def started() -> tuple[Service, asyncio.Task[Any]]:
-        service = Service(app(), broker, world=Surroundings(bus=Bus()))
+        service = Service(app(), broker, world=Environment(bus=Bus()))
         return service, asyncio.ensure_future(service.run())
 
     connection = await broker.connect("producer")

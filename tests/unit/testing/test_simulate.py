@@ -8,7 +8,7 @@ from hopback.designs import DESIGNS
 from hopback.testing.entrance import CannotSimulate
 from hopback.testing.script import Script
 from hopback.testing.simulate import simulate
-from hopback.testing.timeline import Step, Timeline
+from hopback.testing.timeline import Timeline, TimelineStep
 from hopback.topology.model import Binding, Queue, Topology
 from hopback.version import BrokerVersion
 
@@ -44,7 +44,7 @@ def _play(
     )
 
 
-def _moments(timeline: Timeline, step: Step) -> list[int]:
+def _moments(timeline: Timeline, step: TimelineStep) -> list[int]:
     return [entry.at_ms for entry in timeline.entries if entry.step is step]
 
 
@@ -62,11 +62,11 @@ def test_a_hopeless_message_waits_as_planned_and_rests_in_the_dead_letter_queue(
     timeline = _play(system, "always", hardened=hardened, version=version)
     plan = DESIGNS[system].build(hardened=hardened).plan(_MAIN[system])
     assert plan is not None
-    assert _moments(timeline, Step.RUN) == [0, *_sums(_WAITS_MS[system])]
+    assert _moments(timeline, TimelineStep.RUN) == [0, *_sums(_WAITS_MS[system])]
     assert timeline.runs == plan.attempts
-    assert timeline.ending.step is Step.PARKED
+    assert timeline.ending.step is TimelineStep.PARKED
     assert timeline.ending.queue == plan.parking.queue
-    assert _moments(timeline, Step.LOST) == []
+    assert _moments(timeline, TimelineStep.LOST) == []
 
 
 @pytest.mark.parametrize("system", _MAIN)
@@ -75,8 +75,8 @@ def test_a_message_that_succeeds_at_last_is_done(system: str, hardened: bool) ->
     """Two failures, then success: nothing is parked."""
     timeline = _play(system, "2", hardened=hardened)
     assert timeline.runs == 3
-    assert timeline.ending.step is Step.DONE
-    assert _moments(timeline, Step.PARKED) == []
+    assert timeline.ending.step is TimelineStep.DONE
+    assert _moments(timeline, TimelineStep.PARKED) == []
 
 
 def test_freeflow_hands_every_retry_to_the_audit_queue() -> None:
@@ -84,10 +84,10 @@ def test_freeflow_hands_every_retry_to_the_audit_queue() -> None:
     timeline = _play("freeflow", "always", key="document.created")
     audit = [entry for entry in timeline.entries if entry.queue == "freeflow.audit.queue"]
     assert [(entry.step, entry.at_ms) for entry in audit] == [
-        (Step.COPY, 0),
-        (Step.EXTRA, 30_000),
-        (Step.EXTRA, 330_000),
-        (Step.EXTRA, 2_130_000),
+        (TimelineStep.COPY, 0),
+        (TimelineStep.EXTRA, 30_000),
+        (TimelineStep.EXTRA, 330_000),
+        (TimelineStep.EXTRA, 2_130_000),
     ]
     assert [entry.headers.get("x-retry-count") for entry in audit] == [None, "1", "2", "3"]
     assert timeline.extra_copies == {"freeflow.audit.queue": 3}
@@ -110,7 +110,7 @@ def test_a_hopeless_outcome_parks_at_once() -> None:
 def test_a_snooze_counts_no_attempt(hardened: bool) -> None:
     """After two snoozes the first failure is still that of attempt 1."""
     timeline = _play("event-bus", "ssx", hardened=hardened)
-    runs = [entry.text for entry in timeline.entries if entry.step is Step.RUN]
+    runs = [entry.text for entry in timeline.entries if entry.step is TimelineStep.RUN]
     assert [text.split(" of ")[0] for text in runs] == [
         "attempt 1",
         "attempt 1",
@@ -122,7 +122,7 @@ def test_a_snooze_counts_no_attempt(hardened: bool) -> None:
 def test_the_broker_counts_the_deaths() -> None:
     """In a reject loop the third run sees two rejections in `x-death`."""
     timeline = _play("ratatoskr", "2")
-    last = [entry for entry in timeline.entries if entry.step is Step.RUN][-1]
+    last = [entry for entry in timeline.entries if entry.step is TimelineStep.RUN][-1]
     assert "rejected my-service.events ×2" in last.headers["x-death"]
 
 
@@ -143,7 +143,7 @@ def test_a_lost_message_is_told_as_lost() -> None:
         plans=raffle.plans,
     )
     timeline = simulate(broken, queue="raffle_queue", script=Script.parse("p"))
-    assert timeline.ending.step is Step.LOST
+    assert timeline.ending.step is TimelineStep.LOST
     assert timeline.ending.text == "unroutable dead letter"
 
 
@@ -162,4 +162,4 @@ def test_a_bystander_without_a_plan_keeps_its_copy() -> None:
     )
     timeline = simulate(watched, queue="raffle_queue", script=Script.parse("1"))
     assert timeline.extra_copies == {"bystander": 1}
-    assert timeline.ending.step is Step.DONE
+    assert timeline.ending.step is TimelineStep.DONE

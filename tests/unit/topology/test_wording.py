@@ -10,7 +10,7 @@ import pytest
 from hopback.errors import Problem
 from hopback.fields import FieldValue, Float32, Int8, LongStr, Timestamp
 from hopback.topology.arguments import decode, encode
-from hopback.topology.places import Place
+from hopback.topology.located import Located
 from hopback.topology.wording import did_you_mean, either, path_to, quoted, shown
 
 
@@ -68,7 +68,7 @@ def test_paths_and_choices_read_well() -> None:
 def test_every_amqp_type_has_its_spelling(value: FieldValue, written: object) -> None:
     """What JSON and TOML have is written plainly, all else with a mark, and read back."""
     assert encode(value) == written
-    place = Place("v", written, [])
+    place = Located("v", written, [])
     read = decode(place)
     assert place.problems == []
     assert repr(encode(read)) == repr(written)
@@ -99,7 +99,7 @@ def test_a_wrong_spelling_is_a_problem_at_its_place(
     written: object, path: str, expected: str
 ) -> None:
     """Each wrong value gives one problem, and something harmless is read instead."""
-    place = Place("v", written, [])
+    place = Located("v", written, [])
     decode(place)
     (problem,) = place.problems
     assert problem.path == path
@@ -108,7 +108,7 @@ def test_a_wrong_spelling_is_a_problem_at_its_place(
 
 def test_without_marks_a_dollar_is_a_dollar() -> None:
     """Definitions files have no marks, so nothing is read into a key that begins with `$`."""
-    assert decode(Place("v", {"$int8": {"$none": 1}}, []), marks=False) == {"$int8": {"$none": 1}}
+    assert decode(Located("v", {"$int8": {"$none": 1}}, []), marks=False) == {"$int8": {"$none": 1}}
 
 
 def test_what_is_no_amqp_value_cannot_be_written() -> None:
@@ -119,7 +119,7 @@ def test_what_is_no_amqp_value_cannot_be_written() -> None:
 
 def test_places_collect_every_problem() -> None:
     """All places of one input share their problems, and keys must be text."""
-    root = Place("", {1: 2, "a": [True]}, [])
+    root = Located("", {1: 2, "a": [True]}, [])
     entries = dict(root.entries())
     assert entries["a"].items()[0].integer() == 0
     assert root.problems == [

@@ -8,7 +8,7 @@ import pytest
 
 from hopback.designs import DESIGNS
 from hopback.topology.check import Severity, check
-from hopback.topology.hazards.rule import Verdict, spelled
+from hopback.topology.hazards.rule import VersionedSeverity, spelled
 from hopback.topology.model import Queue, Topology
 from hopback.version import BrokerVersion
 from tests.unit.topology_check.building import (
@@ -129,12 +129,17 @@ def test_without_a_version_a_finding_says_for_which_it_holds() -> None:
 def test_verdicts_are_spelled_out() -> None:
     """Open at either end, at both, or at none."""
     ends = (("", ""), ("4.0", ""), ("", "3.13"), ("3.13", "3.13.3"))
-    verdicts = [Verdict.of(Severity.INFO, *each) for each in ends]
-    assert spelled(verdicts) == (
+    severities = [VersionedSeverity.of(Severity.INFO, *each) for each in ends]
+    assert spelled(severities) == (
         "info, info from 4.0, info before 3.13, info from 3.13 and before 3.13.3"
     )
-    assert [each.everywhere for each in verdicts] == [True, False, False, False]
-    assert [each.holds(BrokerVersion(3, 13, 2)) for each in verdicts] == [True, False, False, True]
+    assert [each.everywhere for each in severities] == [True, False, False, False]
+    assert [each.holds(BrokerVersion(3, 13, 2)) for each in severities] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))

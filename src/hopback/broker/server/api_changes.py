@@ -11,8 +11,8 @@ from hopback.broker.embedded.rights import Right
 from hopback.broker.server.api_objects import properties_key
 from hopback.broker.server.api_users import take_users
 from hopback.topology.definitions_objects import SECTIONS, parse
+from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue
-from hopback.topology.places import Place
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
@@ -45,7 +45,7 @@ def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
     priority = told.get("priority")
     if isinstance(priority, str) and priority.removeprefix("-").isdecimal() and len(priority) < 10:
         told["priority"] = int(priority)
-    found = parse(section, Place(section, told, problems))
+    found = parse(section, Located(section, told, problems))
     if problems or not isinstance(found, kind):
         raise ValueError("; ".join(map(str, problems)) or f"expected one of the {section}")
     return found
@@ -206,7 +206,7 @@ def _items(
 ) -> list[tuple[str, Definable]]:
     """The objects of a section, each with its virtual host."""
     found = []
-    for place in Place(section, document.get(section, []), problems).items():
+    for place in Located(section, document.get(section, []), problems).items():
         home = place.value.get("vhost", "/") if isinstance(place.value, Mapping) else "/"
         item = parse(section, place)
         if item is not None:

@@ -14,14 +14,14 @@ from starlette.routing import Mount
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.pushing import pushing
 from hopback.systems.event_bus.receiver import receiver
-from hopback.systems.event_bus.settings import Settings, endpoints_at
-from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
+from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.systems.stage import Stage
+    from hopback.systems.host import Host
 
 __all__ = ["SYSTEM"]
 
@@ -30,20 +30,20 @@ _EVERY = 5.0
 
 
 @asynccontextmanager
-async def _start(stage: Stage) -> AsyncIterator[Playing]:
+async def _start(host: Host) -> AsyncIterator[Running]:
     """The sample receiver plays the services, on the same web server under `/receiver`."""
-    read = Settings.read(stage.environment)
-    endpoints = endpoints_at(f"{stage.url}/receiver", tuple(read.endpoints))
-    settings = replace(read, endpoints=endpoints, hardened=stage.hardened)
-    sample = Mount("/receiver", receiver(stage.world.clock))
-    web = api(settings, stage.broker, stage.world.clock, (sample,))
-    async with playing(stage, pushing(settings)) as service, opened(web):
-        yield Playing((service,), web)
+    read = EventBusSettings.read(host.environment)
+    endpoints = endpoints_at(f"{host.url}/receiver", tuple(read.endpoints))
+    settings = replace(read, endpoints=endpoints, hardened=host.hardened)
+    sample = Mount("/receiver", receiver(host.world.clock))
+    web = api(settings, host.broker, host.world.clock, (sample,))
+    async with running(host, pushing(settings)) as service, opened(web):
+        yield Running((service,), web)
 
 
-async def _traffic(stage: Stage) -> None:
+async def _traffic(host: Host) -> None:
     """Orders and stock; one service is shaky now and then, the other never takes a correction."""
-    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         hopeless = {"status": 422, "type": "stock.corrected"}
         await client.put("/receiver/wms-orders/behaviour", json=hopeless)
         for number in itertools.count():

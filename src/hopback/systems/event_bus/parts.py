@@ -11,12 +11,12 @@ import os
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.pushing import pushing
 from hopback.systems.event_bus.receiver import receiver
-from hopback.systems.event_bus.settings import Settings
+from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import broker_named
 
 __all__ = ["push", "sample", "web"]
 
-_SETTINGS = Settings.read(os.environ)
+_SETTINGS = EventBusSettings.read(os.environ)
 
 push = pushing(_SETTINGS)
 web = api(_SETTINGS, broker_named(os.environ))

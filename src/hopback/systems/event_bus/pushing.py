@@ -9,7 +9,7 @@ from hopback.designs import event_bus
 from hopback.designs.event_bus import prefix_of
 
 if TYPE_CHECKING:
-    from hopback.systems.event_bus.settings import Settings
+    from hopback.systems.event_bus.settings import EventBusSettings
 
 __all__ = ["pushing", "queue_of"]
 
@@ -19,7 +19,7 @@ def queue_of(service: str) -> str:
     return f"{prefix_of(service)}.queue.{service}"
 
 
-def pushing(settings: Settings) -> App:
+def pushing(settings: EventBusSettings) -> App:
     """The application that pushes events to the services registered."""
     services = tuple(settings.endpoints)
     app = App(

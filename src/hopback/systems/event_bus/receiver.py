@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import SystemClock
-from hopback.systems.web import Refused, json_body, web_application
+from hopback.systems.web import RequestRefused, json_body, web_application
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,4 +120,4 @@ def _number(
     found = body.get(name, default)
     if found is None or (type(found) is int and least <= found <= most):
         return found
-    raise Refused(f"{name}: expected a number from {least} to {most}")
+    raise RequestRefused(f"{name}: expected a number from {least} to {most}")

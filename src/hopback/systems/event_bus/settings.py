@@ -11,7 +11,7 @@ from hopback.systems.settings import Environment
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Settings", "endpoints_at"]
+__all__ = ["EventBusSettings", "endpoints_at"]
 
 _RECEIVER = "http://127.0.0.1:8001"
 
@@ -22,7 +22,7 @@ def endpoints_at(receiver: str, services: tuple[str, ...] = SERVICES) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EventBusSettings:
     """Everything that the event bus is told by its environment."""
 
     endpoints: Mapping[str, str] = field(default_factory=lambda: endpoints_at(_RECEIVER))
@@ -31,7 +31,7 @@ class Settings:
     concurrency: int = 20
 
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Settings:
+    def read(cls, variables: Mapping[str, str]) -> EventBusSettings:
         """From environment variables; SettingsError names all that are wrong.
 
         `SERVICES` is a list of `name=url`; a name alone is a service of the sample receiver.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hopback.systems.stage import System
+    from hopback.systems.host import System
 
     SYSTEM: System
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hopback import Clock
     from hopback.deadletters.operations import Operations
-    from hopback.systems.file_pipeline.settings import Settings
+    from hopback.systems.file_pipeline.settings import PipelineSettings
 
 __all__ = ["ACCEPTED", "AUDIENCE", "ISSUER", "admin_routes"]
 
@@ -37,13 +37,13 @@ ISSUER = AUDIENCE = "file-pipeline"
 """What a token must say in `iss` and `aud`."""
 
 
-def admin_routes(operations: Operations, settings: Settings, clock: Clock) -> list[Route]:
+def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
     """The three documented endpoints, for the role `admin`."""
-    door = _Door(settings.secret)
+    door = _AdminSignIn(settings.secret)
     return documented_routes(operations, door.authorize, clock, queues=ACCEPTED)
 
 
-class _Door:
+class _AdminSignIn:
     """Lets administrators in, by their token."""
 
     def __init__(self, secret: str) -> None:

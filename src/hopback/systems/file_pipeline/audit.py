@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from sqlalchemy import insert
 
 from hopback import Context  # noqa: TC001  read by the runtime
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone
 from hopback.systems.file_pipeline.tables import audit
 
 if TYPE_CHECKING:
     from hopback import App
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["add_audit", "app"]
 
@@ -24,7 +24,7 @@ _QUEUE = "q.audit"
 _LONGEST = 65_536
 
 
-def add_audit(app: App, workshop: Workshop) -> None:
+def add_audit(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.audit`. It takes whatever comes: also what nobody understands."""
 
     @app.handler(_QUEUE, concurrency=1)  # one after another: the order is part of the record
@@ -35,10 +35,10 @@ def add_audit(app: App, workshop: Workshop) -> None:
             "type": _plain(context.delivery.properties.type or ""),
             "routing_key": _plain(context.routing_key),
             "correlation_id": _plain(context.correlation_id),
-            "recorded_at": workshop.clock.now(),
+            "recorded_at": runtime.clock.now(),
             "body": _plain(context.delivery.body[:_LONGEST].decode("utf-8", "replace")),
         }
-        async with workshop.transaction() as tx:
+        async with runtime.transaction() as tx:
             if await tx.first_time(_QUEUE, message_id):
                 await tx.execute(insert(audit).values(**row))
 
@@ -52,4 +52,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("audit", add_audit, Settings.read(os.environ))
+    return alone("audit", add_audit, PipelineSettings.read(os.environ))

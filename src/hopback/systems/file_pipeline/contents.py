@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HEAD_BYTES", "TYPES", "Rejection", "Taken", "is_image", "judge", "sniff"]
+__all__ = ["HEAD_BYTES", "TYPES", "FileType", "Rejection", "is_image", "judge", "sniff"]
 
 HEAD_BYTES = 65_536
 """How much of a file `sniff` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FileType:
     """A type of file that is taken: the endings its names have, and whether it is a picture."""
 
     endings: tuple[str, ...]
     image: bool = False
 
 
-TYPES: Mapping[str, Taken] = MappingProxyType(
+TYPES: Mapping[str, FileType] = MappingProxyType(
     {
-        "image/png": Taken((".png",), image=True),
-        "image/jpeg": Taken((".jpg", ".jpeg"), image=True),
-        "image/gif": Taken((".gif",), image=True),
-        "image/webp": Taken((".webp",), image=True),
-        "application/pdf": Taken((".pdf",)),
-        "application/json": Taken((".json",)),
-        "text/csv": Taken((".csv",)),
-        "text/plain": Taken((".txt", ".log", ".md")),
+        "image/png": FileType((".png",), image=True),
+        "image/jpeg": FileType((".jpg", ".jpeg"), image=True),
+        "image/gif": FileType((".gif",), image=True),
+        "image/webp": FileType((".webp",), image=True),
+        "application/pdf": FileType((".pdf",)),
+        "application/json": FileType((".json",)),
+        "text/csv": FileType((".csv",)),
+        "text/plain": FileType((".txt", ".log", ".md")),
     }
 )
 """Every type that is taken."""

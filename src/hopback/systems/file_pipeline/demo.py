@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import httpx
 
 from hopback.systems.file_pipeline.gateway import gateway
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.whole import whole_app
-from hopback.systems.file_pipeline.workshop import Workshop
-from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from hopback.systems.stage import Stage
+    from hopback.systems.host import Host
 
 __all__ = ["SYSTEM"]
 
@@ -31,18 +31,18 @@ _HOME = "hopback.systems.file_pipeline"
 
 
 @asynccontextmanager
-async def _start(stage: Stage) -> AsyncIterator[Playing]:
-    read = Settings.read(stage.environment)
-    settings = replace(read, database=stage.database, folder=stage.folder, hardened=stage.hardened)
-    workshop = Workshop(settings, stage.world.clock)
-    web = gateway(settings, stage.broker, stage.world.clock)
-    async with playing(stage, whole_app(workshop)) as service, opened(web):
-        yield Playing((service,), web)
+async def _start(host: Host) -> AsyncIterator[Running]:
+    read = PipelineSettings.read(host.environment)
+    settings = replace(read, database=host.database, folder=host.folder, hardened=host.hardened)
+    runtime = PartRuntime(settings, host.world.clock)
+    web = gateway(settings, host.broker, host.world.clock)
+    async with running(host, whole_app(runtime)) as service, opened(web):
+        yield Running((service,), web)
 
 
-async def _traffic(stage: Stage) -> None:
+async def _traffic(host: Host) -> None:
     """Pictures and texts; now and then one that lies, and one that breaks Pillow."""
-    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         for number, (name, content, kind) in enumerate(_samples(), 1):
             shown = f"{number}-{name}"
             with suppress(httpx.TransportError):  # the front door may not be open yet

@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING, Any
 from hopback.systems.file_pipeline.contents import is_image
 from hopback.systems.file_pipeline.messages import FileValidated, MetadataExtracted, payload_of
 from hopback.systems.file_pipeline.pictures import describe_picture
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback import App
-    from hopback.systems.file_pipeline.messages import Envelope
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.messages import PipelineMessage
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["add_extractor", "app", "metadata_of"]
 
 app: App
 
 
-def add_extractor(app: App, workshop: Workshop) -> None:
+def add_extractor(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.extractor`."""
 
-    async def work(event: Envelope) -> list[MetadataExtracted]:
+    async def work(event: PipelineMessage) -> list[MetadataExtracted]:
         file: FileValidated = payload_of(event, FileValidated)
-        path = workshop.folder.file(file.fileId)
+        path = runtime.folder.file(file.fileId)
         found = await asyncio.to_thread(
-            metadata_of, path, file.contentType, workshop.settings.max_pixels
+            metadata_of, path, file.contentType, runtime.settings.max_pixels
         )
         return [MetadataExtracted(file.fileId, file.run, found)]
 
-    stage(app, workshop, "q.extractor", work, producer="extractor")
+    stage(app, runtime, "q.extractor", work, producer="extractor")
 
 
 def metadata_of(path: Path, content_type: str, max_pixels: int) -> dict[str, Any]:
@@ -80,4 +80,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("extractor", add_extractor, Settings.read(os.environ))
+    return alone("extractor", add_extractor, PipelineSettings.read(os.environ))

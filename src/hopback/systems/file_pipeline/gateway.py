@@ -16,12 +16,12 @@ from hopback import Publisher
 from hopback.deadletters.operations import Operations
 from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.admin_access import admin_routes
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import Register, is_file_id
-from hopback.systems.file_pipeline.settings import Settings
-from hopback.systems.file_pipeline.workshop import Workshop
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.settings import broker_named
-from hopback.systems.web import Refused, web_application
+from hopback.systems.web import RequestRefused, web_application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,45 +40,45 @@ _CORRELATION = re.compile(r"[!-~]{1,128}")
 _PATIENCE_S = 5.0
 
 
-def gateway(settings: Settings, broker: Broker, clock: Clock | None = None) -> Starlette:
+def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
     """The web application. It takes files while the broker is away: the outbox keeps the commands."""
-    workshop = Workshop(settings, clock)
+    runtime = PartRuntime(settings, clock)
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
-    operations = Operations(broker, topologies=[topology], clock=workshop.clock)
-    desk = _Desk(workshop)
+    operations = Operations(broker, topologies=[topology], clock=runtime.clock)
+    api = _GatewayApi(runtime)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         publisher = Publisher(broker, name="file-pipeline gateway", timeout=_PATIENCE_S)
-        async with publisher, workshop.open(publisher.publish), operations:
+        async with publisher, runtime.open(publisher.publish), operations:
             yield
 
     return web_application(
         [
-            Route("/files", desk.upload, methods=["POST"]),
-            Route("/files", desk.list_files),
-            Route("/files/{file_id}", desk.show_file),
-            Route("/files/{file_id}/events", desk.show_events),
-            Route("/files/{file_id}/thumbnail", desk.show_thumbnail),
-            Route("/files/{file_id}/reprocess", desk.reprocess, methods=["POST"]),
-            Route("/notifications", desk.list_notifications),
-            *admin_routes(operations, settings, workshop.clock),
+            Route("/files", api.upload, methods=["POST"]),
+            Route("/files", api.list_files),
+            Route("/files/{file_id}", api.show_file),
+            Route("/files/{file_id}/events", api.show_events),
+            Route("/files/{file_id}/thumbnail", api.show_thumbnail),
+            Route("/files/{file_id}/reprocess", api.reprocess, methods=["POST"]),
+            Route("/notifications", api.list_notifications),
+            *admin_routes(operations, settings, runtime.clock),
         ],
         lifespan,
     )
 
 
-class _Desk:
+class _GatewayApi:
     """Answers requests."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-        self._register = Register(workshop)
+    def __init__(self, runtime: PartRuntime) -> None:
+        self._runtime = runtime
+        self._register = Register(runtime)
 
     async def upload(self, request: Request) -> JSONResponse:
         """Take a file; it is safe on disk and in the database when the answer goes out."""
-        folder = self._workshop.folder
-        received = await receive(request, folder, self._workshop.settings)
+        folder = self._runtime.folder
+        received = await receive(request, folder, self._runtime.settings)
         try:
             await self._register.enter(received, _correlation(request))
         except BaseException:
@@ -108,9 +108,9 @@ class _Desk:
 
     async def show_thumbnail(self, request: Request) -> FileResponse:
         """The small picture."""
-        path = self._workshop.folder.thumbnail(_file_id(request))
+        path = self._runtime.folder.thumbnail(_file_id(request))
         if not await asyncio.to_thread(path.is_file):
-            raise Refused("no thumbnail (yet)", 404)
+            raise RequestRefused("no thumbnail (yet)", 404)
         safe = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
         return FileResponse(path, headers=safe, media_type="image/png")
 
@@ -136,14 +136,14 @@ def _file_id(request: Request) -> str:
     return found
 
 
-def _no_such_file() -> Refused:
-    return Refused("no such file", 404)
+def _no_such_file() -> RequestRefused:
+    return RequestRefused("no such file", 404)
 
 
 def _number(request: Request, name: str, default: int, *, least: int = 1, most: int = _MOST) -> int:
     text = request.query_params.get(name, str(default))
     if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= most:
-        raise Refused(f"{name}: expected a whole number from {least} to {most}")
+        raise RequestRefused(f"{name}: expected a whole number from {least} to {most}")
     return int(text)
 
 
@@ -157,4 +157,4 @@ def __getattr__(name: str) -> Starlette:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return gateway(Settings.read(os.environ), broker_named(os.environ))
+    return gateway(PipelineSettings.read(os.environ), broker_named(os.environ))

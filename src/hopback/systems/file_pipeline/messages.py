@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMANDS",
     "EVENTS",
-    "Envelope",
     "FileRejected",
     "FileUploaded",
     "FileValidated",
     "Malformed",
     "MetadataExtracted",
-    "Payload",
+    "PipelineMessage",
+    "PipelinePayload",
     "ProcessingCompleted",
     "ProcessingFailed",
     "ProcessingTimedOut",
@@ -48,7 +48,7 @@ class Malformed(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class PipelineMessage:
     """What every message of the pipeline looks like."""
 
     messageId: str
@@ -62,7 +62,7 @@ class Envelope:
     causationId: str | None = None
 
 
-class Payload(Protocol):
+class PipelinePayload(Protocol):
     """What a message carries; it knows its own type and routing key."""
 
     TYPE: ClassVar[str]
@@ -202,7 +202,7 @@ class ProcessingTimedOut:
     waitingFor: list[str]
 
 
-def payload_of(envelope: Envelope, *wanted: type[Any]) -> Any:
+def payload_of(envelope: PipelineMessage, *wanted: type[Any]) -> Any:
     """The payload as the one of the wanted classes that the message's type names; else Malformed."""
     found = next((kind for kind in wanted if envelope.type == kind.TYPE), None)
     if found is None:
@@ -222,12 +222,12 @@ def _fitting(payload: dict[str, Any], name: str, wanted: Any) -> Any:
 
 
 def message_of(
-    payload: Payload,
+    payload: PipelinePayload,
     *,
     producer: str,
     now: float,
     correlation_id: str | None = None,
-    cause: Envelope | None = None,
+    cause: PipelineMessage | None = None,
 ) -> Message:
     """The payload in its envelope, ready to be published.
 

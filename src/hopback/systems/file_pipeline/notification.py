@@ -9,22 +9,22 @@ from sqlalchemy import insert
 
 from hopback import App, Park
 from hopback.systems.file_pipeline.messages import (
-    Envelope,
     FileRejected,
     Malformed,
+    PipelineMessage,
     ProcessingCompleted,
     ProcessingFailed,
     ProcessingTimedOut,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone
 from hopback.systems.file_pipeline.tables import notifications
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
     Told: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
 
@@ -49,23 +49,23 @@ def told(news: Told) -> str:
             return f"{name or 'The file'} takes too long: still without {' and '.join(missing)}."
 
 
-def add_notification(app: App, workshop: Workshop) -> None:
+def add_notification(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.notification`."""
 
     @app.handler(_QUEUE, concurrency=4)
-    async def notify(event: Envelope) -> Park | None:
+    async def notify(event: PipelineMessage) -> Park | None:
         try:
             news: Told = payload_of(event, *_TOLD)
         except Malformed as error:
             return Park(str(error))
-        async with workshop.transaction() as tx:
+        async with runtime.transaction() as tx:
             if await tx.first_time(_QUEUE, event.messageId):
                 row = {
                     "message_id": event.messageId,
                     "file_id": news.fileId,
                     "type": event.type,
                     "text": told(news),
-                    "created_at": workshop.clock.now(),
+                    "created_at": runtime.clock.now(),
                 }
                 await tx.execute(insert(notifications).values(**row))
         return None
@@ -75,4 +75,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("notification", add_notification, Settings.read(os.environ))
+    return alone("notification", add_notification, PipelineSettings.read(os.environ))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from hopback.systems.file_pipeline.stages import Hopeless
+from hopback.systems.file_pipeline.stages import HopelessFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +32,13 @@ def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
     try:
         picture = Image.open(path, formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
-        raise Hopeless(f"expected at most {max_pixels} pixels, got far more: {bomb}") from bomb
+        raise HopelessFile(f"expected at most {max_pixels} pixels, got far more: {bomb}") from bomb
     except UnidentifiedImageError:
         raise BrokenPicture("Pillow finds no picture in it") from None  # its own words name a path
     with picture:
         width, height = picture.size
         if width * height > max_pixels:
-            raise Hopeless(f"expected at most {max_pixels} pixels, got {width} × {height}")
+            raise HopelessFile(f"expected at most {max_pixels} pixels, got {width} × {height}")
         yield picture
 
 

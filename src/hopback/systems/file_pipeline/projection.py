@@ -12,20 +12,20 @@ from sqlalchemy import select, update
 
 from hopback import App, Context, Park
 from hopback.systems.file_pipeline.messages import (
-    Envelope,
     Malformed,
+    PipelineMessage,
     ProcessingCompleted,
     ProcessingTimedOut,
     payload_of,
 )
 from hopback.systems.file_pipeline.process import FACTS, UNFINISHED, Fact, Process
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone
 from hopback.systems.file_pipeline.tables import files, insert_once
 
 if TYPE_CHECKING:
     from hopback.store import Transaction
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["Projection", "add_projection", "app"]
 
@@ -42,13 +42,13 @@ _KNOWN = frozenset(fact.TYPE for fact in FACTS)
 class Projection:
     """Keeps the read model, and announces what follows from it."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, runtime: PartRuntime) -> None:
+        self._runtime = runtime
 
-    async def apply(self, event: Envelope) -> None:
+    async def apply(self, event: PipelineMessage) -> None:
         """Add a fact to its process; a fact of an earlier run comes too late and changes nothing."""
         fact: Fact = payload_of(event, *FACTS)
-        async with self._workshop.transaction() as tx:
+        async with self._runtime.transaction() as tx:
             if not await tx.first_time(_QUEUE, event.messageId):
                 return
             before = await self._process(tx, fact, event.correlationId)
@@ -58,56 +58,56 @@ class Projection:
             await self._write(tx, after)
             if after.status == "completed" != before.status:
                 done = ProcessingCompleted(after.file_id, after.run, after.name or "")
-                await self._workshop.announce(tx, done, producer=_PRODUCER, cause=event)
+                await self._runtime.announce(tx, done, producer=_PRODUCER, cause=event)
 
     async def _process(self, tx: Transaction, fact: Fact, correlation_id: str) -> Process:
         """The process of this file, locked; a new one for a file or a run that is new."""
-        now = self._workshop.clock.now()
+        now = self._runtime.clock.now()
         fresh = Process(fact.fileId, fact.run, correlation_id, now)
         await insert_once(tx.connection, files, {**_row(fresh), "updated_at": now})
         known = await _locked(tx, fact.fileId)
         return fresh if known is None or known.run < fact.run else known
 
     async def _write(self, tx: Transaction, process: Process) -> None:
-        values = {**_row(process), "updated_at": self._workshop.clock.now()}
+        values = {**_row(process), "updated_at": self._runtime.clock.now()}
         await tx.execute(update(files).where(files.c.file_id == process.file_id).values(**values))
 
     # --- the timer ---------------------------------------------------------------------------------
 
     async def time_out(self) -> int:
         """Say of every process that is late that it timed out, and tell how many there were."""
-        limit = self._workshop.clock.now() - self._workshop.settings.timeout_s
+        limit = self._runtime.clock.now() - self._runtime.settings.timeout_s
         late = (
             select(files.c.file_id)
             .where(files.c.status.in_(UNFINISHED), files.c.started_at <= limit)
             .order_by(files.c.started_at)
             .limit(_MOST_AT_ONCE)
         )
-        async with self._workshop.engine.connect() as connection:
+        async with self._runtime.engine.connect() as connection:
             found = list((await connection.execute(late)).scalars())
         for file_id in found:
             await self._time_out(file_id, limit)
         return len(found)
 
     async def _time_out(self, file_id: str, limit: float) -> None:
-        async with self._workshop.transaction() as tx:
+        async with self._runtime.transaction() as tx:
             process = await _locked(tx, file_id)
             if process is None or process.status not in UNFINISHED or process.started_at > limit:
                 return  # it was done meanwhile, or another timer was quicker
             await tx.execute(
                 update(files)
                 .where(files.c.file_id == file_id)
-                .values(timed_out=1, status="timed-out", updated_at=self._workshop.clock.now())
+                .values(timed_out=1, status="timed-out", updated_at=self._runtime.clock.now())
             )
             late = ProcessingTimedOut(file_id, process.run, process.name or "", process.waiting_for)
-            await self._workshop.announce(
+            await self._runtime.announce(
                 tx, late, producer=_PRODUCER, correlation_id=process.correlation_id
             )
 
     async def keep_time(self) -> None:
         """Look for late processes now and then, for ever."""
         while True:
-            await asyncio.sleep(self._workshop.settings.sweep_s)
+            await asyncio.sleep(self._runtime.settings.sweep_s)
             try:
                 await self.time_out()
             except Exception:
@@ -128,13 +128,13 @@ def _row(process: Process) -> dict[str, Any]:
     return {**values, "timed_out": int(process.timed_out), "status": process.status}
 
 
-def add_projection(app: App, workshop: Workshop) -> None:
+def add_projection(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.projection`."""
-    projection = Projection(workshop)
-    workshop.attend(projection.keep_time)
+    projection = Projection(runtime)
+    runtime.attend(projection.keep_time)
 
     @app.handler(_QUEUE, concurrency=4)
-    async def project(event: Envelope, context: Context) -> Park | None:
+    async def project(event: PipelineMessage, context: Context) -> Park | None:
         if event.type not in _KNOWN:
             return None  # every event comes by here; most of them say nothing new about files
         try:
@@ -148,4 +148,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("projection", add_projection, Settings.read(os.environ))
+    return alone("projection", add_projection, PipelineSettings.read(os.environ))

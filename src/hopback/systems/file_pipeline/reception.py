@@ -15,7 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hopback.systems.file_pipeline.contents import TYPES
 from hopback.systems.file_pipeline.folder import shown_name
-from hopback.systems.web import Refused
+from hopback.systems.web import RequestRefused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.systems.file_pipeline.folder import Folder
-    from hopback.systems.file_pipeline.settings import Settings
+    from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = ["FileForm", "Received", "receive"]
+__all__ = ["FileForm", "ReceivedFile", "receive"]
 
 _FORM_BYTES = 64 * 1024
 """What a form may have beside its file: boundaries, headers, other fields."""
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedFile:
     """A file that lies in the folder of what came in."""
 
     file_id: str
@@ -47,7 +47,7 @@ class FileForm:
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            raise Refused("expected multipart/form-data with a field `file`", 415)
+            raise RequestRefused("expected multipart/form-data with a field `file`", 415)
         self.name = ""
         self.declared_type = ""
         self.found = False
@@ -70,23 +70,27 @@ class FileForm:
                 },
             )
         except FormParserError:  # a boundary that is too long: RFC 2046 allows 70 characters
-            raise Refused("the boundary of the form is too long: expected 70 characters") from None
+            raise RequestRefused(
+                "the boundary of the form is too long: expected 70 characters"
+            ) from None
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the file that this piece of the form holds."""
         try:
             self._parser.write(chunk)
         except FormParserError:
-            raise Refused("the form is broken: expected well-formed multipart/form-data") from None
+            raise RequestRefused(
+                "the form is broken: expected well-formed multipart/form-data"
+            ) from None
         taken, self._file = b"".join(self._file), []
         return taken
 
     def finish(self) -> None:
         """The form has come to its end; Refused if it has not, or had no file."""
         if not self._ended:
-            raise Refused("the form is cut off: expected its closing boundary")
+            raise RequestRefused("the form is cut off: expected its closing boundary")
         if not self.found:
-            raise Refused("expected a file in the field `file`")
+            raise RequestRefused("expected a file in the field `file`")
 
     def _on_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]
@@ -104,7 +108,7 @@ class FileForm:
         if not self._inside:
             return
         if self.found:
-            raise Refused("expected one file, got a second one")
+            raise RequestRefused("expected one file, got a second one")
         self.found = True
         self.name = shown_name(options[b"filename"].decode("utf-8", "replace"))
         declared = self._headers.get(b"content-type", b"").partition(b";")[0]
@@ -113,11 +117,11 @@ class FileForm:
 
     def _check_type(self) -> None:
         if not self.name:
-            raise Refused("expected a file with a name")
+            raise RequestRefused("expected a file with a name")
         ending = PurePath(self.name).suffix.lower()
         known = {one for taken in TYPES.values() for one in taken.endings}
         if self.declared_type not in TYPES or ending not in known:
-            raise Refused(
+            raise RequestRefused(
                 f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
                 f" got {self.declared_type[:80] or 'no type'!r} and {ending[:20]!r}",
                 415,
@@ -131,7 +135,7 @@ class FileForm:
         self._ended = True
 
 
-async def receive(request: Request, folder: Folder, settings: Settings) -> Received:
+async def receive(request: Request, folder: Folder, settings: PipelineSettings) -> ReceivedFile:
     """Receive the file of a form; Refused says what is wrong, and leaves nothing behind."""
     _check_length(request, settings.max_bytes)
     form = FileForm(request.headers.get("content-type", ""))
@@ -143,14 +147,14 @@ async def receive(request: Request, folder: Folder, settings: Settings) -> Recei
             size = await _stream(request, form, unfinished, settings.max_bytes)
         form.finish()
         if not size:
-            raise Refused("the file is empty")
+            raise RequestRefused("the file is empty")
         await asyncio.to_thread(os.replace, unfinished, target)
     except TimeoutError:
-        raise Refused(f"the upload took longer than {settings.upload_s} s", 408) from None
+        raise RequestRefused(f"the upload took longer than {settings.upload_s} s", 408) from None
     finally:
         with suppress(FileNotFoundError):
             await asyncio.to_thread(unfinished.unlink)
-    return Received(file_id, form.name, form.declared_type, size)
+    return ReceivedFile(file_id, form.name, form.declared_type, size)
 
 
 def _check_length(request: Request, max_bytes: int) -> None:
@@ -160,8 +164,8 @@ def _check_length(request: Request, max_bytes: int) -> None:
         raise _too_large(max_bytes)
 
 
-def _too_large(max_bytes: int) -> Refused:
-    return Refused(f"expected a file of at most {max_bytes} bytes", 413)
+def _too_large(max_bytes: int) -> RequestRefused:
+    return RequestRefused(f"expected a file of at most {max_bytes} bytes", 413)
 
 
 async def _stream(request: Request, form: FileForm, path: Path, max_bytes: int) -> int:

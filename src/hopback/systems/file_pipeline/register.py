@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Select
 
-    from hopback.systems.file_pipeline.reception import Received
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
+    from hopback.systems.file_pipeline.reception import ReceivedFile
 
 __all__ = ["Register", "is_file_id"]
 
@@ -28,10 +28,10 @@ _SHOWN = ("content_type", "sha256", "thumbnail", "metadata", "rejection", "failu
 class Register:
     """What the gateway asks of the database."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, runtime: PartRuntime) -> None:
+        self._runtime = runtime
 
-    async def enter(self, received: Received, correlation_id: str) -> None:
+    async def enter(self, received: ReceivedFile, correlation_id: str) -> None:
         """Enter a received file and ask for its upload: both, or neither."""
         row = {
             "file_id": received.file_id,
@@ -39,12 +39,12 @@ class Register:
             "declared_type": received.declared_type,
             "size": received.size,
             "run": 1,
-            "received_at": self._workshop.clock.now(),
+            "received_at": self._runtime.clock.now(),
         }
         wanted = UploadRequested(received.file_id, 1, received.name, received.declared_type)
-        async with self._workshop.transaction() as tx:
+        async with self._runtime.transaction() as tx:
             await tx.execute(insert(uploads).values(**row))
-            await self._workshop.announce(
+            await self._runtime.announce(
                 tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
             )
 
@@ -56,12 +56,12 @@ class Register:
             .values(run=uploads.c.run + 1)
             .returning(uploads)
         )
-        async with self._workshop.transaction() as tx:
+        async with self._runtime.transaction() as tx:
             row = (await tx.execute(counted)).mappings().first()
             if row is None:
                 return None
             wanted = ReprocessFileRequested(file_id, row["run"], row["name"], row["declared_type"])
-            await self._workshop.announce(
+            await self._runtime.announce(
                 tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
             )
         run: int = row["run"]
@@ -104,7 +104,7 @@ class Register:
         ]
 
     async def _rows(self, query: Select[Any]) -> list[Mapping[str, Any]]:
-        async with self._workshop.engine.connect() as connection:
+        async with self._runtime.engine.connect() as connection:
             return [dict(row) for row in (await connection.execute(query)).mappings()]
 
 

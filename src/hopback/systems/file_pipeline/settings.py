@@ -11,14 +11,14 @@ from hopback.systems.settings import Environment, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Settings"]
+__all__ = ["PipelineSettings"]
 
 _MEBIBYTE = 1024 * 1024
 _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PipelineSettings:
     """How the file pipeline runs; `read` takes it from the environment.
 
     `max_pixels` is the largest picture that is decoded. A file that is not done `timeout_s` seconds
@@ -38,7 +38,7 @@ class Settings:
     secret: str = ""
 
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Settings:
+    def read(cls, variables: Mapping[str, str]) -> PipelineSettings:
         """The settings that the variables give; SettingsError names every one that is wrong."""
         given = Environment(variables)
         found = cls(

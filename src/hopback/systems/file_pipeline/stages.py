@@ -12,44 +12,44 @@ from typing import TYPE_CHECKING
 
 from hopback import App, Context, Park
 from hopback.designs import file_pipeline
-from hopback.systems.file_pipeline.messages import Envelope, Malformed, ProcessingFailed
-from hopback.systems.file_pipeline.workshop import Workshop
+from hopback.systems.file_pipeline.messages import Malformed, PipelineMessage, ProcessingFailed
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from hopback.systems.file_pipeline.messages import Payload
-    from hopback.systems.file_pipeline.settings import Settings
+    from hopback.systems.file_pipeline.messages import PipelinePayload
+    from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = ["Hopeless", "alone", "assemble", "stage"]
+__all__ = ["HopelessFile", "alone", "assemble", "stage"]
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 
 
-class Hopeless(Exception):
+class HopelessFile(Exception):
     """The file can never be processed: trying again would only repeat the failure."""
 
 
-def assemble(name: str, workshop: Workshop, *parts: Callable[[App, Workshop], None]) -> App:
-    """An application of these parts; the workshop opens and closes with it."""
-    settings = workshop.settings
+def assemble(name: str, runtime: PartRuntime, *parts: Callable[[App, PartRuntime], None]) -> App:
+    """An application of these parts; the runtime opens and closes with it."""
+    settings = runtime.settings
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
-    app = App(name, topology=topology, lifespan=lambda app: workshop.open(app.send))
+    app = App(name, topology=topology, lifespan=lambda app: runtime.open(app.send))
     for add in parts:
-        add(app, workshop)
+        add(app, runtime)
     return app
 
 
-def alone(name: str, part: Callable[[App, Workshop], None], settings: Settings) -> App:
+def alone(name: str, part: Callable[[App, PartRuntime], None], settings: PipelineSettings) -> App:
     """An application with this part and nothing else, to be run as a process of its own."""
-    return assemble(f"file-pipeline {name}", Workshop(settings), part)
+    return assemble(f"file-pipeline {name}", PartRuntime(settings), part)
 
 
 def stage(
     app: App,
-    workshop: Workshop,
+    runtime: PartRuntime,
     queue: str,
-    work: Callable[[Envelope], Awaitable[Iterable[Payload]]],
+    work: Callable[[PipelineMessage], Awaitable[Iterable[PipelinePayload]]],
     *,
     producer: str,
     concurrency: int = 4,
@@ -57,19 +57,19 @@ def stage(
     """Make `work` the handler of a queue; what it returns is announced."""
 
     @app.handler(queue, concurrency=concurrency)
-    async def handle(message: Envelope, context: Context) -> Park | None:
+    async def handle(message: PipelineMessage, context: Context) -> Park | None:
         try:
             results = await work(message)
         except Malformed as error:
             return Park(str(error))
-        except Hopeless as error:
-            await _give_up(workshop, message, producer, str(error))
+        except HopelessFile as error:
+            await _give_up(runtime, message, producer, str(error))
             return Park(str(error))
         except Exception as error:
             if context.is_last_attempt:
-                await _give_up(workshop, message, producer, _words(error))
+                await _give_up(runtime, message, producer, _words(error))
             raise
-        await workshop.conclude(queue, message, *results, producer=producer)
+        await runtime.conclude(queue, message, *results, producer=producer)
         return None
 
 
@@ -79,14 +79,16 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-async def _give_up(workshop: Workshop, message: Envelope, producer: str, reason: str) -> None:
+async def _give_up(
+    runtime: PartRuntime, message: PipelineMessage, producer: str, reason: str
+) -> None:
     """Tell that the file failed here. The message itself is parked whatever happens to this."""
     file_id, run = message.payload.get("fileId"), message.payload.get("run")
     if not isinstance(file_id, str) or not isinstance(run, int):
         return
     failed = ProcessingFailed(file_id, run, producer, reason[:500])
     try:
-        async with workshop.transaction() as tx:
-            await workshop.announce(tx, failed, producer=producer, cause=message)
+        async with runtime.transaction() as tx:
+            await runtime.announce(tx, failed, producer=producer, cause=message)
     except Exception:
         _LOG.exception("nobody was told that file %s failed", file_id)

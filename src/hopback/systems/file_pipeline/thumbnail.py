@@ -13,33 +13,33 @@ from hopback.systems.file_pipeline.messages import (
     payload_of,
 )
 from hopback.systems.file_pipeline.pictures import thumbnail_of
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone, stage
 
 if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.file_pipeline.folder import Folder
-    from hopback.systems.file_pipeline.messages import Envelope
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.messages import PipelineMessage
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["add_thumbnail", "app"]
 
 app: App
 
 
-def add_thumbnail(app: App, workshop: Workshop) -> None:
+def add_thumbnail(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.thumbnail`."""
 
-    async def work(event: Envelope) -> list[ThumbnailGenerated]:
+    async def work(event: PipelineMessage) -> list[ThumbnailGenerated]:
         file: FileValidated = payload_of(event, FileValidated)
         if not is_image(file.contentType):
             return []
         drawn = await asyncio.to_thread(
-            _draw, workshop.folder, file.fileId, workshop.settings.max_pixels
+            _draw, runtime.folder, file.fileId, runtime.settings.max_pixels
         )
         return [ThumbnailGenerated(file.fileId, file.run, *drawn)]
 
-    stage(app, workshop, "q.thumbnail", work, producer="thumbnail", concurrency=2)
+    stage(app, runtime, "q.thumbnail", work, producer="thumbnail", concurrency=2)
 
 
 def _draw(folder: Folder, file_id: str, max_pixels: int) -> tuple[int, int, int]:
@@ -56,4 +56,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("thumbnail", add_thumbnail, Settings.read(os.environ))
+    return alone("thumbnail", add_thumbnail, PipelineSettings.read(os.environ))

@@ -12,27 +12,27 @@ from hopback.systems.file_pipeline.messages import (
     UploadRequested,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone, stage
 
 if TYPE_CHECKING:
     from hopback import App
-    from hopback.systems.file_pipeline.messages import Envelope
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.messages import PipelineMessage
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["add_upload", "app"]
 
 app: App
 
 
-def add_upload(app: App, workshop: Workshop) -> None:
+def add_upload(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.upload.commands`."""
 
-    async def work(command: Envelope) -> list[FileUploaded]:
+    async def work(command: PipelineMessage) -> list[FileUploaded]:
         wanted: UploadRequested | ReprocessFileRequested = payload_of(
             command, UploadRequested, ReprocessFileRequested
         )
-        found = await asyncio.to_thread(workshop.folder.take_in, wanted.fileId)
+        found = await asyncio.to_thread(runtime.folder.take_in, wanted.fileId)
         return [
             FileUploaded(
                 wanted.fileId,
@@ -44,11 +44,11 @@ def add_upload(app: App, workshop: Workshop) -> None:
             )
         ]
 
-    stage(app, workshop, "q.upload.commands", work, producer="upload")
+    stage(app, runtime, "q.upload.commands", work, producer="upload")
 
 
 def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("upload", add_upload, Settings.read(os.environ))
+    return alone("upload", add_upload, PipelineSettings.read(os.environ))

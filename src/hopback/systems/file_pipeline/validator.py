@@ -14,33 +14,33 @@ from hopback.systems.file_pipeline.messages import (
     FileValidated,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import Settings
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback import App
-    from hopback.systems.file_pipeline.messages import Envelope
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.messages import PipelineMessage
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["add_validator", "app"]
 
 app: App
 
 
-def add_validator(app: App, workshop: Workshop) -> None:
+def add_validator(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.validator`."""
 
-    async def work(event: Envelope) -> list[FileValidated | FileRejected]:
+    async def work(event: PipelineMessage) -> list[FileValidated | FileRejected]:
         file: FileUploaded = payload_of(event, FileUploaded)
-        path = workshop.folder.file(file.fileId)
-        verdict = await asyncio.to_thread(_verdict, path, file, workshop.settings.max_bytes)
+        path = runtime.folder.file(file.fileId)
+        verdict = await asyncio.to_thread(_verdict, path, file, runtime.settings.max_bytes)
         if isinstance(verdict, Rejection):
             return [FileRejected(file.fileId, file.run, file.name, verdict.code, verdict.reason)]
         return [FileValidated(file.fileId, file.run, file.name, verdict, file.size, file.sha256)]
 
-    stage(app, workshop, "q.validator", work, producer="validator")
+    stage(app, runtime, "q.validator", work, producer="validator")
 
 
 def _verdict(path: Path, file: FileUploaded, max_bytes: int) -> Rejection | str:
@@ -56,4 +56,4 @@ def __getattr__(name: str) -> App:
     """`app`, made of the environment when it is first asked for."""
     if name != "app":
         raise AttributeError(name)
-    return alone("validator", add_validator, Settings.read(os.environ))
+    return alone("validator", add_validator, PipelineSettings.read(os.environ))

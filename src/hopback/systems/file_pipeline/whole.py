@@ -15,7 +15,7 @@ from hopback.systems.file_pipeline.validator import add_validator
 
 if TYPE_CHECKING:
     from hopback import App
-    from hopback.systems.file_pipeline.workshop import Workshop
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 __all__ = ["whole_app"]
 
@@ -30,6 +30,6 @@ _PARTS = (
 )
 
 
-def whole_app(workshop: Workshop) -> App:
-    """The seven consumers together; the workshop opens and closes with the application."""
-    return assemble("file-pipeline", workshop, *_PARTS)
+def whole_app(runtime: PartRuntime) -> App:
+    """The seven consumers together; the runtime opens and closes with the application."""
+    return assemble("file-pipeline", runtime, *_PARTS)

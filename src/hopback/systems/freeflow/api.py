@@ -13,7 +13,7 @@ from hopback import Publisher, compose
 from hopback.systems.database import Database
 from hopback.systems.freeflow.domains import DOMAINS, EXCHANGE
 from hopback.systems.freeflow.tables import METADATA, VIEWS
-from hopback.systems.web import Refused, json_body, web_application
+from hopback.systems.web import RequestRefused, json_body, web_application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback import Broker
-    from hopback.systems.freeflow.settings import Settings
+    from hopback.systems.freeflow.settings import FreeFlowSettings
 
 __all__ = ["api"]
 
@@ -31,26 +31,26 @@ _MOST_ROWS = 100
 _DOMAINS = (*DOMAINS, "audit")
 
 
-def api(settings: Settings, broker: Broker) -> Starlette:
+def api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
     """The web application of FreeFlow."""
-    desk = _Desk(Database(settings.database, METADATA))
+    api = _FreeFlowApi(Database(settings.database, METADATA))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         publisher = Publisher(broker, name="freeflow api", timeout=_PATIENCE)
-        async with desk.database.lifespan(), publisher as desk.publisher:
+        async with api.database.lifespan(), publisher as api.publisher:
             yield
 
     return web_application(
         [
-            Route("/events/{routing_key}", desk.publish, methods=["POST"]),
-            Route("/{view}", desk.show),
+            Route("/events/{routing_key}", api.publish, methods=["POST"]),
+            Route("/{view}", api.show),
         ],
         lifespan,
     )
 
 
-class _Desk:
+class _FreeFlowApi:
     """Answers requests."""
 
     publisher: Publisher
@@ -64,7 +64,7 @@ class _Desk:
         domain, _, what = routing_key.partition(".")
         if domain not in _DOMAINS or not what or "." in what:
             known = ", ".join(_DOMAINS)
-            raise Refused(f"expected <domain>.<event>, the domain one of {known}", 404)
+            raise RequestRefused(f"expected <domain>.<event>, the domain one of {known}", 404)
         message = compose(EXCHANGE, routing_key, dict(await json_body(request)))
         await self.publisher.publish(message)
         return JSONResponse({"id": message.properties.message_id}, 202)
@@ -73,6 +73,6 @@ class _Desk:
         """The first rows of a read model."""
         view = VIEWS.get(request.path_params["view"])
         if view is None:
-            raise Refused(f"expected one of {', '.join(VIEWS)}", 404)
+            raise RequestRefused(f"expected one of {', '.join(VIEWS)}", 404)
         query = select(view).order_by(*view.primary_key).limit(_MOST_ROWS)
         return JSONResponse([dict(row) for row in await self.database.rows(query)])

@@ -10,19 +10,19 @@ from hopback import App, Context, Rule, Verdict
 from hopback.designs import freeflow
 from hopback.designs.freeflow import QUEUES
 from hopback.systems.database import Database
-from hopback.systems.freeflow.domains import DOMAINS, Event, Hopeless
+from hopback.systems.freeflow.domains import DOMAINS, DomainEvent, Hopeless
 from hopback.systems.freeflow.tables import METADATA, audit
 
 if TYPE_CHECKING:
     from hopback.store import Transaction
-    from hopback.systems.freeflow.settings import Settings
+    from hopback.systems.freeflow.settings import FreeFlowSettings
 
 __all__ = ["consumers"]
 
 _AUDIT = "freeflow.audit.queue"
 
 
-def consumers(settings: Settings) -> App:
+def consumers(settings: FreeFlowSettings) -> App:
     """The application that handles every domain; `--queue` runs some of them alone."""
     database = Database(settings.database, METADATA)
     app = App("freeflow", topology=freeflow(hardened=settings.hardened), lifespan=database.lifespan)
@@ -33,7 +33,7 @@ def consumers(settings: Settings) -> App:
         domain, _, what = context.routing_key.partition(".")
         async with database.transaction() as tx:
             if await tx.first_time(context.queue, context.message_id):
-                await DOMAINS[domain](Event(what, data, tx, context))
+                await DOMAINS[domain](DomainEvent(what, data, tx, context))
 
     for queue in domain_queues:
         app.handler(queue, rules=[Rule(Hopeless, Verdict.PARK)])(handle)

@@ -13,14 +13,14 @@ import httpx
 
 from hopback.systems.freeflow.api import api
 from hopback.systems.freeflow.consumers import consumers
-from hopback.systems.freeflow.settings import Settings
-from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.freeflow.settings import FreeFlowSettings
+from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from hopback.systems.stage import Stage
+    from hopback.systems.host import Host
 
 __all__ = ["SYSTEM"]
 
@@ -29,16 +29,16 @@ _EVERY = 4.0
 
 
 @asynccontextmanager
-async def _start(stage: Stage) -> AsyncIterator[Playing]:
-    read = Settings.read(stage.environment)
-    settings = replace(read, database=stage.database, hardened=stage.hardened)
-    web = api(settings, stage.broker)
-    async with playing(stage, consumers(settings)) as service, opened(web):
-        yield Playing((service,), web)
+async def _start(host: Host) -> AsyncIterator[Running]:
+    read = FreeFlowSettings.read(host.environment)
+    settings = replace(read, database=host.database, hardened=host.hardened)
+    web = api(settings, host.broker)
+    async with running(host, consumers(settings)) as service, opened(web):
+        yield Running((service,), web)
 
 
-async def _traffic(stage: Stage) -> None:
-    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+async def _traffic(host: Host) -> None:
+    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         for routing_key, data in _story():
             await client.post(f"/events/{routing_key}", json=data)
             await asyncio.sleep(_EVERY)

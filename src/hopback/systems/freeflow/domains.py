@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback import Context
     from hopback.store import Transaction
 
-__all__ = ["DOMAINS", "EXCHANGE", "Event", "Handle", "Hopeless", "NotYet"]
+__all__ = ["DOMAINS", "EXCHANGE", "DomainEvent", "Handle", "Hopeless", "MissingYet"]
 
 EXCHANGE = "freeflow.events"
 _MOST_FAILURES = 3
@@ -34,7 +34,7 @@ class Hopeless(ValueError):
     """A non-recoverable event: it goes to the dead-letter queue at once."""
 
 
-class NotYet(Exception):
+class MissingYet(Exception):
     """Something is missing that may be there later; `after` asks for a wait of so many seconds."""
 
     def __init__(self, what: str, after: float | None = None) -> None:
@@ -43,7 +43,7 @@ class NotYet(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DomainEvent:
     """An event in its transaction: `what` is the second word of its routing key."""
 
     what: str
@@ -74,18 +74,18 @@ class Event:
         await self.context.publish(EXCHANGE, routing_key, dict(data), message_id=message_id)
 
 
-async def _user(event: Event) -> None:
+async def _user(event: DomainEvent) -> None:
     """`user.registered`."""
     if await event.row(users, event.text("id")) is None:
         row = {"id": event.text("id"), "name": event.text("name"), "logins": 0, "failures": 0}
         await event.tx.execute(insert(users).values(row))
 
 
-async def _auth(event: Event) -> None:
+async def _auth(event: DomainEvent) -> None:
     """`auth.succeeded`, `auth.failed`: may overtake the registration, then it is tried again."""
     user = await event.row(users, event.text("user"))
     if user is None:
-        raise NotYet("the user is not registered yet")
+        raise MissingYet("the user is not registered yet")
     if event.what == "succeeded":
         await event.change(users, user["id"], logins=user["logins"] + 1, failures=0)
         return
@@ -96,7 +96,7 @@ async def _auth(event: Event) -> None:
         await event.emit("alarm.raised", {"id": f"login-{user['id']}", "text": text})
 
 
-async def _alarm(event: Event) -> None:
+async def _alarm(event: DomainEvent) -> None:
     """`alarm.raised`, `alarm.cleared`."""
     alarm = await event.row(alarms, event.text("id"))
     if event.what == "raised" and alarm is None:
@@ -104,11 +104,11 @@ async def _alarm(event: Event) -> None:
         await event.tx.execute(insert(alarms).values(row))
     elif event.what == "cleared":
         if alarm is None:
-            raise NotYet("the alarm is not raised yet")
+            raise MissingYet("the alarm is not raised yet")
         await event.change(alarms, alarm["id"], cleared=True)
 
 
-async def _document(event: Event) -> None:
+async def _document(event: DomainEvent) -> None:
     """`document.created`, `document.archived`."""
     document = await event.row(documents, event.text("id"))
     if event.what == "created" and document is None:
@@ -117,11 +117,11 @@ async def _document(event: Event) -> None:
         await event.tx.execute(insert(documents).values(row | {"archived": False}))
     elif event.what == "archived":
         if document is None:
-            raise NotYet("the document is not created yet")
+            raise MissingYet("the document is not created yet")
         await event.change(documents, document["id"], archived=True)
 
 
-async def _workflow(event: Event) -> None:
+async def _workflow(event: DomainEvent) -> None:
     """`workflow.started`, `workflow.advanced`: the last step notifies the owner."""
     workflow = await event.row(workflows, event.text("id"))
     if event.what == "started" and workflow is None:
@@ -132,25 +132,25 @@ async def _workflow(event: Event) -> None:
         await event.tx.execute(insert(workflows).values(row))
     elif event.what == "advanced":
         if workflow is None:
-            raise NotYet("the workflow is not started yet")
+            raise MissingYet("the workflow is not started yet")
         await event.change(workflows, workflow["id"], done=workflow["done"] + 1)
         if workflow["done"] + 1 == workflow["steps"]:
             note = {"to": workflow["owner"], "text": f"workflow {workflow['id']} is done"}
             await event.emit("notification.requested", note)
 
 
-async def _notification(event: Event) -> None:
+async def _notification(event: DomainEvent) -> None:
     """`notification.requested`: the mailbox decides how long it wants to be left alone."""
     recipient = event.text("to")
     if "@" not in recipient:
         raise Hopeless(f"nobody can be reached as {recipient[:100]!r}")
     if recipient.startswith(_BUSY):
-        raise NotYet("the mailbox is busy", after=300)
+        raise MissingYet("the mailbox is busy", after=300)
     row = {"id": event.context.message_id, "recipient": recipient, "text": event.text("text")}
     await event.tx.execute(insert(notifications).values(row))
 
 
-Handle: TypeAlias = "Callable[[Event], Awaitable[None]]"
+Handle: TypeAlias = "Callable[[DomainEvent], Awaitable[None]]"
 
 DOMAINS: Mapping[str, Handle] = {
     "user": _user,

@@ -10,12 +10,12 @@ import os
 
 from hopback.systems.freeflow.api import api
 from hopback.systems.freeflow.consumers import consumers
-from hopback.systems.freeflow.settings import Settings
+from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import broker_named
 
 __all__ = ["domains", "web"]
 
-_SETTINGS = Settings.read(os.environ)
+_SETTINGS = FreeFlowSettings.read(os.environ)
 
 domains = consumers(_SETTINGS)
 web = api(_SETTINGS, broker_named(os.environ))

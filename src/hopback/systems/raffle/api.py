@@ -15,7 +15,7 @@ from hopback.systems.database import Database
 from hopback.systems.raffle.raffles import Raffles
 from hopback.systems.raffle.tables import METADATA
 from hopback.systems.raffle.users import InvalidUser, User, find_user
-from hopback.systems.web import Refused, field, json_body, web_application
+from hopback.systems.web import RequestRefused, field, json_body, web_application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback import Broker
-    from hopback.systems.raffle.settings import Settings
+    from hopback.systems.raffle.settings import RaffleSettings
 
 __all__ = ["api"]
 
@@ -33,25 +33,25 @@ _PATIENCE = 5.0
 """Seconds that a client waits for a broker that is away."""
 
 
-def api(settings: Settings, broker: Broker) -> Starlette:
+def api(settings: RaffleSettings, broker: Broker) -> Starlette:
     """The web application of the raffle."""
     database = Database(settings.database, METADATA)
-    desk = _Desk(database)
+    api = _RaffleApi(database)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         publisher = Publisher(broker, name="raffle api", timeout=_PATIENCE, on_state=_log_state)
-        async with database.lifespan(), publisher as desk.publisher:
+        async with database.lifespan(), publisher as api.publisher:
             yield
 
     return web_application(
         [
-            Route("/api/v1/users", desk.create_user, methods=["POST"]),
-            Route("/api/v1/users/{user_id}", desk.show_user),
-            Route("/api/v1/raffles", desk.create_raffle, methods=["POST"]),
-            Route("/api/v1/raffles/{raffle_id}", desk.show_raffle),
-            Route("/api/v1/raffles/{raffle_id}/entries", desk.join, methods=["POST"]),
-            Route("/api/v1/raffles/{raffle_id}/draw", desk.draw, methods=["POST"]),
+            Route("/api/v1/users", api.create_user, methods=["POST"]),
+            Route("/api/v1/users/{user_id}", api.show_user),
+            Route("/api/v1/raffles", api.create_raffle, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}", api.show_raffle),
+            Route("/api/v1/raffles/{raffle_id}/entries", api.join, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}/draw", api.draw, methods=["POST"]),
         ],
         lifespan,
     )
@@ -62,7 +62,7 @@ def _log_state(state: object, reason: str) -> None:
         _LOG.warning("the broker connection is %s: %s", state, reason)
 
 
-class _Desk:
+class _RaffleApi:
     """Answers requests."""
 
     publisher: Publisher
@@ -78,7 +78,7 @@ class _Desk:
         try:
             user.validated()
         except InvalidUser as error:
-            raise Refused(str(error)) from None
+            raise RequestRefused(str(error)) from None
         payload = {"id": user.id, "name": user.name, "email": user.email}
         await self.publisher.publish(compose("raffle_exchange", "raffle_queue", payload))
         return JSONResponse({"id": user.id})
@@ -87,7 +87,9 @@ class _Desk:
         """A user that was inserted."""
         user = await find_user(self._database, request.path_params["user_id"])
         if user is None:
-            raise Refused("no such user (yet): users are inserted within a second or two", 404)
+            raise RequestRefused(
+                "no such user (yet): users are inserted within a second or two", 404
+            )
         return JSONResponse(dict(user))
 
     async def create_raffle(self, request: Request) -> JSONResponse:
@@ -99,7 +101,7 @@ class _Desk:
         """A raffle and its result."""
         found = await self._raffles.result(request.path_params["raffle_id"])
         if found is None:
-            raise Refused("no such raffle", 404)
+            raise RequestRefused("no such raffle", 404)
         return JSONResponse(dict(found))
 
     async def join(self, request: Request) -> JSONResponse:
@@ -112,11 +114,11 @@ class _Desk:
         """The draw; there is one and no second."""
         winners = (await json_body(request)).get("winners", 1)
         if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
-            raise Refused("winners: expected a number from 1 to 1000")
+            raise RequestRefused("winners: expected a number from 1 to 1000")
         _conclude(await self._raffles.draw(request.path_params["raffle_id"], winners))
         return await self.show_raffle(request)
 
 
 def _conclude(hindrance: str | None) -> None:
     if hindrance is not None:
-        raise Refused(hindrance, 404 if hindrance.startswith("no such") else 409)
+        raise RequestRefused(hindrance, 404 if hindrance.startswith("no such") else 409)

@@ -15,12 +15,12 @@ from hopback.systems.raffle.tables import METADATA
 from hopback.systems.raffle.users import InvalidUser, User, data_error, insert_users
 
 if TYPE_CHECKING:
-    from hopback.systems.raffle.settings import Settings
+    from hopback.systems.raffle.settings import RaffleSettings
 
 __all__ = ["consumer"]
 
 
-def consumer(settings: Settings) -> App:
+def consumer(settings: RaffleSettings) -> App:
     """The application that inserts users from `raffle_queue`."""
     database = Database(settings.database, METADATA)
     app = App(

@@ -24,7 +24,7 @@ from hopback.topology.plan import Count, Leave, LocalWait, Parking, Redrive, Ret
 
 if TYPE_CHECKING:
     from hopback import Topology
-    from hopback.systems.raffle.settings import Settings
+    from hopback.systems.raffle.settings import RaffleSettings
 
 __all__ = ["dead_letter_consumer"]
 
@@ -63,7 +63,7 @@ class _Pause:
         self._failures = 0
 
 
-def dead_letter_consumer(settings: Settings) -> App:
+def dead_letter_consumer(settings: RaffleSettings) -> App:
     """The application that inserts users from `raffle_dlq`."""
     database, pause = Database(settings.database, METADATA), _Pause()
     app = App("raffle dead letters", topology=_topology(settings), lifespan=database.lifespan)
@@ -102,7 +102,7 @@ def dead_letter_consumer(settings: Settings) -> App:
     return app
 
 
-def _topology(settings: Settings) -> Topology:
+def _topology(settings: RaffleSettings) -> Topology:
     design = raffle(
         hardened=settings.hardened,
         retry_ttl_ms=settings.retry_ttl_ms,

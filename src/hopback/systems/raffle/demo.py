@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import httpx
 
 from hopback import Message, Publisher
+from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.raffle.api import api
 from hopback.systems.raffle.consumer import consumer
-from hopback.systems.raffle.settings import Settings
-from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.systems.stage import Stage
+    from hopback.systems.host import Host
 
 __all__ = ["SYSTEM"]
 
@@ -31,19 +31,19 @@ _EVERY = 5.0
 
 
 @asynccontextmanager
-async def _start(stage: Stage) -> AsyncIterator[Playing]:
-    read = Settings.read(stage.environment)
-    settings = replace(read, database=stage.database, hardened=stage.hardened)
-    web = api(settings, stage.broker)
-    async with playing(stage, consumer(settings)) as service, opened(web):
-        yield Playing((service,), web)
+async def _start(host: Host) -> AsyncIterator[Running]:
+    read = RaffleSettings.read(host.environment)
+    settings = replace(read, database=host.database, hardened=host.hardened)
+    web = api(settings, host.broker)
+    async with running(host, consumer(settings)) as service, opened(web):
+        yield Running((service,), web)
 
 
-async def _traffic(stage: Stage) -> None:
+async def _traffic(host: Host) -> None:
     """Users join raffles; now and then an e-mail is taken already, or a message is no JSON."""
     async with (
-        httpx.AsyncClient(base_url=stage.url, trust_env=False) as client,
-        Publisher(stage.broker, name="raffle traffic") as publisher,
+        httpx.AsyncClient(base_url=host.url, trust_env=False) as client,
+        Publisher(host.broker, name="raffle traffic") as publisher,
     ):
         run = random.getrandbits(32)
         for number in itertools.count():

@@ -11,12 +11,12 @@ import os
 from hopback.systems.raffle.api import api
 from hopback.systems.raffle.consumer import consumer as _consumer
 from hopback.systems.raffle.dead_letters import dead_letter_consumer
-from hopback.systems.raffle.settings import Settings
+from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.settings import broker_named
 
 __all__ = ["consumer", "dead_letters", "web"]
 
-_SETTINGS = Settings.read(os.environ)
+_SETTINGS = RaffleSettings.read(os.environ)
 
 consumer = _consumer(_SETTINGS)
 dead_letters = dead_letter_consumer(_SETTINGS)

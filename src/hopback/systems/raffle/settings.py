@@ -10,7 +10,7 @@ from hopback.systems.settings import Environment
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Batching", "Settings"]
+__all__ = ["Batching", "RaffleSettings"]
 
 _MOST_ROWS = 10_000
 """Rows of one statement; a database takes so many parameters and no more."""
@@ -27,7 +27,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RaffleSettings:
     """Everything that the raffle is told by its environment."""
 
     database: str = "sqlite:///raffle.db"
@@ -38,7 +38,7 @@ class Settings:
     dlq: Batching = Batching(500, 1000, 1, 1)
 
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Settings:
+    def read(cls, variables: Mapping[str, str]) -> RaffleSettings:
         """From environment variables; SettingsError names all that are wrong."""
         found, plain = Environment(variables), cls()
         settings = cls(

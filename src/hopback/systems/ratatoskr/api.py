@@ -12,7 +12,7 @@ from hopback import Publisher, compose
 from hopback.systems.database import Database
 from hopback.systems.ratatoskr.events import TYPES
 from hopback.systems.ratatoskr.orders import METADATA, find_order, open_warehouse
-from hopback.systems.web import Refused, json_body, web_application
+from hopback.systems.web import RequestRefused, json_body, web_application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback import Broker
-    from hopback.systems.ratatoskr.settings import Settings
+    from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 __all__ = ["api"]
 
 _PATIENCE = 5.0
 
 
-def api(settings: Settings, broker: Broker) -> Starlette:
+def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
     """The web application of Ratatoskr's sample service."""
     database = Database(settings.database, METADATA)
-    desk = _Desk(settings, database)
+    api = _RatatoskrApi(settings, database)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         publisher = Publisher(broker, name="ratatoskr api", timeout=_PATIENCE)
-        async with database.lifespan(), publisher as desk.publisher:
+        async with database.lifespan(), publisher as api.publisher:
             yield
 
     return web_application(
         [
-            Route("/events", desk.publish, methods=["POST"]),
-            Route("/orders/{order}", desk.show),
-            Route("/warehouse", desk.warehouse, methods=["PUT"]),
+            Route("/events", api.publish, methods=["POST"]),
+            Route("/orders/{order}", api.show),
+            Route("/warehouse", api.warehouse, methods=["PUT"]),
         ],
         lifespan,
     )
 
 
-class _Desk:
+class _RatatoskrApi:
     """Answers requests."""
 
     publisher: Publisher
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: RatatoskrSettings, database: Database) -> None:
         self._settings = settings
         self._database = database
 
@@ -65,7 +65,7 @@ class _Desk:
         """
         body = await json_body(request)
         if body.get("type") not in TYPES:
-            raise Refused(f"type: expected one of {', '.join(TYPES)}")
+            raise RequestRefused(f"type: expected one of {', '.join(TYPES)}")
         message = compose(
             self._settings.exchange,
             body["type"],
@@ -80,13 +80,13 @@ class _Desk:
         """An order and its state."""
         found = await find_order(self._database, request.path_params["order"])
         if found is None:
-            raise Refused("no such order (yet)", 404)
+            raise RequestRefused("no such order (yet)", 404)
         return JSONResponse(found)
 
     async def warehouse(self, request: Request) -> JSONResponse:
         """Close the warehouse, and orders fail until it is open again."""
         is_open = (await json_body(request)).get("open")
         if not isinstance(is_open, bool):
-            raise Refused("open: expected true or false")
+            raise RequestRefused("open: expected true or false")
         await open_warehouse(self._database, is_open=is_open)
         return JSONResponse({"open": is_open})

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from hopback import App, Context, Rule, Verdict
 from hopback.systems.database import Database
 from hopback.systems.ratatoskr.events import Event  # noqa: TC001 - the runtime reads it
-from hopback.systems.ratatoskr.orders import METADATA, Refused, apply_event
+from hopback.systems.ratatoskr.orders import METADATA, OrderRefused, apply_event
 
 if TYPE_CHECKING:
-    from hopback.systems.ratatoskr.settings import Settings
+    from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 __all__ = ["consumer"]
 
 
-def consumer(settings: Settings) -> App:
+def consumer(settings: RatatoskrSettings) -> App:
     """The application that handles the queue's events."""
     database = Database(settings.database, METADATA)
     app = App("ratatoskr", topology=settings.topology(), lifespan=database.lifespan)
 
-    @app.handler(settings.queue, rules=[Rule(Refused, Verdict.PARK)])
+    @app.handler(settings.queue, rules=[Rule(OrderRefused, Verdict.PARK)])
     async def handle(event: Event, context: Context) -> None:
         async with database.transaction() as tx:
             # The mark commits with the work: a redelivery finds it and changes nothing.

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import httpx
 
 from hopback import ServiceOptions
+from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.ratatoskr.api import api
 from hopback.systems.ratatoskr.consumer import consumer
-from hopback.systems.ratatoskr.settings import Settings
-from hopback.systems.stage import Part, Playing, System, Try, playing
+from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.systems.stage import Stage
+    from hopback.systems.host import Host
 
 __all__ = ["SYSTEM"]
 
@@ -32,17 +32,17 @@ _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
 
 
 @asynccontextmanager
-async def _start(stage: Stage) -> AsyncIterator[Playing]:
-    read = Settings.read(stage.environment)
-    settings = replace(read, database=stage.database, hardened=stage.hardened)
-    web, options = api(settings, stage.broker), ServiceOptions(accept=_KNOWN)
-    async with playing(stage, consumer(settings), options) as service, opened(web):
-        yield Playing((service,), web)
+async def _start(host: Host) -> AsyncIterator[Running]:
+    read = RatatoskrSettings.read(host.environment)
+    settings = replace(read, database=host.database, hardened=host.hardened)
+    web, options = api(settings, host.broker), ServiceOptions(accept=_KNOWN)
+    async with running(host, consumer(settings), options) as service, opened(web):
+        yield Running((service,), web)
 
 
-async def _traffic(stage: Stage) -> None:
+async def _traffic(host: Host) -> None:
     """Orders; some are paid before they are known, some are for nothing the warehouse has."""
-    async with httpx.AsyncClient(base_url=stage.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         run = random.getrandbits(32)
         for number in itertools.count():
             order = f"order-{run}-{number}"

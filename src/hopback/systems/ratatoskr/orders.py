@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hopback.systems.database import Database
     from hopback.systems.ratatoskr.events import Event
 
-__all__ = ["METADATA", "NotYet", "Refused", "apply_event", "find_order", "open_warehouse"]
+__all__ = ["METADATA", "NotYet", "OrderRefused", "apply_event", "find_order", "open_warehouse"]
 
 METADATA = MetaData()
 _PRICES = {"acorn": 5, "walnut": 20, "hazelnut": 8}
@@ -35,7 +35,7 @@ _warehouse = Table(
 )
 
 
-class Refused(ValueError):
+class OrderRefused(ValueError):
     """A permanent error: trying again cannot help."""
 
 
@@ -56,14 +56,14 @@ async def apply_event(tx: Transaction, event: Event) -> None:
 
 async def _place(tx: Transaction, event: OrderPlaced) -> None:
     if event.sku not in _PRICES:
-        raise Refused(f"sku: expected one of {', '.join(_PRICES)}")
+        raise OrderRefused(f"sku: expected one of {', '.join(_PRICES)}")
     if not 1 <= event.quantity <= 1000:
-        raise Refused("quantity: expected 1 to 1000")
+        raise OrderRefused("quantity: expected 1 to 1000")
     if await _is_closed(tx):
         raise NotYet("the warehouse is closed")
     known = (await tx.execute(select(_orders.c.id).where(_orders.c.id == event.order))).first()
     if known is not None:
-        raise Refused(f"order {event.order} is placed already, by another event")
+        raise OrderRefused(f"order {event.order} is placed already, by another event")
     row = {"id": event.order, "sku": event.sku, "quantity": event.quantity, "state": "placed"}
     await tx.execute(insert(_orders).values(row))
 
@@ -72,7 +72,7 @@ async def _pay(tx: Transaction, event: PaymentReceived) -> None:
     order = await _advance(tx, event.order, "placed", "paid")
     price = _PRICES[order["sku"]] * order["quantity"]
     if event.cents != price:
-        raise Refused(f"cents: expected {price}, got {event.cents}")
+        raise OrderRefused(f"cents: expected {price}, got {event.cents}")
 
 
 async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> dict[str, Any]:

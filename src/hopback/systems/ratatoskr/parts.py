@@ -9,12 +9,12 @@ import os
 
 from hopback.systems.ratatoskr.api import api
 from hopback.systems.ratatoskr.consumer import consumer
-from hopback.systems.ratatoskr.settings import Settings
+from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import broker_named
 
 __all__ = ["events", "web"]
 
-_SETTINGS = Settings.read(os.environ)
+_SETTINGS = RatatoskrSettings.read(os.environ)
 
 events = consumer(_SETTINGS)
 web = api(_SETTINGS, broker_named(os.environ))

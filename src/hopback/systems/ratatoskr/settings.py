@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from hopback import Topology
 
-__all__ = ["Settings"]
+__all__ = ["RatatoskrSettings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RatatoskrSettings:
     """Everything that Ratatoskr is told by its environment."""
 
     database: str = "sqlite:///ratatoskr.db"
@@ -30,7 +30,7 @@ class Settings:
     queue_type: QueueType = QueueType.QUORUM
 
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Settings:
+    def read(cls, variables: Mapping[str, str]) -> RatatoskrSettings:
         """From environment variables; SettingsError names all that are wrong."""
         found, plain = Environment(variables), cls()
         kind = found.text("RATATOSKR_QUEUE_TYPE", plain.queue_type)

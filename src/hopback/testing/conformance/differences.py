@@ -10,11 +10,11 @@ from hopback.testing.conformance.exercise import Outcome, Result
 if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
-__all__ = ["EMBEDDED_DIFFERENCES", "Difference", "judge"]
+__all__ = ["EMBEDDED_DIFFERENCES", "BrokerDifference", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class BrokerDifference:
     """A row that the embedded broker does not show as RabbitMQ does."""
 
     row: str
@@ -29,9 +29,9 @@ class Difference:
         return self.row == row and not early and not late
 
 
-EMBEDDED_DIFFERENCES: tuple[Difference, ...] = (
-    Difference("1.13", "The embedded broker has no streams: declaring one is refused."),
-    Difference(
+EMBEDDED_DIFFERENCES: tuple[BrokerDifference, ...] = (
+    BrokerDifference("1.13", "The embedded broker has no streams: declaring one is refused."),
+    BrokerDifference(
         "6.7b",
         "RabbitMQ's channel trips over what it remembers of the old queue and takes the connection"
         " with it; the embedded broker's channels remember nothing, and the get succeeds.",

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from hopback.topology.hazards.analysis import seems_resting, text
 from hopback.topology.hazards.phrases import HARDENED, listed, named, queue_place
-from hopback.topology.hazards.rule import Rule, Sighting, errors, warnings
-from hopback.topology.hazards.scene import seems_resting, text
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.wording import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Leg, Scene
+    from hopback.topology.hazards.analysis import Analysis, Leg
 
 __all__ = ["RULES"]
 
@@ -24,11 +24,11 @@ _INTO = "into the dead-letter queue"
 _WAYS = (_OUT, _BACK, _INTO)
 
 
-def _exchange_missing(scene: Scene) -> Iterator[Sighting]:
-    for leg in scene.legs.values():
+def _exchange_missing(analysis: Analysis) -> Iterator[Hit]:
+    for leg in analysis.legs.values():
         if not leg.declared:
-            hint = did_you_mean(leg.exchange, scene.exchanges)
-            yield Sighting(
+            hint = did_you_mean(leg.exchange, analysis.exchanges)
+            yield Hit(
                 queue_place(leg.source),
                 f"Its dead letters go to exchange {named(leg.exchange)}, which does not exist. The"
                 " broker says nothing about that and drops every message that is rejected, expires"
@@ -37,10 +37,10 @@ def _exchange_missing(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _unroutable(scene: Scene) -> Iterator[Sighting]:
-    for leg in scene.legs.values():
+def _unroutable(analysis: Analysis) -> Iterator[Hit]:
+    for leg in analysis.legs.values():
         if leg.declared and not leg.targets:
-            yield Sighting(
+            yield Hit(
                 queue_place(leg.source),
                 f"Its dead letters reach no queue: {_nothing_takes(leg)}. The broker drops every"
                 " message that is rejected, expires or exceeds a limit here, and says nothing.",
@@ -48,10 +48,10 @@ def _unroutable(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _partly_unroutable(scene: Scene) -> Iterator[Sighting]:
-    for leg in scene.legs.values():
+def _partly_unroutable(analysis: Analysis) -> Iterator[Hit]:
+    for leg in analysis.legs.values():
         if leg.targets and leg.lost_keys:
-            yield Sighting(
+            yield Hit(
                 queue_place(leg.source),
                 "Its dead letters keep the routing key they came with, and"
                 f" {_nothing_takes(leg)}. The broker silently drops those of them that are"
@@ -67,18 +67,18 @@ def _nothing_takes(leg: Leg) -> str:
     return f"no binding of exchange {named(leg.exchange)} takes the key {listed(leg.lost_keys)}"
 
 
-def _at_most_once(scene: Scene) -> Iterator[Sighting]:
-    """One sighting for all queues whose messages are moved in the same unsafe ways."""
+def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
+    """One hit for all queues whose messages are moved in the same unsafe ways."""
     ways: defaultdict[str, set[str]] = defaultdict(set)
-    for leg in scene.legs.values():
+    for leg in analysis.legs.values():
         if leg.targets and not leg.safe:
-            for owner in _owners(scene, leg):
-                ways[owner].add(_way(scene, leg))
+            for owner in _owners(analysis, leg):
+                ways[owner].add(_way(analysis, leg))
     alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for owner, unsafe in ways.items():
         alike[tuple(way for way in _WAYS if way in unsafe)].append(owner)
     for unsafe_ways, owners in alike.items():
-        yield Sighting(
+        yield Hit(
             queue_place(*owners),
             f"The broker moves failed messages at most once: {', '.join(unsafe_ways)}. It does not"
             " wait until the next queue has a message, so what is on its way when a node dies or"
@@ -88,29 +88,29 @@ def _at_most_once(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _way(scene: Scene, leg: Leg) -> str:
-    if leg.source in scene.waiting:
+def _way(analysis: Analysis, leg: Leg) -> str:
+    if leg.source in analysis.waiting:
         return _BACK
-    return _OUT if scene.waiting.intersection(leg.targets) else _INTO
+    return _OUT if analysis.waiting.intersection(leg.targets) else _INTO
 
 
-def _owners(scene: Scene, leg: Leg) -> set[str]:
+def _owners(analysis: Analysis, leg: Leg) -> set[str]:
     """The consumed queues whose messages take this leg."""
-    if leg.source not in scene.waiting:
+    if leg.source not in analysis.waiting:
         return {leg.source}
-    return scene.users.get(leg.source) or set(leg.targets)
+    return analysis.users.get(leg.source) or set(leg.targets)
 
 
-def _falls_back(scene: Scene) -> Iterator[Sighting]:
-    for queue in scene.queues.values():
+def _falls_back(analysis: Analysis) -> Iterator[Hit]:
+    for queue in analysis.queues.values():
         asked = text(queue, "x-dead-letter-strategy") == "at-least-once"
         if not asked or queue.type is not QueueType.QUORUM:
             continue
         refuses = text(queue, "x-overflow") == "reject-publish"
-        lacking = [] if queue.name in scene.legs else ["a dead-letter exchange"]
+        lacking = [] if queue.name in analysis.legs else ["a dead-letter exchange"]
         lacking += [] if refuses else ["`x-overflow: reject-publish`"]
         if lacking:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 f"At-least-once dead-lettering is asked for but lacks {' and '.join(lacking)}. The"
                 " broker falls back to at most once, with a line in its log only: dead letters on"
@@ -119,11 +119,11 @@ def _falls_back(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _into_stream(scene: Scene) -> Iterator[Sighting]:
-    for leg in scene.legs.values():
-        streams = [name for name in leg.targets if scene.queues[name].type is QueueType.STREAM]
+def _into_stream(analysis: Analysis) -> Iterator[Hit]:
+    for leg in analysis.legs.values():
+        streams = [name for name in leg.targets if analysis.queues[name].type is QueueType.STREAM]
         if streams and not leg.safe:
-            yield Sighting(
+            yield Hit(
                 queue_place(leg.source),
                 f"Its dead letters go to the stream {listed(streams)} at most once; these brokers"
                 " silently lose every one of them.",
@@ -132,18 +132,20 @@ def _into_stream(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _reaching_others(scene: Scene) -> Iterator[Sighting]:
+def _reaching_others(analysis: Analysis) -> Iterator[Hit]:
     """Dead letters of a consumed queue that reach more than the one queue they are meant for."""
-    parked = {plan.parking.queue for plan in scene.plans.values()}
-    for leg in scene.legs.values():
-        for together in leg.at_once if leg.source in scene.mains else ():
-            reached = [name for name in together if scene.queues[name].type is not QueueType.STREAM]
+    parked = {plan.parking.queue for plan in analysis.plans.values()}
+    for leg in analysis.legs.values():
+        for together in leg.at_once if leg.source in analysis.mains else ():
+            reached = [
+                name for name in together if analysis.queues[name].type is not QueueType.STREAM
+            ]
             meant = [
                 name
                 for name in reached
-                if name in scene.waiting
+                if name in analysis.waiting
                 or name in parked
-                or (name in scene.resting and seems_resting(name))
+                or (name in analysis.resting and seems_resting(name))
             ]
             strangers = [name for name in reached if name not in meant and name != leg.source]
             if meant and strangers:
@@ -158,7 +160,7 @@ def _reaching_others(scene: Scene) -> Iterator[Sighting]:
                 )
             else:
                 continue
-            yield Sighting(
+            yield Hit(
                 queue_place(leg.source),
                 f"Through exchange {named(leg.exchange)} its dead letters reach {what}.",
                 "Give the queue a dead-letter exchange or a routing key of its own that leads to"
@@ -167,12 +169,12 @@ def _reaching_others(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("dead-letter-exchange-missing", errors(), _exchange_missing),
-    Rule("dead-letter-unroutable", errors(), _unroutable),
-    Rule("dead-letter-partly-unroutable", warnings(), _partly_unroutable),
-    Rule("dead-letters-reach-others", warnings(), _reaching_others),
-    Rule("at-most-once", warnings(), _at_most_once),
-    Rule("at-least-once-falls-back", errors(), _falls_back),
-    Rule("dead-letter-into-stream", errors(before="3.12"), _into_stream),
+    HazardRule("dead-letter-exchange-missing", errors(), _exchange_missing),
+    HazardRule("dead-letter-unroutable", errors(), _unroutable),
+    HazardRule("dead-letter-partly-unroutable", warnings(), _partly_unroutable),
+    HazardRule("dead-letters-reach-others", warnings(), _reaching_others),
+    HazardRule("at-most-once", warnings(), _at_most_once),
+    HazardRule("at-least-once-falls-back", errors(), _falls_back),
+    HazardRule("dead-letter-into-stream", errors(before="3.12"), _into_stream),
 )
 """What can go wrong with a dead letter on its way."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.hazards.phrases import exchange_place, named, queue_place
-from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, warnings
+from hopback.topology.hazards.rule import (
+    HazardRule,
+    Hit,
+    Severity,
+    VersionedSeverity,
+    errors,
+    warnings,
+)
 from hopback.topology.model import QueueType
 from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, shown
@@ -13,20 +20,20 @@ from hopback.topology.wording import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
 
 __all__ = ["RULES"]
 
-_Verdicts: TypeAlias = "tuple[Verdict, ...]"
+_Severities: TypeAlias = "tuple[VersionedSeverity, ...]"
 
 # Known to some brokers, though not to the table of those that change what a queue does.
 _HARMLESS = frozenset({"x-queue-master-locator"})
 _EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-delayed-type")
 
 
-def _ignored(scene: Scene) -> Iterator[Sighting]:
-    for queue in scene.declared.queues:
+def _ignored(analysis: Analysis) -> Iterator[Hit]:
+    for queue in analysis.declared.queues:
         for name in queue.arguments:
             known = QUEUE_ARGUMENTS.get(name)
             if known is None:
@@ -35,12 +42,12 @@ def _ignored(scene: Scene) -> Iterator[Sighting]:
                 hint = did_you_mean(name, QUEUE_ARGUMENTS)
                 yield _without_effect(queue_place(queue.name), name, hint, warnings())
             elif name == "x-queue-mode" and queue.type is QueueType.CLASSIC:
-                later = (Verdict.of(Severity.INFO, "3.12"),)
+                later = (VersionedSeverity.of(Severity.INFO, "3.12"),)
                 yield _without_effect(queue_place(queue.name), name, "", later)
             elif known.ignored_before is not None and queue.type in known.types:
-                older = (Verdict(Severity.WARNING, before=known.ignored_before),)
+                older = (VersionedSeverity(Severity.WARNING, before=known.ignored_before),)
                 yield _without_effect(queue_place(queue.name), name, "", older)
-    for exchange in scene.declared.exchanges:
+    for exchange in analysis.declared.exchanges:
         for name in exchange.arguments:
             hint = did_you_mean(name, _EXCHANGE_ARGUMENTS)
             # Plugins bring arguments of their own: only a likely slip is worth a word.
@@ -48,29 +55,29 @@ def _ignored(scene: Scene) -> Iterator[Sighting]:
                 yield _without_effect(exchange_place(exchange.name), name, hint, warnings())
 
 
-def _without_effect(place: str, name: str, hint: str, verdicts: _Verdicts) -> Sighting:
-    return Sighting(
+def _without_effect(place: str, name: str, hint: str, severities: _Severities) -> Hit:
+    return Hit(
         place,
         f"The argument {named(name)} is accepted and has no effect{hint}: what it should do does"
         " not happen, and nobody is told.",
         "Correct or remove it, or use a broker that knows it.",
-        verdicts,
+        severities,
     )
 
 
-def _refused(scene: Scene) -> Iterator[Sighting]:
-    for queue in scene.declared.queues:
-        for problem, verdicts in _problems(queue):
-            yield Sighting(
+def _refused(analysis: Analysis) -> Iterator[Hit]:
+    for queue in analysis.declared.queues:
+        for problem, severities in _problems(queue):
+            yield Hit(
                 queue_place(queue.name),
                 f"{problem}. The broker refuses the declaration and closes the channel, so the"
                 " queue does not come to be.",
                 "Correct or remove it.",
-                verdicts,
+                severities,
             )
 
 
-def _problems(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
+def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     for name, value in queue.arguments.items():
         known = QUEUE_ARGUMENTS.get(name)
         if known is None:
@@ -86,7 +93,7 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
     yield from _by_nature(queue)
 
 
-def _by_version(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
+def _by_version(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     """What only some brokers refuse."""
     classic = queue.type is QueueType.CLASSIC
     if classic and "x-queue-leader-locator" in queue.arguments:
@@ -99,7 +106,7 @@ def _by_version(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
         yield "`x-queue-version: 1` no longer exists on this broker", errors(since="4.3")
 
 
-def _by_nature(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
+def _by_nature(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     if queue.type is QueueType.CLASSIC:
         return
     for wrong, name in (
@@ -111,11 +118,11 @@ def _by_nature(queue: Queue) -> Iterator[tuple[str, _Verdicts]]:
             yield f"A {queue.type} queue cannot be {name}", errors()
 
 
-def _overflow(scene: Scene) -> Iterator[Sighting]:
-    for queue in scene.queues.values():
+def _overflow(analysis: Analysis) -> Iterator[Hit]:
+    for queue in analysis.queues.values():
         asked = queue.arguments.get("x-overflow") == "reject-publish-dlx"
         if asked and queue.type is QueueType.QUORUM:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 "A quorum queue accepts `x-overflow: reject-publish-dlx` and does not support it:"
                 " it removes its oldest messages instead of refusing new ones.",
@@ -123,28 +130,28 @@ def _overflow(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _alternate(scene: Scene) -> Iterator[Sighting]:
-    for exchange in scene.topology.exchanges:
+def _alternate(analysis: Analysis) -> Iterator[Hit]:
+    for exchange in analysis.topology.exchanges:
         alternate = exchange.arguments.get("alternate-exchange")
-        if isinstance(alternate, str) and alternate not in scene.exchanges:
-            yield Sighting(
+        if isinstance(alternate, str) and alternate not in analysis.exchanges:
+            yield Hit(
                 exchange_place(exchange.name),
                 f"Its alternate exchange {named(alternate)} does not exist: what no binding takes"
                 " is returned to a publisher that asks, and dropped otherwise.",
                 "Declare the alternate exchange, or correct the name"
-                f"{did_you_mean(alternate, scene.exchanges)}.",
+                f"{did_you_mean(alternate, analysis.exchanges)}.",
             )
 
 
-def _catches_nothing(scene: Scene) -> Iterator[Sighting]:
+def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
     """Alternate exchanges that exist and lead to no queue, or round in a circle."""
-    for exchange in scene.topology.exchanges:
-        chain = _chain(scene, exchange.name)
-        if len(chain) > 1 and not any(_leads_to_a_queue(scene, name) for name in chain[1:]):
+    for exchange in analysis.topology.exchanges:
+        chain = _chain(analysis, exchange.name)
+        if len(chain) > 1 and not any(_leads_to_a_queue(analysis, name) for name in chain[1:]):
             circle = (
                 " and the way leads back to where it began" if len(set(chain)) < len(chain) else ""
             )
-            yield Sighting(
+            yield Hit(
                 exchange_place(exchange.name),
                 f"Its alternate exchange {named(chain[1])} leads to no queue{circle}: what no"
                 " binding takes is returned to a publisher that asks, and dropped otherwise.",
@@ -152,24 +159,24 @@ def _catches_nothing(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _chain(scene: Scene, name: str) -> list[str]:
+def _chain(analysis: Analysis, name: str) -> list[str]:
     """An exchange, its alternate exchange and so on; ends at one that was there already."""
     chain = [name]
     while len(set(chain)) == len(chain):
-        exchange = scene.exchanges.get(chain[-1])
+        exchange = analysis.exchanges.get(chain[-1])
         alternate = exchange.arguments.get("alternate-exchange") if exchange else None
-        if not isinstance(alternate, str) or alternate not in scene.exchanges:
+        if not isinstance(alternate, str) or alternate not in analysis.exchanges:
             break
         chain.append(alternate)
     return chain
 
 
-def _leads_to_a_queue(scene: Scene, name: str) -> bool:
+def _leads_to_a_queue(analysis: Analysis, name: str) -> bool:
     """Whether some binding of the exchange, or of one bound to it, has a queue at its end."""
     found, waiting = {name}, [name]
     while waiting:
         source = waiting.pop()
-        for binding in scene.topology.bindings:
+        for binding in analysis.topology.bindings:
             if binding.source == source and not binding.to_exchange:
                 return True
             if binding.source == source and binding.destination not in found:
@@ -178,10 +185,10 @@ def _leads_to_a_queue(scene: Scene, name: str) -> bool:
     return False
 
 
-def _delayed(scene: Scene) -> Iterator[Sighting]:
-    for exchange in scene.topology.exchanges:
+def _delayed(analysis: Analysis) -> Iterator[Hit]:
+    for exchange in analysis.topology.exchanges:
         if exchange.type == "x-delayed-message":
-            yield Sighting(
+            yield Hit(
                 exchange_place(exchange.name),
                 "What this exchange holds back lives on one node, in no queue: nothing shows or"
                 " counts it, it is lost with the node or when the plugin is switched off, and"
@@ -193,11 +200,11 @@ def _delayed(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("argument-ignored", warnings(), _ignored),
-    Rule("argument-refused", errors(), _refused),
-    Rule("overflow-unsupported", warnings(), _overflow),
-    Rule("alternate-exchange-missing", warnings(), _alternate),
-    Rule("alternate-exchange-catches-nothing", warnings(), _catches_nothing),
-    Rule("delayed-exchange", warnings(), _delayed),
+    HazardRule("argument-ignored", warnings(), _ignored),
+    HazardRule("argument-refused", errors(), _refused),
+    HazardRule("overflow-unsupported", warnings(), _overflow),
+    HazardRule("alternate-exchange-missing", warnings(), _alternate),
+    HazardRule("alternate-exchange-catches-nothing", warnings(), _catches_nothing),
+    HazardRule("delayed-exchange", warnings(), _delayed),
 )
 """What can be wrong with what is declared."""

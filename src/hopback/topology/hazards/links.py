@@ -13,14 +13,14 @@ from hopback.topology.hazards.phrases import (
     policy_place,
     queue_place,
 )
-from hopback.topology.hazards.rule import Rule, Sighting, errors, infos, warnings
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.parameters import operator_policies, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.parameters import Parameter
 
 __all__ = ["RULES"]
@@ -28,10 +28,11 @@ __all__ = ["RULES"]
 _FEDERATION = ("federation-upstream", "federation-upstream-set", "federation-upstream-pattern")
 
 
-def _unconfirmed(scene: Scene) -> Iterator[Sighting]:
-    links = [("shovel", each) for each in parameters(scene.declared, "shovel")]
+def _unconfirmed(analysis: Analysis) -> Iterator[Hit]:
+    links = [("shovel", each) for each in parameters(analysis.declared, "shovel")]
     links += [
-        ("federation upstream", each) for each in parameters(scene.declared, "federation-upstream")
+        ("federation upstream", each)
+        for each in parameters(analysis.declared, "federation-upstream")
     ]
     for kind, link in links:
         mode = link.text("ack-mode")
@@ -42,7 +43,7 @@ def _unconfirmed(scene: Scene) -> Iterator[Sighting]:
             if mode == "no-ack"
             else "before the destination has confirmed them"
         )
-        yield Sighting(
+        yield Hit(
             f"{kind} {named(link.name)}",
             f"With `ack-mode: {mode}` messages leave the source {when}: what is on its way when"
             " either side or the connection ends is lost.",
@@ -51,15 +52,15 @@ def _unconfirmed(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _drained(scene: Scene) -> Iterator[Sighting]:
+def _drained(analysis: Analysis) -> Iterator[Hit]:
     """Shovels whose source is a dead-letter or a retry queue."""
-    for shovel in parameters(scene.declared, "shovel"):
+    for shovel in parameters(analysis.declared, "shovel"):
         source = shovel.text("src-queue")
-        if source is None or source not in scene.resting | scene.waiting:
+        if source is None or source not in analysis.resting | analysis.waiting:
             continue
-        what = "dead-letter" if source in scene.resting else "retry"
+        what = "dead-letter" if source in analysis.resting else "retry"
         target = _destination(shovel)
-        onward = set(_reached(scene, shovel)) & scene.mains.keys()
+        onward = set(_reached(analysis, shovel)) & analysis.mains.keys()
         round_trip = (
             f" What fails again comes back from {queue_place(*onward)} and goes round for ever,"
             " and nothing counts it."
@@ -67,7 +68,7 @@ def _drained(scene: Scene) -> Iterator[Sighting]:
             else ""
         )
         early = " before their wait is over" if what == "retry" else " whatever they died of"
-        yield Sighting(
+        yield Hit(
             f"shovel {named(shovel.name)}",
             f"It takes everything out of the {what} queue {named(source)}{early} and moves it to"
             f" {target}.{round_trip}",
@@ -75,17 +76,17 @@ def _drained(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _emptied(scene: Scene) -> Iterator[Sighting]:
-    for shovel in parameters(scene.declared, "shovel"):
-        source = scene.queues.get(shovel.text("src-queue") or "")
+def _emptied(analysis: Analysis) -> Iterator[Hit]:
+    for shovel in parameters(analysis.declared, "shovel"):
+        source = analysis.queues.get(shovel.text("src-queue") or "")
         if source is None or source.type is not QueueType.QUORUM:
             continue
-        limit = scene.limit(source)
+        limit = analysis.limit(source)
         if limit is None or shovel.text("ack-mode") == "no-ack":
             continue
         since = "4.0" if limit.by_default else ""
-        removed = "dead-letters" if source.name in scene.legs else "deletes"
-        yield Sighting(
+        removed = "dead-letters" if source.name in analysis.legs else "deletes"
+        yield Hit(
             f"shovel {named(shovel.name)}",
             f"While {_destination(shovel)} refuses messages, the shovel gives them back to the"
             f" quorum queue {named(source.name)} again and again, and after {limit.value} returns"
@@ -102,32 +103,36 @@ def _destination(shovel: Parameter) -> str:
     return exchange_place(exchange) if exchange is not None else "its destination"
 
 
-def _reached(scene: Scene, shovel: Parameter) -> tuple[str, ...]:
+def _reached(analysis: Analysis, shovel: Parameter) -> tuple[str, ...]:
     """The queues of this topology that it publishes to, as far as its parameters tell."""
     queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
     if queue is not None:
-        return (queue,) if queue in scene.queues else ()
+        return (queue,) if queue in analysis.queues else ()
     key = shovel.text("dest-exchange-key")
-    return () if exchange is None or key is None else scene.route(exchange, key)
+    return () if exchange is None or key is None else analysis.route(exchange, key)
 
 
-def _federated(scene: Scene) -> Iterator[Sighting]:
+def _federated(analysis: Analysis) -> Iterator[Hit]:
     """Policies of federation that also match what belongs to failures."""
     caught: defaultdict[str, set[str]] = defaultdict(set)
     exchanges: defaultdict[str, set[str]] = defaultdict(set)
-    failing = {leg.exchange for leg in scene.legs.values()}
-    for queue in scene.declared.queues:
-        policy = applied_policy(queue, scene.declared.policies)
-        if policy and queue.name in scene.waiting | scene.resting and _federates(policy.definition):
+    failing = {leg.exchange for leg in analysis.legs.values()}
+    for queue in analysis.declared.queues:
+        policy = applied_policy(queue, analysis.declared.policies)
+        if (
+            policy
+            and queue.name in analysis.waiting | analysis.resting
+            and _federates(policy.definition)
+        ):
             caught[policy.name].add(queue.name)
-    for exchange in scene.declared.exchanges:
-        policy = applied_policy(exchange, scene.declared.policies)
+    for exchange in analysis.declared.exchanges:
+        policy = applied_policy(exchange, analysis.declared.policies)
         if policy and exchange.name in failing and _federates(policy.definition):
             exchanges[policy.name].add(exchange.name)
     for name in caught.keys() | exchanges.keys():
         places = [queue_place(*caught[name])] if caught[name] else []
         places += [f"exchange {listed(exchanges[name])}"] if exchanges[name] else []
-        yield Sighting(
+        yield Hit(
             policy_place(name),
             f"It federates {' and '.join(places)}: failed messages move between brokers, come back"
             " to consumers of another broker, or are dead letters on several.",
@@ -139,16 +144,16 @@ def _federates(definition: Mapping[str, object]) -> bool:
     return any(key in definition for key in _FEDERATION)
 
 
-def _overruled(scene: Scene) -> Iterator[Sighting]:
-    policies = operator_policies(scene.declared)
+def _overruled(analysis: Analysis) -> Iterator[Hit]:
+    policies = operator_policies(analysis.declared)
     ruled: defaultdict[str, set[str]] = defaultdict(set)
-    for name in scene.involved:
-        policy = applied_policy(scene.queues[name], policies)
+    for name in analysis.involved:
+        policy = applied_policy(analysis.queues[name], policies)
         if policy is not None:
             ruled[policy.name].add(name)
     for policy in policies:
         if ruled[policy.name]:
-            yield Sighting(
+            yield Hit(
                 f"operator policy {named(policy.name)}",
                 f"It sets {listed(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
                 " their own arguments and policies, where the smaller value wins. Who declares the"
@@ -158,10 +163,10 @@ def _overruled(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("link-unconfirmed", errors(), _unconfirmed),
-    Rule("shovel-drains-failures", warnings(), _drained),
-    Rule("shovel-empties-quorum-queue", errors(since="4.0", before="4.3"), _emptied),
-    Rule("failures-federated", warnings(), _federated),
-    Rule("operator-policy", infos(), _overruled),
+    HazardRule("link-unconfirmed", errors(), _unconfirmed),
+    HazardRule("shovel-drains-failures", warnings(), _drained),
+    HazardRule("shovel-empties-quorum-queue", errors(since="4.0", before="4.3"), _emptied),
+    HazardRule("failures-federated", warnings(), _federated),
+    HazardRule("operator-policy", infos(), _overruled),
 )
 """What moves or limits messages without any client."""

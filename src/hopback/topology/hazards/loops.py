@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.topology.hazards.analysis import drops_head, limited, number, text
 from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
-from hopback.topology.hazards.rule import Rule, Sighting, errors, warnings
-from hopback.topology.hazards.scene import drops_head, limited, number, text
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, warnings
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Loop, Scene
+    from hopback.topology.hazards.analysis import Analysis, Loop
     from hopback.topology.model import Queue
 
 __all__ = ["RULES"]
@@ -31,19 +31,19 @@ _MAIN_TO_DLQ = (
 )
 
 
-def _without_rejection(scene: Scene) -> Iterator[Sighting]:
+def _without_rejection(analysis: Analysis) -> Iterator[Hit]:
     """Rings of queues that all let messages expire, each ring once."""
     expiring = {
-        name for name in scene.legs if number(scene.queues[name], "x-message-ttl") is not None
+        name for name in analysis.legs if number(analysis.queues[name], "x-message-ttl") is not None
     }
-    reached = {name: scene.reached(name, expiring) & expiring for name in expiring}
+    reached = {name: analysis.reached(name, expiring) & expiring for name in expiring}
     rings = {
         frozenset(each for each in reached[name] if name in reached[each])
         for name in expiring
         if name in reached[name]
     }
     for ring in sorted(rings, key=sorted):
-        yield Sighting(
+        yield Hit(
             queue_place(*ring),
             f"A message that nobody rejects expires round {listed(ring)} and {_DROPPED}. Whatever"
             " waits longer than the time to live without being consumed is lost.",
@@ -52,16 +52,16 @@ def _without_rejection(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _chained(scene: Scene) -> Iterator[Sighting]:
-    for loop in scene.loops:
+def _chained(analysis: Analysis) -> Iterator[Hit]:
+    for loop in analysis.loops:
         chain = {
             name
             for name in loop.through
-            for target in scene.targets(name)
+            for target in analysis.targets(name)
             if target in loop.through and target != name
         }
         if chain:
-            yield Sighting(
+            yield Hit(
                 queue_place(loop.main),
                 f"A rejected message waits in several queues one after another"
                 f" ({listed(loop.through)}). These brokers lose track of the rejection and drop"
@@ -70,13 +70,13 @@ def _chained(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _delivery_limit(scene: Scene) -> Iterator[Sighting]:
-    for loop in scene.loops:
-        limit = scene.limit(scene.queues[loop.main])
+def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
+    for loop in analysis.loops:
+        limit = analysis.limit(analysis.queues[loop.main])
         if limit is None:
             continue
         origin = "default delivery limit of" if limit.by_default else "delivery limit of"
-        yield Sighting(
+        yield Hit(
             queue_place(loop.main),
             f"A message returned more often than the {origin} {limit.value} allows (each crash of"
             f" a consumer returns all it holds) goes to the retry queue and {_DROPPED}.",
@@ -85,10 +85,10 @@ def _delivery_limit(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _max_length(scene: Scene) -> Iterator[Sighting]:
-    for loop in scene.loops:
-        if _overflows_into_leg(scene.queues[loop.main]):
-            yield Sighting(
+def _max_length(analysis: Analysis) -> Iterator[Hit]:
+    for loop in analysis.loops:
+        if _overflows_into_leg(analysis.queues[loop.main]):
+            yield Hit(
                 queue_place(loop.main),
                 f"When the queue is full, its overflow goes to the retry queue and {_DROPPED}.",
                 f"{_MAIN_TO_DLQ}; or take the length limit away, or use"
@@ -102,10 +102,10 @@ def _overflows_into_leg(queue: Queue) -> bool:
     return drops_head(queue) or (limited(queue) and dead_letters)
 
 
-def _expiration(scene: Scene) -> Iterator[Sighting]:
-    if scene.loops:
-        mains = [loop.main for loop in scene.loops]
-        yield Sighting(
+def _expiration(analysis: Analysis) -> Iterator[Hit]:
+    if analysis.loops:
+        mains = [loop.main for loop in analysis.loops]
+        yield Hit(
             queue_place(*mains),
             "A message that a producer publishes with an `expiration` and that expires before it"
             f" is consumed goes to the retry queue and {_DROPPED}.",
@@ -114,23 +114,23 @@ def _expiration(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _wrongly_dropped(scene: Scene) -> Iterator[Sighting]:
+def _wrongly_dropped(analysis: Analysis) -> Iterator[Hit]:
     """A notice about one broker, so only where a broker is meant."""
-    if scene.version is not None and scene.loops:
-        yield Sighting(
-            queue_place(*(loop.main for loop in scene.loops)),
-            f"RabbitMQ {scene.version} can take a sound retry loop for a cycle and drop the"
+    if analysis.version is not None and analysis.loops:
+        yield Hit(
+            queue_place(*(loop.main for loop in analysis.loops)),
+            f"RabbitMQ {analysis.version} can take a sound retry loop for a cycle and drop the"
             " message (rabbitmq-server issue 11159).",
             f"Upgrade to 3.13.3 or later, or {HARDENED}.",
         )
 
 
-def _laps(scene: Scene) -> Iterator[Sighting]:
-    for loop in scene.loops:
-        found = _too_many(scene, loop)
+def _laps(analysis: Analysis) -> Iterator[Hit]:
+    for loop in analysis.loops:
+        found = _too_many(analysis, loop)
         if found:
             laps, limit = found
-            yield Sighting(
+            yield Hit(
                 queue_place(loop.main),
                 f"A message may go round {laps} times, and the delivery limit is {limit}. These"
                 " brokers count a `basic.reject` into the retry queue and keep the count, so after"
@@ -140,9 +140,9 @@ def _laps(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _too_many(scene: Scene, loop: Loop) -> tuple[int, int] | None:
+def _too_many(analysis: Analysis, loop: Loop) -> tuple[int, int] | None:
     """The laps that the plan allows and the limit they reach."""
-    plan, limit = scene.plans.get(loop.main), scene.limit(scene.queues[loop.main])
+    plan, limit = analysis.plans.get(loop.main), analysis.limit(analysis.queues[loop.main])
     if plan is None or limit is None or plan.leave is not Leave.REJECT:
         return None
     laps = plan.attempts - 1
@@ -150,12 +150,12 @@ def _too_many(scene: Scene, loop: Loop) -> tuple[int, int] | None:
 
 
 RULES = (
-    Rule("cycle-without-rejection", errors(), _without_rejection),
-    Rule("chained-retry-queues", errors(before="3.13"), _chained),
-    Rule("delivery-limit-feeds-retry", errors(since="4.0"), _delivery_limit),
-    Rule("max-length-feeds-retry", errors(), _max_length),
-    Rule("expiration-feeds-retry", warnings(), _expiration),
-    Rule("sound-loop-dropped", warnings(since="3.13", before="3.13.3"), _wrongly_dropped),
-    Rule("laps-reach-delivery-limit", warnings(since="4.3"), _laps),
+    HazardRule("cycle-without-rejection", errors(), _without_rejection),
+    HazardRule("chained-retry-queues", errors(before="3.13"), _chained),
+    HazardRule("delivery-limit-feeds-retry", errors(since="4.0"), _delivery_limit),
+    HazardRule("max-length-feeds-retry", errors(), _max_length),
+    HazardRule("expiration-feeds-retry", warnings(), _expiration),
+    HazardRule("sound-loop-dropped", warnings(since="3.13", before="3.13.3"), _wrongly_dropped),
+    HazardRule("laps-reach-delivery-limit", warnings(since="4.3"), _laps),
 )
 """What can go wrong in a loop of dead letters."""

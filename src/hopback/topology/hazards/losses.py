@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.topology.hazards.analysis import drops_head, number
 from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
-from hopback.topology.hazards.rule import Rule, Sighting, errors, warnings
-from hopback.topology.hazards.scene import drops_head, number
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, warnings
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
 
 __all__ = ["RULES"]
@@ -20,15 +20,15 @@ __all__ = ["RULES"]
 _KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
 
 
-def _ending(scene: Scene) -> list[Queue]:
+def _ending(analysis: Analysis) -> list[Queue]:
     """The consumed queues without a dead-letter exchange."""
-    return [queue for queue in scene.mains.values() if queue.name not in scene.legs]
+    return [queue for queue in analysis.mains.values() if queue.name not in analysis.legs]
 
 
-def _overflow(scene: Scene) -> Iterator[Sighting]:
-    found = [queue.name for queue in _ending(scene) if drops_head(queue)]
+def _overflow(analysis: Analysis) -> Iterator[Hit]:
+    found = [queue.name for queue in _ending(analysis) if drops_head(queue)]
     if found:
-        yield Sighting(
+        yield Hit(
             queue_place(*found),
             "When the queue is full, the broker deletes its oldest messages, which publishers were"
             " told are safe.",
@@ -37,44 +37,44 @@ def _overflow(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _expiry(scene: Scene) -> Iterator[Sighting]:
+def _expiry(analysis: Analysis) -> Iterator[Hit]:
     found = [
         queue.name
-        for queue in _ending(scene)
+        for queue in _ending(analysis)
         if number(queue, "x-message-ttl") is not None and queue.type is not QueueType.STREAM
     ]
     if found:
-        yield Sighting(
+        yield Hit(
             queue_place(*found),
             "Messages that are not consumed within the time to live (`x-message-ttl`) are deleted.",
             f"{_KEEP_THEM}, or take the time to live away.",
         )
 
 
-def _delivery_limit(scene: Scene) -> Iterator[Sighting]:
-    limits = {queue.name: scene.limit(queue) for queue in _ending(scene)}
-    for by_default, verdicts in ((True, warnings(since="4.0")), (False, warnings())):
+def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
+    limits = {queue.name: analysis.limit(queue) for queue in _ending(analysis)}
+    for by_default, severities in ((True, warnings(since="4.0")), (False, warnings())):
         found = [name for name, limit in limits.items() if limit and limit.by_default is by_default]
         if found:
-            yield Sighting(
+            yield Hit(
                 queue_place(*found),
                 "A message returned more often than the"
                 f" {'default delivery limit of 20' if by_default else 'delivery limit'} allows"
                 " (each crash of a consumer returns all it holds) is deleted: the queue has no"
                 " dead-letter exchange.",
                 f"{_KEEP_THEM}: {HARDENED}.",
-                verdicts,
+                severities,
             )
 
 
-def _removed_at_once(scene: Scene) -> Iterator[Sighting]:
+def _removed_at_once(analysis: Analysis) -> Iterator[Hit]:
     """Limits below 1: a negative one means none to the brokers of today, and 0 to older ones."""
-    for queue in scene.declared.queues:
-        value = number(scene.queues[queue.name], "x-delivery-limit")
+    for queue in analysis.declared.queues:
+        value = number(analysis.queues[queue.name], "x-delivery-limit")
         # By policy a negative limit is refused where it would do harm.
         harmful = value == 0 or (value is not None and value == number(queue, "x-delivery-limit"))
         if queue.type is QueueType.QUORUM and value is not None and value < 1 and harmful:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 f"With a delivery limit of {value} the broker removes a message at its first"
                 " return: a consumer that crashes, or a look at the queue, is enough.",
@@ -84,14 +84,14 @@ def _removed_at_once(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _queue_vanishes(scene: Scene) -> Iterator[Sighting]:
-    unconsumed = scene.waiting | scene.resting
-    for queue in scene.queues.values():
+def _queue_vanishes(analysis: Analysis) -> Iterator[Hit]:
+    unconsumed = analysis.waiting | analysis.resting
+    for queue in analysis.queues.values():
         lease_ms = number(queue, "x-expires")
         if lease_ms is None or queue.type is QueueType.STREAM:
             continue
         kept = queue.name in unconsumed
-        yield Sighting(
+        yield Hit(
             queue_place(queue.name),
             f"The broker deletes this queue with everything in it after {lease_ms} ms without a"
             f" consumer{', and such a queue never has one' if kept else ''}; messages are not"
@@ -101,25 +101,25 @@ def _queue_vanishes(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _short_lived(scene: Scene) -> Iterator[Sighting]:
-    found = [name for name in scene.involved if _is_short_lived(scene.queues[name])]
-    used = {leg.exchange for leg in scene.legs.values()}
-    used |= {route.exchange for _, _, route in scene.routes}
-    used |= {plan.parking.exchange for plan in scene.plans.values()}
+def _short_lived(analysis: Analysis) -> Iterator[Hit]:
+    found = [name for name in analysis.involved if _is_short_lived(analysis.queues[name])]
+    used = {leg.exchange for leg in analysis.legs.values()}
+    used |= {route.exchange for _, _, route in analysis.routes}
+    used |= {plan.parking.exchange for plan in analysis.plans.values()}
     exchanges = [
         each.name
-        for each in scene.topology.exchanges
+        for each in analysis.topology.exchanges
         if each.name in used and (each.auto_delete or not each.durable)
     ]
     if found:
-        yield Sighting(
+        yield Hit(
             queue_place(*found),
             "Not durable, exclusive or auto-delete: the queue and its messages are gone when the"
             " broker restarts or the last consumer leaves.",
             "Declare it durable, neither exclusive nor auto-delete.",
         )
     if exchanges:
-        yield Sighting(
+        yield Hit(
             f"exchange {listed(exchanges)}",
             "Not durable, or auto-delete: once the exchange is gone, failed messages that should"
             " go through it are dropped or refused.",
@@ -131,14 +131,14 @@ def _is_short_lived(queue: Queue) -> bool:
     return queue.exclusive or queue.auto_delete or not queue.durable
 
 
-def _transient(scene: Scene) -> Iterator[Sighting]:
+def _transient(analysis: Analysis) -> Iterator[Hit]:
     """Queues that are not durable; those that have to do with failure are short-lived as well."""
-    involved = set(scene.involved)
-    for queue in scene.queues.values():
+    involved = set(analysis.involved)
+    for queue in analysis.queues.values():
         if queue.durable or queue.exclusive or queue.type is not QueueType.CLASSIC:
             continue
         lost = queue.name not in involved and not queue.auto_delete
-        yield Sighting(
+        yield Hit(
             queue_place(queue.name),
             f"The queue is not durable.{_LOST_AT_RESTART if lost else ''} RabbitMQ is giving up"
             " transient queues: from 4.3 on a declaration is refused unless the broker is told to"
@@ -153,15 +153,16 @@ _LOST_AT_RESTART = (
 )
 
 
-def _classic(scene: Scene) -> Iterator[Sighting]:
+def _classic(analysis: Analysis) -> Iterator[Hit]:
     found = [
         name
-        for name in scene.involved
-        if scene.queues[name].type is QueueType.CLASSIC and not _is_short_lived(scene.queues[name])
+        for name in analysis.involved
+        if analysis.queues[name].type is QueueType.CLASSIC
+        and not _is_short_lived(analysis.queues[name])
     ]
     if found:
-        consumed = [name for name in found if name in scene.mains]
-        yield Sighting(
+        consumed = [name for name in found if name in analysis.mains]
+        yield Hit(
             queue_place(*(consumed or found)),
             f"{len(found)} classic {'queues' if len(found) > 1 else 'queue'}, retry and dead-letter"
             " queues included. A classic queue lives on one node and dead-letters at most once: its"
@@ -173,13 +174,13 @@ def _classic(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("overflow-deletes", warnings(), _overflow),
-    Rule("expiry-deletes", warnings(), _expiry),
-    Rule("delivery-limit-deletes", warnings(since="4.0"), _delivery_limit),
-    Rule("first-return-deletes", errors(), _removed_at_once),
-    Rule("queue-expires", errors(), _queue_vanishes),
-    Rule("short-lived", warnings(), _short_lived),
-    Rule("transient-queue", warnings(), _transient),
-    Rule("classic-queue", warnings(), _classic),
+    HazardRule("overflow-deletes", warnings(), _overflow),
+    HazardRule("expiry-deletes", warnings(), _expiry),
+    HazardRule("delivery-limit-deletes", warnings(since="4.0"), _delivery_limit),
+    HazardRule("first-return-deletes", errors(), _removed_at_once),
+    HazardRule("queue-expires", errors(), _queue_vanishes),
+    HazardRule("short-lived", warnings(), _short_lived),
+    HazardRule("transient-queue", warnings(), _transient),
+    HazardRule("classic-queue", warnings(), _classic),
 )
 """How a queue loses what it holds."""

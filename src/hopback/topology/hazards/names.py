@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from hopback.topology.hazards.phrases import exchange_place, listed, plan_place, queue_place
-from hopback.topology.hazards.rule import Rule, Sighting, errors, infos
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos
 from hopback.topology.routing import PREDECLARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
 
 __all__ = ["RULES"]
 
@@ -20,33 +20,33 @@ _LONGEST_BYTES = 255
 _GENERATED = "amq.gen"
 
 
-def _clashes(scene: Scene) -> Iterator[Sighting]:
-    topology = scene.declared
+def _clashes(analysis: Analysis) -> Iterator[Hit]:
+    topology = analysis.declared
     for names, place in (
         ([each.name for each in topology.queues], queue_place),
         ([each.name for each in topology.exchanges], exchange_place),
         ([each.queue for each in topology.plans], plan_place),
     ):
         for name in _twice(names):
-            yield Sighting(
+            yield Hit(
                 place(name),
                 "Declared more than once: which of the declarations holds depends on their order,"
                 " and a broker refuses the second if they differ.",
                 "Keep one of them.",
             )
-    yield from _two_roles(scene)
+    yield from _two_roles(analysis)
 
 
 def _twice(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def _two_roles(scene: Scene) -> Iterator[Sighting]:
+def _two_roles(analysis: Analysis) -> Iterator[Hit]:
     """A retry queue must be nothing else: whatever enters it goes back after a while."""
-    parking = {plan.parking.queue for plan in scene.plans.values()}
-    for name in sorted(scene.users.keys() & (parking | scene.plans.keys())):
-        other = "a consumed queue" if name in scene.plans else "a dead-letter queue"
-        yield Sighting(
+    parking = {plan.parking.queue for plan in analysis.plans.values()}
+    for name in sorted(analysis.users.keys() & (parking | analysis.plans.keys())):
+        other = "a consumed queue" if name in analysis.plans else "a dead-letter queue"
+        yield Hit(
             queue_place(name),
             f"This retry queue is also {other}: what rests or is handled here is sent back when"
             " its wait is over.",
@@ -54,9 +54,9 @@ def _two_roles(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _unusable(scene: Scene) -> Iterator[Sighting]:
-    queues = [each.name for each in scene.declared.queues]
-    exchanges = [each.name for each in scene.declared.exchanges]
+def _unusable(analysis: Analysis) -> Iterator[Hit]:
+    queues = [each.name for each in analysis.declared.queues]
+    exchanges = [each.name for each in analysis.declared.exchanges]
     born = {exchange.name for exchange in PREDECLARED}
     for name in queues:
         if not name.startswith(_GENERATED):
@@ -66,7 +66,7 @@ def _unusable(scene: Scene) -> Iterator[Sighting]:
             yield from _bad_name(name, exchange_place(name))
 
 
-def _bad_name(name: str, place: str) -> Iterator[Sighting]:
+def _bad_name(name: str, place: str) -> Iterator[Hit]:
     if not name:
         problem = "An empty name means the default exchange, or asks the broker to make one up"
     elif name.startswith("amq."):
@@ -75,16 +75,16 @@ def _bad_name(name: str, place: str) -> Iterator[Sighting]:
         problem = f"The name is longer than {_LONGEST_BYTES} bytes, which no broker can read"
     else:
         return
-    yield Sighting(place, f"{problem}.", "Choose another name.")
+    yield Hit(place, f"{problem}.", "Choose another name.")
 
 
-def _similar(scene: Scene) -> Iterator[Sighting]:
+def _similar(analysis: Analysis) -> Iterator[Hit]:
     alike: defaultdict[str, set[str]] = defaultdict(set)
-    for name in scene.queues:
+    for name in analysis.queues:
         alike[name.strip().casefold()].add(name)
     for names in alike.values():
         if len(names) > 1:
-            yield Sighting(
+            yield Hit(
                 queue_place(*names),
                 f"{listed(names)} are different queues to the broker and easily taken for one"
                 " another.",
@@ -93,8 +93,8 @@ def _similar(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("name-clash", errors(), _clashes),
-    Rule("name-refused", errors(), _unusable),
-    Rule("names-alike", infos(), _similar),
+    HazardRule("name-clash", errors(), _clashes),
+    HazardRule("name-refused", errors(), _unusable),
+    HazardRule("names-alike", infos(), _similar),
 )
 """What can be wrong with names."""

@@ -5,40 +5,48 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from hopback.topology.hazards.analysis import limited, number, text
 from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
-from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, infos, warnings
-from hopback.topology.hazards.scene import limited, number, text
+from hopback.topology.hazards.rule import (
+    HazardRule,
+    Hit,
+    Severity,
+    VersionedSeverity,
+    errors,
+    infos,
+    warnings,
+)
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
 
 __all__ = ["RULES"]
 
 _LOOKING = (
-    Verdict.of(Severity.ERROR, "4.0", "4.3"),
-    Verdict.of(Severity.WARNING, "4.3"),
+    VersionedSeverity.of(Severity.ERROR, "4.0", "4.3"),
+    VersionedSeverity.of(Severity.WARNING, "4.3"),
 )
 _LOOKING_WITH_OWN_LIMIT = (
-    Verdict.of(Severity.ERROR, before="4.3"),
-    Verdict.of(Severity.WARNING, "4.3"),
+    VersionedSeverity.of(Severity.ERROR, before="4.3"),
+    VersionedSeverity.of(Severity.WARNING, "4.3"),
 )
 _MANY_LOOKS = 1000
 
 
-def _resting(scene: Scene) -> Iterator[Queue]:
-    return (queue for queue in scene.queues.values() if queue.name in scene.resting)
+def _resting(analysis: Analysis) -> Iterator[Queue]:
+    return (queue for queue in analysis.queues.values() if queue.name in analysis.resting)
 
 
-def _expiring(scene: Scene) -> Iterator[Sighting]:
-    for queue in _resting(scene):
+def _expiring(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _resting(analysis):
         ttl_ms = number(queue, "x-message-ttl")
         if ttl_ms is not None:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 f"This dead-letter queue lets go of its messages after {ttl_ms} ms: what nobody"
                 " looked at by then is gone.",
@@ -46,13 +54,13 @@ def _expiring(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _limited(scene: Scene) -> Iterator[Sighting]:
-    for queue in _resting(scene):
+def _limited(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _resting(analysis):
         if not limited(queue) or queue.type is QueueType.STREAM:
             continue
         refusing = text(queue, "x-overflow") == "reject-publish"
         if refusing and queue.type is QueueType.QUORUM:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 "When this dead-letter queue is full, parking by publish is refused: failed"
                 " messages stay in their queue and come round again.",
@@ -61,21 +69,21 @@ def _limited(scene: Scene) -> Iterator[Sighting]:
             )
         else:
             lost = "new dead letters are discarded" if refusing else "its oldest messages go"
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 f"When this dead-letter queue is full, {lost}, and nobody is told.",
                 "Take the length limit away; watch the depth instead.",
             )
 
 
-def _leaving(scene: Scene) -> Iterator[Sighting]:
-    for queue in _resting(scene):
-        if queue.name not in scene.legs:
+def _leaving(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _resting(analysis):
+        if queue.name not in analysis.legs:
             continue
-        reached = scene.reached(queue.name, scene.waiting | scene.resting)
-        back = sorted(reached.intersection(scene.mains))
+        reached = analysis.reached(queue.name, analysis.waiting | analysis.resting)
+        back = sorted(reached.intersection(analysis.mains))
         if back:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 f"This dead-letter queue has a dead-letter exchange that leads back to"
                 f" {listed(back)}. A message that did not die by a rejection and comes back this"
@@ -84,7 +92,7 @@ def _leaving(scene: Scene) -> Iterator[Sighting]:
                 errors(),
             )
         else:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 "This dead-letter queue has a dead-letter exchange itself: a message that is"
                 " rejected, expires or is looked at too often moves on without anybody's wish.",
@@ -92,13 +100,13 @@ def _leaving(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _looking(scene: Scene) -> Iterator[Sighting]:
-    for queue in _resting(scene):
-        limit = scene.limit(queue)
+def _looking(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _resting(analysis):
+        limit = analysis.limit(queue)
         if limit is None or limit.value > _MANY_LOOKS:
             continue
         origin = "default delivery limit" if limit.by_default else "delivery limit"
-        yield Sighting(
+        yield Hit(
             queue_place(queue.name),
             f"Looking at the messages of this quorum dead-letter queue and putting them back"
             f" counts; with its {origin} of {limit.value} the broker deletes a message after"
@@ -110,19 +118,19 @@ def _looking(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _shared(scene: Scene) -> Iterator[Sighting]:
+def _shared(analysis: Analysis) -> Iterator[Hit]:
     users: defaultdict[str, set[str]] = defaultdict(set)
-    unplanned = set(scene.mains) - scene.plans.keys()
-    for plan in scene.plans.values():
+    unplanned = set(analysis.mains) - analysis.plans.keys()
+    for plan in analysis.plans.values():
         # What we publish there says in its headers which queue it comes from.
         if plan.parking.by is Leave.REJECT:
             users[plan.parking.queue].add(plan.queue)
-    for leg in scene.legs.values():
-        for target in scene.resting.intersection(leg.targets) if leg.source in unplanned else ():
+    for leg in analysis.legs.values():
+        for target in analysis.resting.intersection(leg.targets) if leg.source in unplanned else ():
             users[target].add(leg.source)
     for name, sources in users.items():
         if len(sources) > 1:
-            yield Sighting(
+            yield Hit(
                 queue_place(name),
                 f"One dead-letter queue is shared by {listed(sources)}: to see or re-drive what"
                 " one of them failed, one has to pick it out of all.",
@@ -131,10 +139,10 @@ def _shared(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _stream(scene: Scene) -> Iterator[Sighting]:
-    for queue in _resting(scene):
+def _stream(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _resting(analysis):
         if queue.type is QueueType.STREAM:
-            yield Sighting(
+            yield Hit(
                 queue_place(queue.name),
                 "This dead-letter queue is a stream: nothing can be taken out of it, so a re-drive"
                 " would send the same messages again each time, and what its retention"
@@ -144,11 +152,11 @@ def _stream(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("dead-letters-expire", errors(), _expiring),
-    Rule("dead-letter-queue-limited", errors(), _limited),
-    Rule("dead-letters-move-on", warnings(), _leaving),
-    Rule("looking-deletes", _LOOKING, _looking),
-    Rule("dead-letter-queue-shared", infos(), _shared),
-    Rule("dead-letter-queue-is-stream", warnings(), _stream),
+    HazardRule("dead-letters-expire", errors(), _expiring),
+    HazardRule("dead-letter-queue-limited", errors(), _limited),
+    HazardRule("dead-letters-move-on", warnings(), _leaving),
+    HazardRule("looking-deletes", _LOOKING, _looking),
+    HazardRule("dead-letter-queue-shared", infos(), _shared),
+    HazardRule("dead-letter-queue-is-stream", warnings(), _stream),
 )
 """What can go wrong where messages should rest."""

@@ -11,31 +11,33 @@ from hopback.topology.hazards.phrases import (
     plan_place,
     queue_place,
 )
-from hopback.topology.hazards.rule import Rule, Sighting, errors, infos, warnings
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.plan import Plan
 
 __all__ = ["RULES"]
 
 
-def _missing(scene: Scene) -> Iterator[Sighting]:
+def _missing(analysis: Analysis) -> Iterator[Hit]:
     bare = [
         queue.name
-        for queue in scene.mains.values()
-        if queue.name not in scene.plans and queue.type is not QueueType.STREAM
+        for queue in analysis.mains.values()
+        if queue.name not in analysis.plans and queue.type is not QueueType.STREAM
     ]
-    if not scene.plans:
-        yield from _unknown_plans([name for name in bare if name not in scene.topology.unconsumed])
+    if not analysis.plans:
+        yield from _unknown_plans(
+            [name for name in bare if name not in analysis.topology.unconsumed]
+        )
         return
     for name in bare:
-        if name not in scene.topology.unconsumed:
-            yield Sighting(
+        if name not in analysis.topology.unconsumed:
+            yield Hit(
                 queue_place(name),
                 "The queue has no failure plan: nothing says what happens to a message whose"
                 " handler fails.",
@@ -44,10 +46,10 @@ def _missing(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _unknown_plans(bare: list[str]) -> Iterator[Sighting]:
+def _unknown_plans(bare: list[str]) -> Iterator[Hit]:
     """A live broker, a definitions file or a file of `pattern = "none"` has no plans: say so once."""
     if bare:
-        yield Sighting(
+        yield Hit(
             THE_TOPOLOGY,
             "No failure plans are known here, so what is said of retries and dead-letter queues"
             " comes from how the queues dead-letter, and from their names.",
@@ -56,10 +58,10 @@ def _unknown_plans(bare: list[str]) -> Iterator[Sighting]:
         )
 
 
-def _broken_ways(scene: Scene) -> Iterator[Sighting]:
-    for plan in scene.topology.plans:
-        for problem in _problems(scene, plan):
-            yield Sighting(
+def _broken_ways(analysis: Analysis) -> Iterator[Hit]:
+    for plan in analysis.topology.plans:
+        for problem in _problems(analysis, plan):
+            yield Hit(
                 plan_place(plan.queue),
                 f"{problem}. A message that fails cannot take this way: it stays where it is, or"
                 " is lost if the broker moves it.",
@@ -67,8 +69,8 @@ def _broken_ways(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _problems(scene: Scene, plan: Plan) -> Iterator[str]:
-    if plan.queue not in scene.queues:
+def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
+    if plan.queue not in analysis.queues:
         yield f"The queue {named(plan.queue)} is not declared"
         return
     routes = [route for tier in plan.tiers for route in tier.routes]
@@ -80,17 +82,17 @@ def _problems(scene: Scene, plan: Plan) -> Iterator[str]:
         # A re-drive may also go through a retry queue, and come back from there.
         ("re-drive", redrive.exchange, redrive.routing_key, {plan.queue, *waiting}),
     ):
-        if not meant.intersection(scene.route(exchange, key)):
+        if not meant.intersection(analysis.route(exchange, key)):
             yield (
                 f"The way for {purpose}, {exchange_place(exchange)} with key {named(key)}, does"
                 f" not reach {queue_place(*meant)}"
             )
-    yield from _misled(scene, plan, waiting)
+    yield from _misled(analysis, plan, waiting)
 
 
-def _misled(scene: Scene, plan: Plan, waiting: set[str]) -> Iterator[str]:
+def _misled(analysis: Analysis, plan: Plan, waiting: set[str]) -> Iterator[str]:
     """Rejected messages that end elsewhere than the plan says; without a leg they are deleted."""
-    leg = scene.legs.get(plan.queue)
+    leg = analysis.legs.get(plan.queue)
     if leg is None or not leg.targets:
         return
     if plan.leave is Leave.REJECT and not waiting.intersection(leg.targets):
@@ -99,11 +101,11 @@ def _misled(scene: Scene, plan: Plan, waiting: set[str]) -> Iterator[str]:
         yield "Rejected messages are meant to reach the dead-letter queue and do not"
 
 
-def _reject_deletes(scene: Scene) -> Iterator[Sighting]:
-    for plan in scene.plans.values():
+def _reject_deletes(analysis: Analysis) -> Iterator[Hit]:
+    for plan in analysis.plans.values():
         rejects = Leave.REJECT in (plan.leave, plan.parking.by)
-        if rejects and plan.queue in scene.queues and plan.queue not in scene.legs:
-            yield Sighting(
+        if rejects and plan.queue in analysis.queues and plan.queue not in analysis.legs:
+            yield Hit(
                 queue_place(plan.queue),
                 "The plan rejects messages, but the queue has no dead-letter exchange: the broker"
                 " deletes every message that is rejected.",
@@ -111,25 +113,27 @@ def _reject_deletes(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _unreachable(scene: Scene) -> Iterator[Sighting]:
+def _unreachable(analysis: Analysis) -> Iterator[Hit]:
     bound = {
         binding.destination
-        for binding in scene.topology.bindings
-        if not binding.to_exchange and scene.exists(binding.source)
+        for binding in analysis.topology.bindings
+        if not binding.to_exchange and analysis.exists(binding.source)
     }
-    reached = bound | _fed(scene)
-    alone = [name for name in scene.mains if name not in reached]
-    unplanned = [name for name in alone if name not in scene.plans] if scene.plans else []
-    by_name = [name for name in alone if name not in unplanned] if scene.topology.exchanges else []
+    reached = bound | _fed(analysis)
+    alone = [name for name in analysis.mains if name not in reached]
+    unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
+    by_name = (
+        [name for name in alone if name not in unplanned] if analysis.topology.exchanges else []
+    )
     if unplanned:
-        yield Sighting(
+        yield Hit(
             queue_place(*unplanned),
             "Nothing routes here: no binding, no plan and no dead letters. Messages arrive only if"
             " somebody publishes to the default exchange with the queue's name.",
             "Bind it, or remove it.",
         )
     if by_name:
-        yield Sighting(
+        yield Hit(
             queue_place(*by_name),
             "No exchange routes here: messages arrive only through the default exchange, by name.",
             "Bind it to an exchange if others than you should be able to publish to it.",
@@ -137,23 +141,26 @@ def _unreachable(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _fed(scene: Scene) -> set[str]:
+def _fed(analysis: Analysis) -> set[str]:
     """The queues that receive other queues' dead letters, their own retries left out."""
-    own = {(main, name) for name, mains in scene.users.items() for main in mains}
-    own |= {(loop.main, name) for loop in scene.loops for name in loop.through}
+    own = {(main, name) for name, mains in analysis.users.items() for main in mains}
+    own |= {(loop.main, name) for loop in analysis.loops for name in loop.through}
     return {
-        target for name in scene.legs for target in scene.targets(name) if (target, name) not in own
+        target
+        for name in analysis.legs
+        for target in analysis.targets(name)
+        if (target, name) not in own
     }
 
 
-def _dangling(scene: Scene) -> Iterator[Sighting]:
-    for binding in scene.topology.bindings:
-        ends = scene.exchanges if binding.to_exchange else scene.queues
-        missing = [f"source {named(binding.source)}"] if not scene.exists(binding.source) else []
+def _dangling(analysis: Analysis) -> Iterator[Hit]:
+    for binding in analysis.topology.bindings:
+        ends = analysis.exchanges if binding.to_exchange else analysis.queues
+        missing = [f"source {named(binding.source)}"] if not analysis.exists(binding.source) else []
         if binding.destination not in ends:
             missing.append(f"destination {named(binding.destination)}")
         if missing:
-            yield Sighting(
+            yield Hit(
                 f"binding {named(binding.source)} → {named(binding.destination)}"
                 f" ({named(binding.routing_key)})",
                 f"Not declared: {' and '.join(missing)}. A broker refuses this binding or ignores"
@@ -162,13 +169,13 @@ def _dangling(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _order(scene: Scene) -> Iterator[Sighting]:
+def _order(analysis: Analysis) -> Iterator[Hit]:
     """Queues that let one consumer work at a time, and retries that come back later."""
-    retried = {plan.queue for plan in scene.plans.values() if plan.tiers}
-    retried |= {loop.main for loop in scene.loops}
-    for name in sorted(retried & scene.queues.keys()):
-        if scene.queues[name].arguments.get("x-single-active-consumer") is True:
-            yield Sighting(
+    retried = {plan.queue for plan in analysis.plans.values() if plan.tiers}
+    retried |= {loop.main for loop in analysis.loops}
+    for name in sorted(retried & analysis.queues.keys()):
+        if analysis.queues[name].arguments.get("x-single-active-consumer") is True:
+            yield Hit(
                 queue_place(name),
                 "One consumer at a time (`x-single-active-consumer`) keeps the order of messages,"
                 " but one that fails waits in a retry queue and comes back behind those that"
@@ -179,11 +186,11 @@ def _order(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("queue-without-plan", errors(), _missing),
-    Rule("plan-leads-nowhere", errors(), _broken_ways),
-    Rule("reject-deletes", errors(), _reject_deletes),
-    Rule("unreachable-queue", warnings(), _unreachable),
-    Rule("dangling-binding", errors(), _dangling),
-    Rule("order-lost-by-retry", infos(), _order),
+    HazardRule("queue-without-plan", errors(), _missing),
+    HazardRule("plan-leads-nowhere", errors(), _broken_ways),
+    HazardRule("reject-deletes", errors(), _reject_deletes),
+    HazardRule("unreachable-queue", warnings(), _unreachable),
+    HazardRule("dangling-binding", errors(), _dangling),
+    HazardRule("order-lost-by-retry", infos(), _order),
 )
 """What can be wrong with plans and with what connects queues."""

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.effective import matching_policies
 from hopback.topology.hazards.phrases import listed, named, policy_place, queue_place
-from hopback.topology.hazards.rule import Rule, Severity, Sighting, Verdict, errors, infos, warnings
+from hopback.topology.hazards.rule import (
+    HazardRule,
+    Hit,
+    Severity,
+    VersionedSeverity,
+    errors,
+    infos,
+    warnings,
+)
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 from hopback.topology.rabbitmq_arguments import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, shown
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hopback.fields import FieldValue
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Exchange, Policy, Queue
 
 __all__ = ["RULES"]
@@ -25,16 +33,16 @@ __all__ = ["RULES"]
 _ALWAYS = BrokerVersion(0)
 
 
-def _shadowed(scene: Scene) -> Iterator[Sighting]:
+def _shadowed(analysis: Analysis) -> Iterator[Hit]:
     lost: defaultdict[tuple[str, str, frozenset[str]], set[str]] = defaultdict(set)
-    for queue in scene.declared.queues:
-        first, *others = matching_policies(queue, scene.declared.policies) or (None,)
+    for queue in analysis.declared.queues:
+        first, *others = matching_policies(queue, analysis.declared.policies) or (None,)
         for other in others:
             keys = frozenset(other.definition) - frozenset(first.definition if first else ())
             if first and keys:
                 lost[first.name, other.name, keys].add(queue.name)
     for (winner, loser, keys), queues in lost.items():
-        yield Sighting(
+        yield Hit(
             policy_place(loser),
             f"Both this policy and {named(winner)} match {queue_place(*queues)}; only"
             f" {named(winner)} applies, because policies do not merge. {listed(keys)} of"
@@ -43,32 +51,32 @@ def _shadowed(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _unmatched(scene: Scene) -> Iterator[Sighting]:
+def _unmatched(analysis: Analysis) -> Iterator[Hit]:
     targets: tuple[Queue | Exchange, ...]
-    targets = (*scene.declared.queues, *scene.declared.exchanges)
-    used = {id(each) for target in targets for each in matching_policies(target, _all(scene))}
-    for policy in _all(scene):
+    targets = (*analysis.declared.queues, *analysis.declared.exchanges)
+    used = {id(each) for target in targets for each in matching_policies(target, _all(analysis))}
+    for policy in _all(analysis):
         if (
             id(policy) not in used
             and not pattern_flaw(policy.pattern)
             and policy.apply_to in APPLY_TO
         ):
-            yield Sighting(
+            yield Hit(
                 policy_place(policy.name),
                 f"Its pattern {named(policy.pattern)} matches no queue or exchange declared here.",
                 "Correct the pattern, or remove the policy if nothing else needs it.",
             )
 
 
-def _all(scene: Scene) -> tuple[Policy, ...]:
-    return scene.declared.policies
+def _all(analysis: Analysis) -> tuple[Policy, ...]:
+    return analysis.declared.policies
 
 
-def _not_evaluated(scene: Scene) -> Iterator[Sighting]:
+def _not_evaluated(analysis: Analysis) -> Iterator[Hit]:
     targets: tuple[Queue | Exchange, ...]
-    targets = (*scene.declared.queues, *scene.declared.exchanges)
+    targets = (*analysis.declared.queues, *analysis.declared.exchanges)
     names = [target.name for target in targets]
-    for policy in _all(scene):
+    for policy in _all(analysis):
         flaw = pattern_flaw(policy.pattern)
         if flaw is not None and flaw.refused:
             continue
@@ -76,7 +84,7 @@ def _not_evaluated(scene: Scene) -> Iterator[Sighting]:
         if flaw is None and not unknown:
             continue
         why = flaw or f"it takes too many steps for {listed(unknown)}"
-        yield Sighting(
+        yield Hit(
             policy_place(policy.name),
             f"The pattern {named(policy.pattern)} is not evaluated here: {why}. The policy is"
             " taken to apply to nothing, so what it sets is unknown to every other check.",
@@ -84,19 +92,19 @@ def _not_evaluated(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _refused(scene: Scene) -> Iterator[Sighting]:
-    for policy in _all(scene):
-        for problem, verdicts in _problems(policy):
-            yield Sighting(
+def _refused(analysis: Analysis) -> Iterator[Hit]:
+    for policy in _all(analysis):
+        for problem, severities in _problems(policy):
+            yield Hit(
                 policy_place(policy.name),
                 f"{problem}. The broker refuses the whole policy, and nothing that it should set"
                 " is set.",
                 "Correct or remove it.",
-                verdicts,
+                severities,
             )
 
 
-def _problems(policy: Policy) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
+def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ...]]]:
     flaw = pattern_flaw(policy.pattern)
     if flaw is not None and flaw.refused:
         yield f"The pattern {named(policy.pattern)} is no regular expression: {flaw}", errors()
@@ -104,22 +112,24 @@ def _problems(policy: Policy) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
         hint = did_you_mean(policy.apply_to, APPLY_TO)
         yield f"It applies to {named(policy.apply_to)}, which no broker knows{hint}", errors()
     elif APPLY_TO[policy.apply_to] > _ALWAYS:
-        older = Verdict(Severity.ERROR, before=APPLY_TO[policy.apply_to])
+        older = VersionedSeverity(Severity.ERROR, before=APPLY_TO[policy.apply_to])
         yield f"This broker does not know policies for {named(policy.apply_to)}", (older,)
     for key, value in policy.definition.items():
         yield from _key_problems(key, value)
 
 
-def _key_problems(key: str, value: FieldValue) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
+def _key_problems(
+    key: str, value: FieldValue
+) -> Iterator[tuple[str, tuple[VersionedSeverity, ...]]]:
     span = POLICY_KEYS.get(key)
     if span is None:
         yield f"The key {named(key)} is unknown{did_you_mean(key, POLICY_KEYS)}", errors()
         return
     unknown = []
     if span.since > _ALWAYS:
-        unknown.append(Verdict(Severity.ERROR, before=span.since))
+        unknown.append(VersionedSeverity(Severity.ERROR, before=span.since))
     if span.until is not None:
-        unknown.append(Verdict(Severity.ERROR, since=span.until))
+        unknown.append(VersionedSeverity(Severity.ERROR, since=span.until))
     if unknown:
         yield f"This broker does not know the key {named(key)}", tuple(unknown)
     known = QUEUE_ARGUMENTS.get(f"x-{key}")
@@ -131,9 +141,9 @@ def _key_problems(key: str, value: FieldValue) -> Iterator[tuple[str, tuple[Verd
 
 
 RULES = (
-    Rule("policy-shadowed", warnings(), _shadowed),
-    Rule("policy-unmatched", infos(), _unmatched),
-    Rule("policy-refused", errors(), _refused),
-    Rule("policy-pattern-not-evaluated", warnings(), _not_evaluated),
+    HazardRule("policy-shadowed", warnings(), _shadowed),
+    HazardRule("policy-unmatched", infos(), _unmatched),
+    HazardRule("policy-refused", errors(), _refused),
+    HazardRule("policy-pattern-not-evaluated", warnings(), _not_evaluated),
 )
 """What can be wrong with policies."""

@@ -6,16 +6,16 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.durations import LONGEST_MS, format_duration
+from hopback.topology.hazards.analysis import drops_head, limited, number, seems_waiting
 from hopback.topology.hazards.phrases import HARDENED, exchange_place, listed, named, queue_place
-from hopback.topology.hazards.rule import Rule, Sighting, errors, infos, warnings
-from hopback.topology.hazards.scene import drops_head, limited, number, seems_waiting
+from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
     from hopback.topology.plan import Plan
 
@@ -25,25 +25,29 @@ __all__ = ["RULES"]
 _Strays: TypeAlias = "defaultdict[tuple[str, frozenset[str]], set[str]]"
 
 
-def _without_ttl(scene: Scene) -> Iterator[Sighting]:
-    for queue in scene.queues.values():
+def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
+    for queue in analysis.queues.values():
         if number(queue, "x-message-ttl") is not None:
             continue
-        if queue.name in scene.users:
+        if queue.name in analysis.users:
             yield _never_expires(queue, "It is a retry queue without a time to live")
-        elif queue.name in scene.mains and queue.name not in scene.plans and _to_main(scene, queue):
+        elif (
+            queue.name in analysis.mains
+            and queue.name not in analysis.plans
+            and _to_main(analysis, queue)
+        ):
             seeming = _never_expires(queue, "By its name this is a retry queue, without one TTL")
-            yield Sighting(seeming.place, seeming.explanation, seeming.fix, warnings())
+            yield Hit(seeming.place, seeming.explanation, seeming.fix, warnings())
 
 
-def _to_main(scene: Scene, queue: Queue) -> bool:
+def _to_main(analysis: Analysis, queue: Queue) -> bool:
     """Whether it is called a retry queue and sends its dead letters to a consumed one."""
-    onward = set(scene.targets(queue.name)) - scene.resting - scene.waiting
+    onward = set(analysis.targets(queue.name)) - analysis.resting - analysis.waiting
     return seems_waiting(queue.name) and bool(onward)
 
 
-def _never_expires(queue: Queue, beginning: str) -> Sighting:
-    return Sighting(
+def _never_expires(queue: Queue, beginning: str) -> Hit:
+    return Hit(
         queue_place(queue.name),
         f"{beginning} (`x-message-ttl`): a message that enters waits for ever, unless its"
         " publisher set an `expiration`, and then it waits for all that stand before it.",
@@ -51,15 +55,15 @@ def _never_expires(queue: Queue, beginning: str) -> Sighting:
     )
 
 
-def _without_return(scene: Scene) -> Iterator[Sighting]:
+def _without_return(analysis: Analysis) -> Iterator[Hit]:
     seen = set()
-    for plan, _, route in scene.routes:
-        if route.queue not in scene.queues or (plan.queue, route.queue) in seen:
+    for plan, _, route in analysis.routes:
+        if route.queue not in analysis.queues or (plan.queue, route.queue) in seen:
             continue
         seen.add((plan.queue, route.queue))
-        if plan.queue not in scene.targets(route.queue):
-            ends = "are deleted" if route.queue not in scene.legs else "go elsewhere or nowhere"
-            yield Sighting(
+        if plan.queue not in analysis.targets(route.queue):
+            ends = "are deleted" if route.queue not in analysis.legs else "go elsewhere or nowhere"
+            yield Hit(
                 queue_place(route.queue),
                 f"Messages of {named(plan.queue)} wait here and then {ends}: they never come back"
                 " to be tried again.",
@@ -68,20 +72,20 @@ def _without_return(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _delays(scene: Scene) -> dict[str, set[int]]:
+def _delays(analysis: Analysis) -> dict[str, set[int]]:
     """The delays for which plans use each retry queue."""
     delays: defaultdict[str, set[int]] = defaultdict(set)
-    for _, delay_ms, route in scene.routes:
-        if route.queue in scene.queues:
+    for _, delay_ms, route in analysis.routes:
+        if route.queue in analysis.queues:
             delays[route.queue].add(delay_ms)
     return delays
 
 
-def _other_delay(scene: Scene) -> Iterator[Sighting]:
-    for name, delays in _delays(scene).items():
-        ttl_ms = number(scene.queues[name], "x-message-ttl")
+def _other_delay(analysis: Analysis) -> Iterator[Hit]:
+    for name, delays in _delays(analysis).items():
+        ttl_ms = number(analysis.queues[name], "x-message-ttl")
         if ttl_ms is not None and len(delays) == 1 and ttl_ms not in delays:
-            yield Sighting(
+            yield Hit(
                 queue_place(name),
                 f"The plan says a wait of {_spelled(*delays)}, but the queue lets messages go after"
                 f" {ttl_ms} ms.",
@@ -90,10 +94,10 @@ def _other_delay(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _mixed(scene: Scene) -> Iterator[Sighting]:
-    for name, delays in _delays(scene).items():
+def _mixed(analysis: Analysis) -> Iterator[Hit]:
+    for name, delays in _delays(analysis).items():
         if len(delays) > 1:
-            yield Sighting(
+            yield Hit(
                 queue_place(name),
                 f"One queue serves several delays ({_spelled(*sorted(delays))}). A queue lets"
                 " messages go at its head only, so a short wait lasts as long as the longest one"
@@ -109,24 +113,24 @@ def _spelled(*delays_ms: int) -> str:
     )
 
 
-def _reaches_others(scene: Scene) -> Iterator[Sighting]:
-    for (exchange, others), mains in _returning(scene).items():
-        yield Sighting(
+def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
+    for (exchange, others), mains in _returning(analysis).items():
+        yield Hit(
             exchange_place(exchange),
             f"Retries of {listed(mains)} come back through this exchange and also reach"
             f" {listed(others)}, which did not fail: each retry is handled there once more.",
             "Return straight to the queue that failed, through the default exchange with its name"
             f" as the key: {HARDENED}.",
         )
-    for (exchange, others), mains in _leaving(scene).items():
-        yield Sighting(
+    for (exchange, others), mains in _leaving(analysis).items():
+        yield Hit(
             exchange_place(exchange),
             f"Failed messages of {listed(mains)} that leave for retry also reach {listed(others)}:"
             " each failure makes further copies.",
             "Let each retry queue be reached by a key of its own.",
         )
-    for (exchange, others), waiting in _spreading(scene).items():
-        yield Sighting(
+    for (exchange, others), waiting in _spreading(analysis).items():
+        yield Hit(
             exchange_place(exchange),
             f"What expires in {listed(waiting)} reaches several queues through this exchange:"
             f" {listed(others)}. If these messages are retries, queues that did not fail receive"
@@ -136,62 +140,64 @@ def _reaches_others(scene: Scene) -> Iterator[Sighting]:
         )
 
 
-def _returning(scene: Scene) -> _Strays:
+def _returning(analysis: Analysis) -> _Strays:
     strays: _Strays = defaultdict(set)
-    ways = [(plan.queue, route.queue) for plan, _, route in scene.routes]
-    ways += [(loop.main, name) for loop in scene.loops for name in loop.through]
+    ways = [(plan.queue, route.queue) for plan, _, route in analysis.routes]
+    ways += [(loop.main, name) for loop in analysis.loops for name in loop.through]
     for main, waiting in ways:
-        others = frozenset(scene.targets(waiting)) - {main}
+        others = frozenset(analysis.targets(waiting)) - {main}
         # Where it does not come back at all, another rule speaks.
-        if others and main in scene.targets(waiting):
-            strays[scene.legs[waiting].exchange, others].add(main)
+        if others and main in analysis.targets(waiting):
+            strays[analysis.legs[waiting].exchange, others].add(main)
     return strays
 
 
-def _leaving(scene: Scene) -> _Strays:
+def _leaving(analysis: Analysis) -> _Strays:
     strays: _Strays = defaultdict(set)
-    for plan in scene.plans.values():
-        for exchange, reached, meant in _ways_out(scene, plan):
+    for plan in analysis.plans.values():
+        for exchange, reached, meant in _ways_out(analysis, plan):
             others = frozenset(reached) - meant
             if others and meant.intersection(reached):
                 strays[exchange, others].add(plan.queue)
     return strays
 
 
-def _ways_out(scene: Scene, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], frozenset[str]]]:
+def _ways_out(
+    analysis: Analysis, plan: Plan
+) -> Iterator[tuple[str, tuple[str, ...], frozenset[str]]]:
     """Each way out of a plan's queue: the exchange, what it reaches, what it should."""
     routes = [route for tier in plan.tiers for route in tier.routes]
-    leg = scene.legs.get(plan.queue)
+    leg = analysis.legs.get(plan.queue)
     if plan.leave is Leave.REJECT and leg:
         yield leg.exchange, leg.targets, frozenset(route.queue for route in routes)
     # A message that carries our own count leaves by publish in any plan.
     for route in routes:
-        reached = scene.route(route.exchange, route.routing_key)
+        reached = analysis.route(route.exchange, route.routing_key)
         yield route.exchange, reached, frozenset({route.queue})
 
 
-def _spreading(scene: Scene) -> _Strays:
+def _spreading(analysis: Analysis) -> _Strays:
     """Retry queues that no plan and no loop explains, and that reach several queues."""
-    explained = set(scene.users) | {name for loop in scene.loops for name in loop.through}
+    explained = set(analysis.users) | {name for loop in analysis.loops for name in loop.through}
     strays: _Strays = defaultdict(set)
-    for name in scene.waiting - explained:
-        if len(scene.targets(name)) > 1:
-            strays[scene.legs[name].exchange, frozenset(scene.targets(name))].add(name)
+    for name in analysis.waiting - explained:
+        if len(analysis.targets(name)) > 1:
+            strays[analysis.legs[name].exchange, frozenset(analysis.targets(name))].add(name)
     return strays
 
 
-def _limited(scene: Scene) -> Iterator[Sighting]:
-    for name in scene.waiting & scene.queues.keys():
-        queue = scene.queues[name]
+def _limited(analysis: Analysis) -> Iterator[Hit]:
+    for name in analysis.waiting & analysis.queues.keys():
+        queue = analysis.queues[name]
         if drops_head(queue):
-            yield Sighting(
+            yield Hit(
                 queue_place(name),
                 "When this retry queue is full, the broker sends its oldest messages on before"
                 " their wait is over, or deletes them if it has no dead-letter exchange.",
                 "Take the length limit away.",
             )
-        elif _discards(scene, queue):
-            yield Sighting(
+        elif _discards(analysis, queue):
+            yield Hit(
                 queue_place(name),
                 "When this classic retry queue is full, it discards the dead letters that the"
                 " broker moves into it; `reject-publish` tells only publishers.",
@@ -200,16 +206,16 @@ def _limited(scene: Scene) -> Iterator[Sighting]:
             )
 
 
-def _discards(scene: Scene, queue: Queue) -> bool:
+def _discards(analysis: Analysis, queue: Queue) -> bool:
     """Whether it is full one day and receives dead letters, of which nobody is told."""
-    fed = any(queue.name in leg.targets for leg in scene.legs.values())
+    fed = any(queue.name in leg.targets for leg in analysis.legs.values())
     return limited(queue) and fed and queue.type is QueueType.CLASSIC
 
 
-def _with_priorities(scene: Scene) -> Iterator[Sighting]:
-    for queue in scene.queues.values():
-        if queue.name in scene.waiting and number(queue, "x-max-priority") is not None:
-            yield Sighting(
+def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
+    for queue in analysis.queues.values():
+        if queue.name in analysis.waiting and number(queue, "x-max-priority") is not None:
+            yield Hit(
                 queue_place(queue.name),
                 "A retry queue with priorities (`x-max-priority`): messages expire at the head"
                 " only, so one of low priority waits behind every later one of a higher priority,"
@@ -219,12 +225,12 @@ def _with_priorities(scene: Scene) -> Iterator[Sighting]:
 
 
 RULES = (
-    Rule("retry-without-ttl", errors(), _without_ttl),
-    Rule("retry-without-return", errors(), _without_return),
-    Rule("retry-delay-differs", warnings(), _other_delay),
-    Rule("mixed-delays", warnings(), _mixed),
-    Rule("retry-reaches-others", warnings(), _reaches_others),
-    Rule("retry-queue-limited", warnings(), _limited),
-    Rule("retry-queue-with-priorities", warnings(), _with_priorities),
+    HazardRule("retry-without-ttl", errors(), _without_ttl),
+    HazardRule("retry-without-return", errors(), _without_return),
+    HazardRule("retry-delay-differs", warnings(), _other_delay),
+    HazardRule("mixed-delays", warnings(), _mixed),
+    HazardRule("retry-reaches-others", warnings(), _reaches_others),
+    HazardRule("retry-queue-limited", warnings(), _limited),
+    HazardRule("retry-queue-with-priorities", warnings(), _with_priorities),
 )
 """What can go wrong while a message waits."""

@@ -11,14 +11,14 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from hopback.topology.hazards.scene import Scene
+    from hopback.topology.hazards.analysis import Analysis
 
 __all__ = [
     "Finding",
-    "Rule",
+    "HazardRule",
+    "Hit",
     "Severity",
-    "Sighting",
-    "Verdict",
+    "VersionedSeverity",
     "errors",
     "infos",
     "judged",
@@ -56,7 +56,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VersionedSeverity:
     """A severity and the broker versions it holds for: from `since` on, and below `before`."""
 
     severity: Severity
@@ -64,7 +64,7 @@ class Verdict:
     before: BrokerVersion | None = None
 
     @classmethod
-    def of(cls, severity: Severity, since: str = "", before: str = "") -> Verdict:
+    def of(cls, severity: Severity, since: str = "", before: str = "") -> VersionedSeverity:
         """From versions as text; an empty one leaves that end open."""
         ends = (BrokerVersion.parse(text) if text else None for text in (since, before))
         return cls(severity, *ends)
@@ -85,59 +85,61 @@ class Verdict:
         return " ".join([str(self.severity), " and ".join(ends)]).strip()
 
 
-def errors(since: str = "", before: str = "") -> tuple[Verdict, ...]:
+def errors(since: str = "", before: str = "") -> tuple[VersionedSeverity, ...]:
     """An error on these versions."""
-    return (Verdict.of(Severity.ERROR, since, before),)
+    return (VersionedSeverity.of(Severity.ERROR, since, before),)
 
 
-def warnings(since: str = "", before: str = "") -> tuple[Verdict, ...]:
+def warnings(since: str = "", before: str = "") -> tuple[VersionedSeverity, ...]:
     """A warning on these versions."""
-    return (Verdict.of(Severity.WARNING, since, before),)
+    return (VersionedSeverity.of(Severity.WARNING, since, before),)
 
 
-def infos() -> tuple[Verdict, ...]:
+def infos() -> tuple[VersionedSeverity, ...]:
     """Worth knowing on every version."""
-    return (Verdict(Severity.INFO),)
+    return (VersionedSeverity(Severity.INFO),)
 
 
-def spelled(verdicts: Iterable[Verdict]) -> str:
+def spelled(severities: Iterable[VersionedSeverity]) -> str:
     """How grave on which versions: `error from 4.0 and before 4.3, warning from 4.3`."""
-    return ", ".join(map(str, verdicts))
+    return ", ".join(map(str, severities))
 
 
-def judged(verdicts: tuple[Verdict, ...], version: BrokerVersion | None) -> Severity | None:
+def judged(
+    severities: tuple[VersionedSeverity, ...], version: BrokerVersion | None
+) -> Severity | None:
     """The severity on this version, or the gravest of all when no version is meant."""
-    holding = [each for each in verdicts if version is None or each.holds(version)]
+    holding = [each for each in severities if version is None or each.holds(version)]
     return min((each.severity for each in holding), key=lambda each: each.rank, default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """Where a rule saw its hazard. `verdicts` replace those of the rule where they are given."""
+class Hit:
+    """Where a rule saw its hazard. `severities` replace those of the rule where they are given."""
 
     place: str
     explanation: str
     fix: str
-    verdicts: tuple[Verdict, ...] = ()
+    severities: tuple[VersionedSeverity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class HazardRule:
     """A hazard to look for: its name, how grave it is on which versions, and who looks."""
 
     name: str
-    verdicts: tuple[Verdict, ...]
-    look: Callable[[Scene], Iterable[Sighting]]
+    severities: tuple[VersionedSeverity, ...]
+    look: Callable[[Analysis], Iterable[Hit]]
 
 
-def reported(rule: Rule, scene: Scene) -> Iterator[Finding]:
-    """What this rule reports of the scene, for the version in question or for all of them."""
-    for sighting in rule.look(scene):
-        verdicts = sighting.verdicts or rule.verdicts
-        severity = judged(verdicts, scene.version)
+def reported(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
+    """What this rule reports of the analysis, for the version in question or for all of them."""
+    for hit in rule.look(analysis):
+        severities = hit.severities or rule.severities
+        severity = judged(severities, analysis.version)
         if severity is None:
             continue
-        explanation = sighting.explanation
-        if scene.version is None and not all(each.everywhere for each in verdicts):
-            explanation += f" (RabbitMQ: {spelled(verdicts)}.)"
-        yield Finding(rule.name, severity, sighting.place, explanation, sighting.fix)
+        explanation = hit.explanation
+        if analysis.version is None and not all(each.everywhere for each in severities):
+            explanation += f" (RabbitMQ: {spelled(severities)}.)"
+        yield Finding(rule.name, severity, hit.place, explanation, hit.fix)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 __all__ = [
+    "Analysis",
     "Leg",
     "Limit",
     "Loop",
-    "Scene",
     "drops_head",
     "limited",
     "number",
@@ -104,7 +104,7 @@ def drops_head(queue: Queue) -> bool:
 _CLASSIC_KEEPS = ("reject-publish", "reject-publish-dlx")
 
 
-class Scene:
+class Analysis:
     """Everything that rules ask about a topology, worked out once and only when asked for.
 
     `declared` is the topology as it was given; all else sees policies applied.

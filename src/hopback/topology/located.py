@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Option = TypeVar("Option", bound=StrEnum)
 
-__all__ = ["Place", "Table"]
+__all__ = ["Located", "Table"]
 
 T = TypeVar("T")
 
 
-class Place:
+class Located:
     """A value somewhere in an input; all places of one input share their list of problems."""
 
     __slots__ = ("path", "problems", "value")
@@ -41,9 +41,9 @@ class Place:
             Problem(self.path, expected, shown(self.value) if got is None else got)
         )
 
-    def inner(self, key: str | int, value: object) -> Place:
+    def inner(self, key: str | int, value: object) -> Located:
         """The place of an entry of this one."""
-        return Place(path_to(self.path, key), value, self.problems)
+        return Located(path_to(self.path, key), value, self.problems)
 
     def text(self) -> str:
         """A string."""
@@ -90,14 +90,14 @@ class Place:
         self.wrong(either(words), shown(self.value) + hint)
         return next(iter(options))
 
-    def items(self) -> tuple[Place, ...]:
+    def items(self) -> tuple[Located, ...]:
         """The places of an array's entries."""
         if isinstance(self.value, list | tuple):
             return tuple(self.inner(index, value) for index, value in enumerate(self.value))
         self.wrong("an array")
         return ()
 
-    def entries(self) -> tuple[tuple[str, Place], ...]:
+    def entries(self) -> tuple[tuple[str, Located], ...]:
         """The names and places of a table's entries."""
         if not isinstance(self.value, Mapping):
             self.wrong("a table")
@@ -113,7 +113,7 @@ class Place:
         if self.problems:
             raise InvalidTopology(tuple(dict.fromkeys(self.problems)), where=where)
 
-    def _entry(self, key: object) -> tuple[str, Place] | None:
+    def _entry(self, key: object) -> tuple[str, Located] | None:
         assert isinstance(self.value, Mapping)  # noqa: S101 # its only caller has looked
         if isinstance(key, str):
             return key, self.inner(key, self.value[key])
@@ -126,22 +126,24 @@ class Table:
 
     __slots__ = ("_asked", "_entries", "place")
 
-    def __init__(self, place: Place, entries: dict[str, Place]) -> None:
+    def __init__(self, place: Located, entries: dict[str, Located]) -> None:
         self.place = place
         self._entries = entries
         self._asked: set[str] = set()
 
-    def get(self, key: str) -> Place | None:
+    def get(self, key: str) -> Located | None:
         """The place under this key, if there is one."""
         self._asked.add(key)
         return self._entries.get(key)
 
-    def read(self, key: str, how: Callable[[Place], T], otherwise: T) -> T:
+    def read(self, key: str, how: Callable[[Located], T], otherwise: T) -> T:
         """What stands under an optional key."""
         place = self.get(key)
         return otherwise if place is None else how(place)
 
-    def need(self, key: str, how: Callable[[Place], T], otherwise: T, expected: str = "text") -> T:
+    def need(
+        self, key: str, how: Callable[[Located], T], otherwise: T, expected: str = "text"
+    ) -> T:
         """What stands under a key that must be there."""
         place = self.get(key)
         if place is not None:
@@ -149,15 +151,15 @@ class Table:
         self.place.inner(key, None).wrong(expected, "nothing")
         return otherwise
 
-    def items(self, key: str) -> tuple[Place, ...]:
+    def items(self, key: str) -> tuple[Located, ...]:
         """The entries of an optional array."""
-        return self.read(key, Place.items, ())
+        return self.read(key, Located.items, ())
 
-    def entries(self, key: str) -> tuple[tuple[str, Place], ...]:
+    def entries(self, key: str) -> tuple[tuple[str, Located], ...]:
         """The entries of an optional table."""
-        return self.read(key, Place.entries, ())
+        return self.read(key, Located.entries, ())
 
-    def without(self, known: Iterable[str]) -> dict[str, Place]:
+    def without(self, known: Iterable[str]) -> dict[str, Located]:
         """The entries under other keys than these."""
         return {key: place for key, place in self._entries.items() if key not in set(known)}
 

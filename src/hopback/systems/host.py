@@ -1,7 +1,7 @@
-"""What the five systems have in common: where they play, their parts, and how to run them.
+"""What the five systems have in common: where they run, their parts, and how to run them.
 
 A system is a description (`System`). Its parts run as processes of their own, on RabbitMQ and
-PostgreSQL by environment variables; or all together in one process, on a `Stage`.
+PostgreSQL by environment variables; or all together in one process, on a `Host`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback import Service, ServiceOptions, Surroundings
+from hopback import Environment, Service, ServiceOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from hopback import App, Broker
 
-__all__ = ["ASGI", "Part", "Playing", "Stage", "System", "Try", "playing"]
+__all__ = ["ASGI", "Host", "Part", "Running", "System", "Try", "running"]
 
 ASGI: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
 """A web application as every Python web server understands it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Where a system plays when all of it runs in one process.
+class Host:
+    """Where a system runs when all of it runs in one process.
 
     `database` and `folder` are the system's own; `url` is where its web application is served,
     without a slash at the end. `environment` holds its settings, as in a process of its own.
@@ -39,7 +39,7 @@ class Stage:
     folder: Path
     url: str
     hardened: bool = False
-    world: Surroundings = field(default_factory=Surroundings)
+    world: Environment = field(default_factory=Environment)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,8 +67,8 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Playing:
-    """A system at work on a stage: what handles its queues, and its web application."""
+class Running:
+    """A system at work on a host: what handles its queues, and its web application."""
 
     services: tuple[Service, ...]
     web: ASGI | None = None
@@ -86,18 +86,18 @@ class System:
     name: str
     title: str
     parts: tuple[Part, ...]
-    start: Callable[[Stage], AbstractAsyncContextManager[Playing]]
-    traffic: Callable[[Stage], Awaitable[None]]
+    start: Callable[[Host], AbstractAsyncContextManager[Running]]
+    traffic: Callable[[Host], Awaitable[None]]
     tries: tuple[Try, ...] = ()
     accepts: tuple[str, ...] = ()
 
 
 @asynccontextmanager
-async def playing(
-    stage: Stage, app: App, options: ServiceOptions | None = None
+async def running(
+    host: Host, app: App, options: ServiceOptions | None = None
 ) -> AsyncIterator[Service]:
     """Run an application for as long as the block lasts; what keeps it from starting is raised."""
-    service = Service(app, stage.broker, options=options, world=stage.world)
+    service = Service(app, host.broker, options=options, world=host.world)
     running = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
         await _ready(service, running)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from hopback import Clock, Message
     from hopback.store import Transaction
-    from hopback.systems.file_pipeline.messages import Envelope, Payload
-    from hopback.systems.file_pipeline.settings import Settings
+    from hopback.systems.file_pipeline.messages import PipelineMessage, PipelinePayload
+    from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = ["NotReady", "Workshop"]
+__all__ = ["NotReady", "PartRuntime"]
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REST_S = 1.0
@@ -42,10 +42,10 @@ class NotReady(HopbackError):
     remedy: ClassVar[str] = "Start the database, or correct DATABASE_URL and FILES_FOLDER."
 
 
-class Workshop:
+class PartRuntime:
     """One process's tools. Opened for as long as the process works."""
 
-    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+    def __init__(self, settings: PipelineSettings, clock: Clock | None = None) -> None:
         self.settings = settings
         self.clock = clock or SystemClock()
         self.folder = Folder(settings.folder)
@@ -54,18 +54,20 @@ class Workshop:
         self._attendants: list[Callable[[], Awaitable[None]]] = []
 
     def attend(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have something run for as long as the workshop is open."""
+        """Have something run for as long as the runtime is open."""
         self._attendants.append(work)
 
     @property
     def engine(self) -> AsyncEngine:
-        """The database, while the workshop is open."""
+        """The database, while the runtime is open."""
         if self._engine is None:
-            raise RuntimeError("the workshop is closed: work inside `open`")
+            raise RuntimeError("the runtime is closed: work inside `open`")
         return self._engine
 
     @asynccontextmanager
-    async def open(self, publish: Callable[[Message], Awaitable[None]]) -> AsyncIterator[Workshop]:
+    async def open(
+        self, publish: Callable[[Message], Awaitable[None]]
+    ) -> AsyncIterator[PartRuntime]:
         """Have the tables and the folder ready, and the outbox published, until the block ends."""
         await self._prepare_folder()
         self._engine = open_database(self.settings.database_url)
@@ -113,11 +115,11 @@ class Workshop:
     async def announce(
         self,
         tx: Transaction,
-        payload: Payload,
+        payload: PipelinePayload,
         *,
         producer: str,
         correlation_id: str | None = None,
-        cause: Envelope | None = None,
+        cause: PipelineMessage | None = None,
     ) -> None:
         """Publish after the commit; the messages of one file keep their order."""
         message = message_of(
@@ -130,7 +132,7 @@ class Workshop:
         await tx.publish(message, key=payload.fileId)
 
     async def conclude(
-        self, consumer: str, cause: Envelope, *results: Payload, producer: str
+        self, consumer: str, cause: PipelineMessage, *results: PipelinePayload, producer: str
     ) -> None:
         """Note that a message was processed, and announce what came of it: both, once, or neither."""
         async with self.transaction() as tx:
