@@ -1,4 +1,4 @@
-"""Modules that had another name in an earlier version: the old name still finds them, with a warning.
+"""Modules and names that were called otherwise in an earlier version: they are still found, with a warning.
 
 The finder gives out the module of today itself: a class reached by its old path is the same class.
 """
@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["RENAMED", "OldNames", "find_old_names", "new_name"]
+__all__ = ["RENAMED", "OldNames", "find_old_names", "new_name", "old_names"]
 
 RENAMED = {
     "hopback.admin.application": "hopback.admin.app",
@@ -107,3 +107,22 @@ def find_old_names() -> None:
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         # First, or Python would find the files of a renamed package once more, under its old name.
         sys.meta_path.insert(0, cast("Any", OldNames()))
+
+
+def old_names(module: str, names: Mapping[str, tuple[object, str]]) -> Callable[[str], object]:
+    """The `__getattr__` of a module in which these names stood: each with what to use instead."""
+
+    def find(name: str) -> object:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        import warnings
+
+        found, instead = names[name]
+        warnings.warn(
+            f"{module}.{name} goes with version 1.0; use {instead}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return found
+
+    return find

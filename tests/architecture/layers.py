@@ -20,6 +20,7 @@ _VALUES = (
     "hopback.front_door",
     "hopback.headers",
     "hopback.message",
+    "hopback.renamed",
     "hopback.text",
     "hopback.version",
 )

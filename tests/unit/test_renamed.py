@@ -51,3 +51,22 @@ def test_a_name_that_never_was_is_not_found() -> None:
     """No other error than Python's own."""
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("hopback.nothing")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("hopback.admin.live", "event_response"),
+        ("hopback.admin.job_events", "event_stream"),
+        ("hopback.broker.declare", "Difference"),
+        ("hopback.broker.declare", "read_difference"),
+        ("hopback.broker.probe", "refused_argument"),
+    ],
+)
+def test_an_old_name_in_a_module_is_found(module: str, name: str) -> None:
+    """It works, and the warning says what to use instead; a name that never was is an error."""
+    found = importlib.import_module(new_name(module) or module)
+    with pytest.warns(DeprecationWarning, match=rf"\.{name} goes with version 1.0; use \w"):
+        assert callable(getattr(found, name))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(found, "no_such" + "_name")

@@ -8,24 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
-from hopback.admin.roles import Role
 from hopback.deadletters.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from starlette.requests import Request
+    from starlette.types import Scope
 
-    from hopback.admin.auth import Gate
-    from hopback.admin.roles import Principal
+    from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
 
 __all__ = [
@@ -34,10 +34,11 @@ __all__ = [
     "Call",
     "Empty",
     "Endpoint",
+    "PathRoute",
     "Reach",
-    "admitted",
+    "admit",
     "api_routes",
-    "decoded",
+    "sent_path",
 ]
 
 JSON = "application/json"
@@ -87,7 +88,7 @@ class Call(Generic[QueryT, BodyT]):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One row of the API. `role` None: whoever is known may call; `public`: anybody."""
+    """One row of the API. `role` None: everybody who is known may call; `public`: anybody."""
 
     method: str
     path: str
@@ -109,10 +110,17 @@ class Endpoint:
     """Other good answers: their statuses and what they hold."""
     public: bool = False
 
-    @property
-    def changes(self) -> bool:
-        """Whether it changes something."""
-        return self.method in _UNSAFE
+    def permits(self, principal: Principal, queue: str) -> bool:
+        """Whether they may call it; `queue` is the one in the path, if there is one."""
+        if self.role is None:
+            return True
+        match self.reach:
+            case Reach.QUEUE:
+                return bool(queue) and principal.allows(self.role, queue)
+            case Reach.EVERYWHERE:
+                return principal.allows_everywhere(self.role)
+            case Reach.SOMEWHERE | Reach.MAP:
+                return principal.allows_somewhere(self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,39 @@ class Answer:
     value: object
     status: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
+
+
+class PathRoute(Route):
+    """Matches the path as it was sent and decodes the names in it, once.
+
+    A queue's name may hold a slash, which is sent encoded. Decoding a name a second time would ask for
+    the permission of one queue and use another.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether it is meant; the scope then holds the path as it was sent, and the names decoded."""
+        sent = sent_path(scope)
+        if (
+            unquote(sent) != scope["path"]
+        ):  # Starlette tries the path with and without its last slash
+            return super().matches(scope)
+        match, child = super().matches({**scope, "path": sent})
+        if match is Match.NONE:
+            return match, child
+        try:
+            names = {
+                name: unquote(value, errors="strict")
+                for name, value in child["path_params"].items()
+            }
+        except UnicodeDecodeError:
+            raise HTTPException(400, "The path: expected UTF-8, percent-encoded.") from None
+        return match, {**child, "path": sent, "path_params": names}
+
+
+def sent_path(scope: Scope) -> str:
+    """The path as it was sent, percent-encoded."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    return raw.partition(b"?")[0].decode("latin-1")
 
 
 def api_routes(endpoints: Iterable[Endpoint], services: Services) -> list[Route]:
@@ -136,104 +177,52 @@ def _route(path: str, methods: dict[str, Endpoint], services: Services) -> Route
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await _answered(methods[method], request, services)
+            return await _answer(methods[method], request, services)
         except Exception as error:
             refused = refusal_of(error)
             if refused is None:
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
 
-    return Route(path, answer, methods=list(methods))
+    return PathRoute(path, answer, methods=list(methods))
 
 
-async def _answered(endpoint: Endpoint, request: Request, services: Services) -> Response:
-    params = {name: decoded(value) for name, value in request.path_params.items()}
-    principal = await _let_in(endpoint, request, services, params)
-    call: Call[Any, Any] = Call(
-        request,
-        services,
-        principal,
-        params,
-        _query(endpoint.query, request),
-        await _body(endpoint, request),
-    )
+async def _answer(endpoint: Endpoint, request: Request, services: Services) -> Response:
+    params, queue = request.path_params, request.path_params.get("queue", "")
+    if endpoint.public:
+        services.gate.take_turn(address_of(request))
+        principal = services.nobody
+    else:
+        principal = await admit(services, request, lambda found: endpoint.permits(found, queue))
+    query, body = _query(endpoint.query, request), await _body(endpoint, request)
+    call: Call[Any, Any] = Call(request, services, principal, params, query, body)
     try:
         return _response(endpoint, await endpoint.call(call))
     except Refused as refused:
-        if refused.status == 403 and endpoint.changes:
-            await services.denied(principal, request, refused, params.get("queue", ""))
+        if refused.status == 403 and request.method in _UNSAFE:
+            await services.denied(principal, request, refused, queue)
         raise
 
 
-async def _let_in(
-    endpoint: Endpoint, request: Request, services: Services, params: dict[str, str]
+async def admit(
+    services: Services, request: Request, permits: Callable[[Principal], bool]
 ) -> Principal:
-    """Who asks, if they may; a refused change is written down."""
-    gate: Gate = services.gate
-    if endpoint.public:
-        gate.take_turn(address_of(request))
-        return services.nobody
+    """Who asks, if they are permitted; a refused change is written down."""
     principal = services.nobody
-    try:
-        found = await gate.identify(request)
-        if found is None:
-            raise unauthorized("Missing Authorization header.")
-        principal = found
-        gate.take_turn(principal.id)
-        _permit(endpoint, principal, params.get("queue"))
-    except Refused as refused:
-        if endpoint.changes and refused.status in (401, 403):
-            await services.denied(principal, request, refused, params.get("queue", ""))
-        raise
-    return principal
-
-
-async def admitted(services: Services, request: Request) -> Principal:
-    """Who asks, if they are an admin of the queue in the path, or of all; a refused change is noted.
-
-    The names in the path are decoded already: decoding once more would ask about another queue.
-    """
-    principal, queue = services.nobody, request.path_params.get("queue", "")
     try:
         found = await services.gate.identify(request)
         if found is None:
             raise unauthorized("Missing Authorization header.")
         principal = found
         services.gate.take_turn(principal.id)
-        if not (
-            principal.allows(Role.ADMIN, queue)
-            if queue
-            else principal.allows_everywhere(Role.ADMIN)
-        ):
+        if not permits(principal):
             raise forbidden()
     except Refused as refused:
-        if request.method == "POST" and refused.status in (401, 403):
+        if request.method in _UNSAFE and refused.status in (401, 403):
+            queue = request.path_params.get("queue", "")
             await services.denied(principal, request, refused, queue)
         raise
     return principal
-
-
-def _permit(endpoint: Endpoint, principal: Principal, queue: str | None) -> None:
-    role = endpoint.role
-    if role is None:
-        return
-    match endpoint.reach:
-        case Reach.QUEUE:
-            allowed = queue is not None and principal.allows(role, queue)
-        case Reach.EVERYWHERE:
-            allowed = principal.allows_everywhere(role)
-        case Reach.SOMEWHERE | Reach.MAP:
-            allowed = principal.allows_somewhere(role)
-    if not allowed:
-        raise forbidden()
-
-
-def decoded(value: str) -> str:
-    """A part of the path as it was meant; it may hold an encoded slash."""
-    try:
-        return unquote(value, errors="strict")
-    except UnicodeDecodeError:
-        raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
 
 
 def _query(kind: type, request: Request) -> Any:

@@ -10,7 +10,6 @@ import secrets
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from hopback.admin.api import admitted, api_routes
+from hopback.admin.api import admit, api_routes, sent_path
 from hopback.admin.api_access import ACCESS
 from hopback.admin.api_jobs import JOBS
 from hopback.admin.api_queues import QUEUES
@@ -48,6 +47,7 @@ from hopback.admin.pages_jobs import add_act_pages, add_job_pages
 from hopback.admin.pages_topology import add_topology_pages
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 from hopback.admin.rendering import renderer
+from hopback.admin.roles import Role
 from hopback.admin.services import Denials, Services, who, write_denial
 from hopback.admin.settings import AdminSettings
 from hopback.clock import SystemClock
@@ -93,6 +93,8 @@ _LOG = logging.getLogger("hopback.admin")
 _COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most so much late
 
 _RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
+
+_BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names under which a service that asks nobody who they are may be called."""
@@ -143,14 +145,16 @@ def create_app(
             *page_routes(services, templates),
         ],
         exception_handlers={
+            400: _refusing(services, templates, _BAD_PATH),
             404: _not_found,
             405: _wrong_method,
-            Exception: _last_resort(services, templates),
+            # The shell writes the cause to the log.
+            Exception: _refusing(services, templates, unexpected()),
         },
         lifespan=_lifespan(services),
     )
     hosts = None if services.gate.asks_who else LOOPBACK
-    return Shell(_Undecoded(inner), limits=settings.limits, hosts=hosts)
+    return Shell(inner, limits=settings.limits, hosts=hosts)
 
 
 def _gate(
@@ -199,15 +203,23 @@ def _documented(services: Services) -> list[Route]:
     """The three documented endpoints, for admins."""
 
     async def authorize(request: Request) -> Who:
-        return who(await admitted(services, request))
+        queue = request.path_params.get("queue", "")
+        return who(
+            await admit(
+                services,
+                request,
+                lambda found: (
+                    found.allows(Role.ADMIN, queue)
+                    if queue
+                    else found.allows_everywhere(Role.ADMIN)
+                ),
+            )
+        )
 
     async def read() -> tuple[QueueSummary, ...]:
         return (await services.sweep.get()).queues
 
-    routes = documented_routes(services.operations, authorize, services.clock, read=read)
-    for route in routes:
-        route.app = _Decoded(route.app)
-    return routes
+    return documented_routes(services.operations, authorize, services.clock, read=read)
 
 
 def _openapi_route() -> Route:
@@ -220,8 +232,9 @@ def _openapi_route() -> Route:
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:
-    refused = Refused(404, "not-found", f"There is nothing at {request.url.path}.")
-    return problem_response(refused, request.url.path, request.state.correlation)
+    path = sent_path(request.scope)
+    refused = Refused(404, "not-found", f"There is nothing at {path}.")
+    return problem_response(refused, path, request.state.correlation)
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:
@@ -231,12 +244,11 @@ async def _wrong_method(request: Request, error: Exception) -> Response:
     return problem_response(refused, request.url.path, request.state.correlation)
 
 
-def _last_resort(services: Services, templates: Environment) -> Any:
-    """What is answered when nobody expected what happened; the shell writes the cause to the log."""
+def _refusing(services: Services, templates: Environment, refused: Refused) -> Any:
+    """Answers with a refusal: a page where a browser asks for one, else a problem document."""
 
     async def answer(request: Request, _error: Exception) -> Response:
-        refused = unexpected()
-        path = request.url.path
+        path = sent_path(request.scope)
         if "text/html" in request.headers.get("accept", "") and not path.startswith("/admin/"):
             # The page itself may be what fails.
             with suppress(Exception):
@@ -282,30 +294,6 @@ async def _keep_retention(services: Services) -> None:
         except Exception as error:  # a database that is away today is tried again
             _LOG.warning("old jobs and audit could not be deleted", exc_info=error)
         await asyncio.sleep(_RETENTION_EVERY_S)
-
-
-class _Decoded:
-    """Gives what it serves the names in the path as they were meant."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        names = {name: unquote(value) for name, value in scope["path_params"].items()}
-        await self._app({**scope, "path_params": names}, receive, send)
-
-
-class _Undecoded:
-    """Routes by the path as it was sent: a queue's name may hold an encoded slash."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = scope.get("raw_path")
-        if raw:
-            scope = {**scope, "path": raw.partition(b"?")[0].decode("latin-1")}
-        await self._app(scope, receive, send)
 
 
 _CORRELATION = re.compile(r"[A-Za-z0-9._:-]{1,128}")

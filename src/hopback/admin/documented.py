@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from starlette.responses import Response
-from starlette.routing import Route
 
+from hopback.admin.api import PathRoute
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
 from hopback.deadletters.contract import Job, JobState
 from hopback.deadletters.held_size import held_size
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from starlette.requests import Request
+    from starlette.routing import Route
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import Job, QueueSummary
@@ -77,9 +78,9 @@ def documented_routes(
     made = _Documented(operations, authorize, clock, queues, read or operations.queues)
     path = "/admin/dlq/queues/{queue}"
     return [
-        Route("/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
-        Route(f"{path}/messages", made.answering(made.peek), methods=["GET"]),
-        Route(f"{path}/re-drive", made.answering(made.redrive), methods=["POST"]),
+        PathRoute("/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
+        PathRoute(f"{path}/messages", made.answering(made.peek), methods=["GET"]),
+        PathRoute(f"{path}/re-drive", made.answering(made.redrive), methods=["POST"]),
     ]
 
 

@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 
 from hopback.admin.problems import Refused
 from hopback.deadletters.codec import encode
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -24,23 +25,60 @@ if TYPE_CHECKING:
 
 __all__ = ["EventStreams", "changes_of_board", "changes_of_job", "job_events", "newest"]
 
-_QUIET_S = 15.0
-_BETWEEN_S = 0.1
+_QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
+_BETWEEN_S = 0.1  # ten a second are as many as an eye can follow
+_BOARD_EVERY_S = 1.0  # the sweep has nothing newer
+
+_STILL_HERE = b": still here\n\n"  # a comment, which every client skips
+# What changed is not said: the page fetches itself anew, and so shows only what its reader may see.
+_CHANGE = b"event: change\ndata: {}\n\n"
+_END = b"event: end\ndata: {}\n\n"
 
 
 async def job_events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
-    """Each change, at most ten a second, and `end` when the job runs no more.
-
-    A comment comes when nothing happens, so that connections stay open.
-    """
+    """Each change, at most ten a second, and `end` when the job runs no more."""
     async with aclosing(newest(jobs)) as found:
         async for job in found:
             if job is None:
-                yield b": still here\n\n"
+                yield _STILL_HERE
                 continue
             data = encode(job)
             yield b"event: job\nid: %d\ndata: %s\n\n" % (job.changes, data)
-    yield b"event: end\ndata: {}\n\n"
+    yield _END
+
+
+async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
+    """Say when a job is further on, and when it has ended."""
+    async with aclosing(newest(jobs)) as found:
+        async for job in found:
+            yield _STILL_HERE if job is None else _CHANGE
+    yield _END
+
+
+async def changes_of_board(services: Services) -> AsyncIterator[bytes]:
+    """Say when depths or jobs are others than before, at most once a second."""
+    before, quiet_s = None, 0.0
+    while True:
+        swept = await services.sweep.get_or_last()
+        rows = [
+            (
+                one.queue,
+                one.depth.total,
+                one.depth.unacked,
+                one.active_job and (one.active_job.id, one.active_job.changes),
+            )
+            for one in swept.queues
+        ]
+        now = (swept.error is None, rows)
+        if before is not None and now != before:
+            yield _CHANGE
+            quiet_s = 0.0
+        elif quiet_s >= _QUIET_S:
+            yield _STILL_HERE
+            quiet_s = 0.0
+        before = now
+        quiet_s += _BOARD_EVERY_S
+        await asyncio.sleep(_BOARD_EVERY_S)
 
 
 async def newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job | None, None]:
@@ -78,43 +116,8 @@ async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) ->
         waiting.put_nowait(None)
 
 
-_EVERY_S = 1.0
-_QUIET = 15
-
-
-async def changes_of_board(services: Services) -> AsyncIterator[bytes]:
-    """Say when depths or jobs are others than before, at most once a second."""
-    before, quiet = None, 0
-    while True:
-        swept = await services.sweep.get_or_last()
-        now = (
-            swept.error is None,
-            [(one.queue, one.depth.total, one.depth.unacked, _mark(one.active_job)) for one in swept.queues],
-        )  # fmt: skip
-        if before is not None and now != before:
-            yield b"event: change\ndata: {}\n\n"
-            quiet = 0
-        elif quiet >= _QUIET:
-            yield b": still here\n\n"
-            quiet = 0
-        before, quiet = now, quiet + 1
-        await asyncio.sleep(_EVERY_S)
-
-
-def _mark(job: Job | None) -> tuple[str, int] | None:
-    return None if job is None else (job.id, job.changes)
-
-
-async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
-    """Say when a job is further on, and when it has ended."""
-    async with aclosing(newest(jobs)) as found:
-        async for job in found:
-            yield b": still here\n\n" if job is None else b"event: change\ndata: {}\n\n"
-    yield b"event: end\ndata: {}\n\n"
-
-
 class EventStreams:
-    """Counts the streams that are open now."""
+    """Streams as answers, counted: so many of one caller, so many of all together."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -130,10 +133,10 @@ class EventStreams:
                 f"{own} event streams of yours are open, {self._open.total()} in all; close one first.",
             )
         self._open[principal.id] += 1
-        return _Counted(events, self._open, principal.id)
+        return _Stream(events, self._open, principal.id)
 
 
-class _Counted(StreamingResponse):
+class _Stream(StreamingResponse):
     """Gives its place back when it ends, even if nothing of it was ever sent."""
 
     def __init__(self, events: AsyncIterator[bytes], opened: Counter[str], caller: str) -> None:
@@ -149,3 +152,21 @@ class _Counted(StreamingResponse):
             self._opened[self._caller] -= 1
             if not self._opened[self._caller]:
                 del self._opened[self._caller]
+
+
+def _event_response(events: AsyncIterator[bytes]) -> StreamingResponse:
+    """A stream that is not counted, as it was before there were limits."""
+    return _Stream(events, Counter({"": 1}), "")
+
+
+def _event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
+    return _event_response(job_events(jobs))
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "event_response": (_event_response, "EventStreams.open, which counts what is open"),
+        "event_stream": (_event_stream, "EventStreams.open with job_events"),
+    },
+)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
 
-from hopback.admin.api import decoded
+from hopback.admin.api import PathRoute
 from hopback.admin.auth import forbidden
 from hopback.admin.problems import Refused, refusal_of
 from hopback.deadletters.requests import HIGHEST_RATE
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
     from starlette.requests import Request
+    from starlette.routing import Route
 
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
@@ -121,7 +121,7 @@ class Pages:
         async def respond(request: Request) -> Response:
             return await self._respond(request, answer)
 
-        self.routes.append(Route(path, respond, methods=[method]))
+        self.routes.append(PathRoute(path, respond, methods=[method]))
 
     async def _respond(
         self, request: Request, answer: Callable[[Visit], Awaitable[Response]]
@@ -145,11 +145,12 @@ class Pages:
             return problem_page(self._services, self._templates, request, principal, refused)
 
     async def _visit(self, request: Request, principal: Principal) -> Visit:
-        params = {name: decoded(value) for name, value in request.path_params.items()}
         fields = list(request.query_params.multi_items())
         if request.method == "POST":
             fields += await form_fields(request)
-        return Visit(request, self._services, principal, params, fields, self._templates)
+        return Visit(
+            request, self._services, principal, request.path_params, fields, self._templates
+        )
 
     def _to_login(self, request: Request) -> Response:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")

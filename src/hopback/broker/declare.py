@@ -6,8 +6,9 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.broker.inequivalent import difference_of
+from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
 from hopback.errors import NotFound, PreconditionFailed, TopologyConflict, TopologyError
+from hopback.renamed import old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
@@ -107,3 +108,12 @@ async def _refusals(
     finally:
         await channel.close()
     return refusals
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "Difference": (Inequivalent, "hopback.broker.inequivalent.Inequivalent"),
+        "read_difference": (read_inequivalent, "hopback.broker.inequivalent.read_inequivalent"),
+    },
+)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.inequivalent import difference_of
 from hopback.errors import NotFound, PreconditionFailed
+from hopback.renamed import old_names
 from hopback.topology.diff import Conflict, Kind, diff
 from hopback.topology.model import Queue, Topology
 
@@ -62,3 +63,8 @@ async def _declare(connection: Connection, item: Exchange | Queue, *, passive: b
     else:
         await channel.declare_exchange(item, passive=passive)
     await channel.close()
+
+
+__getattr__ = old_names(
+    __name__, {"refused_argument": (difference_of, "hopback.broker.inequivalent.difference_of")}
+)

@@ -123,6 +123,26 @@ async def test_a_name_with_slashes_and_spaces_is_one_name() -> None:
     assert documented.json()["queue"] == "eu/orders é.dlq"
 
 
+async def test_a_path_that_is_not_utf8_is_a_400() -> None:
+    """For a program a problem with its code, in a browser a page."""
+    async with admin() as stage:
+        for path in ("/admin/dlq/queues/%FF", "/admin/dlq/queues/%FF/messages", "/queues/%FF"):
+            answer = await stage.client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (400, "bad-path")
+            assert answer.json()["instance"] == path
+        page = await stage.client.get("/queues/%FF", headers={"Accept": "text/html"})
+    assert (page.status_code, page.headers["content-type"]) == (400, "text/html; charset=utf-8")
+
+
+async def test_a_slash_too_many_leads_to_the_page() -> None:
+    """A path with a slash at its end is sent on; one that is nowhere is a 404 as it was asked for."""
+    async with admin() as stage:
+        led = await stage.client.get("/jobs/")
+        nowhere = await stage.client.get("/no%20where")
+    assert (led.status_code, led.headers["location"].endswith("/jobs")) == (307, True)
+    assert (nowhere.status_code, nowhere.json()["instance"]) == (404, "/no%20where")
+
+
 async def test_an_unreachable_broker_is_a_503_until_it_is_back() -> None:
     """The service stays up, says why, and recovers by itself."""
     async with admin(dead_letter(1)) as stage:
