@@ -55,7 +55,7 @@ async def test_looking_and_redriving_on_rabbitmq(
         assert (detail["depth"]["messagesReady"], detail["type"]) == (3, "quorum")
         peeked = (await client.get(f"/admin/dlq/queues/{DLQ}/messages?limit=2")).json()
         assert [item["payload"]["order"]["id"] for item in peeked["items"]] == [0, 1]
-        order = {"kind": "re-drive", "queue": DLQ, "reason": "mended", "expectedCount": 3}
+        order = {"kind": "re-drive", "queue": DLQ, "reason": "fixed", "expectedCount": 3}
         job = (await client.post("/admin/dlq/jobs", json=order)).json()
         events = (await client.get(f"{job['url']}/events")).text
         assert '"state":"completed"' in events

@@ -56,6 +56,10 @@ def test_a_name_that_never_was_is_not_found() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
+        ("hopback.admin.content", "Payload"),
+        ("hopback.admin.endpoints", "Answer"),
+        ("hopback.admin.endpoints", "Endpoint"),
+        ("hopback.admin.settings", "Limits"),
         ("hopback.admin.live", "event_response"),
         ("hopback.admin.job_events", "event_stream"),
         ("hopback.broker.declare", "Difference"),

@@ -18,6 +18,7 @@ from starlette.routing import Match, Route
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
 from hopback.deadletters.codec import encode
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JSON",
-    "Answer",
+    "ApiAnswer",
+    "ApiEndpoint",
+    "ApiTable",
     "Call",
     "Empty",
-    "Endpoint",
     "PathRoute",
     "Reach",
     "admit",
@@ -87,7 +89,7 @@ class Call(Generic[QueryT, BodyT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiEndpoint:
     """One row of the API. `role` None: everybody who is known may call; `public`: anybody."""
 
     method: str
@@ -123,8 +125,34 @@ class Endpoint:
                 return principal.allows_somewhere(self.role)
 
 
+_Answers = TypeVar("_Answers", bound="Callable[[Any], Awaitable[object]]")
+
+
+class ApiTable(list[ApiEndpoint]):
+    """Rows of the API; `row` stands above the function that answers it."""
+
+    def row(
+        self,
+        method: str,
+        path: str,
+        role: Role | None = None,
+        reach: Reach = Reach.SOMEWHERE,
+        **more: Any,
+    ) -> Callable[[_Answers], _Answers]:
+        """Add a row with the fields of ApiEndpoint; its name and summary are those of the function."""
+
+        def add(call: _Answers) -> _Answers:
+            first, *words = call.__name__.strip("_").split("_")
+            name = first + "".join(map(str.title, words))
+            summary = " ".join((call.__doc__ or "").split())
+            self.append(ApiEndpoint(method, path, name, summary, call, role, reach, **more))
+            return call
+
+        return add
+
+
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     """An answer with a status or headers of its own."""
 
     value: object
@@ -165,15 +193,15 @@ def sent_path(scope: Scope) -> str:
     return raw.partition(b"?")[0].decode("latin-1")
 
 
-def api_routes(endpoints: Iterable[Endpoint], services: Services) -> list[Route]:
+def api_routes(endpoints: Iterable[ApiEndpoint], services: Services) -> list[Route]:
     """The rows as routes."""
-    rows: dict[str, dict[str, Endpoint]] = {}
+    rows: dict[str, dict[str, ApiEndpoint]] = {}
     for each in endpoints:
         rows.setdefault(each.path, {})[each.method] = each
     return [_route(path, methods, services) for path, methods in rows.items()]
 
 
-def _route(path: str, methods: dict[str, Endpoint], services: Services) -> Route:
+def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Route:
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         try:
@@ -187,7 +215,7 @@ def _route(path: str, methods: dict[str, Endpoint], services: Services) -> Route
     return PathRoute(path, answer, methods=list(methods))
 
 
-async def _answer(endpoint: Endpoint, request: Request, services: Services) -> Response:
+async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -> Response:
     params, queue = request.path_params, request.path_params.get("queue", "")
     if endpoint.public:
         services.gate.take_turn(address_of(request))
@@ -232,7 +260,7 @@ def _query(kind: type, request: Request) -> Any:
         raise Refused(400, "bad-query", f"The query: {error}.") from error
 
 
-async def _body(endpoint: Endpoint, request: Request) -> Any:
+async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
     kind = endpoint.body
     if kind is None:
         return None
@@ -249,11 +277,20 @@ async def _body(endpoint: Endpoint, request: Request) -> Any:
         raise Refused(400, "bad-json", f"The body: expected JSON; {error}.") from error
 
 
-def _response(endpoint: Endpoint, found: object) -> Response:
+def _response(endpoint: ApiEndpoint, found: object) -> Response:
     if isinstance(found, Response):
         return found
-    answer = found if isinstance(found, Answer) else Answer(found)
+    answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found)
     status = answer.status or endpoint.status
     content = b"" if answer.value is None else encode(answer.value)
     media = None if answer.value is None else JSON
     return Response(content, status, dict(answer.headers), media)
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "Answer": (ApiAnswer, "hopback.admin.api.ApiAnswer"),
+        "Endpoint": (ApiEndpoint, "hopback.admin.api.ApiEndpoint"),
+    },
+)

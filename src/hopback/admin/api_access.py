@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from starlette.responses import PlainTextResponse, Response
 
 from hopback import __version__
-from hopback.admin.api import Answer, Call, Empty, Endpoint, Reach
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
@@ -32,13 +32,15 @@ __all__ = [
     "NewKey",
     "ReadyAnswer",
     "key_answer",
-    "make_key",
     "metrics_text",
-    "take_key",
 ]
 
 _Name = Annotated[str, Meta(max_length=255)]
-_DAY_S = 86_400.0
+_DAY_S = 86_400.0  # seconds
+
+
+ACCESS = ApiTable()
+"""The rows of this part, each above what answers it."""
 
 
 class GrantAnswer(Struct, frozen=True, rename="camel"):
@@ -116,7 +118,9 @@ class ReadyAnswer(Struct, frozen=True, rename="camel"):
     reason: str
 
 
-async def _me(call: Call[Empty, None]) -> MeAnswer:
+@ACCESS.row("GET", "/admin/me", answer=MeAnswer)
+async def _show_me(call: Call[Empty, None]) -> MeAnswer:
+    """Who the caller is here."""
     me = call.principal
     grants = [GrantAnswer(grant.role, list(grant.queues)) for grant in me.grants]
     return MeAnswer(me.id, me.name, me.kind, me.role, grants, Moment.known(me.until))
@@ -135,15 +139,20 @@ def key_answer(key: ApiKey) -> KeyAnswer:
     )
 
 
-async def _keys(call: Call[Empty, None]) -> KeyList:
+@ACCESS.row("GET", "/admin/keys", Role.ADMIN, Reach.EVERYWHERE, answer=KeyList)
+async def _list_keys(call: Call[Empty, None]) -> KeyList:
+    """The API keys, without their secrets."""
     ring = call.services.gate.keys
     await ring.refresh(call.services.clock.now())
     items = [key_answer(key) for key in ring.keys]
     return KeyList(items, len(items))
 
 
-async def make_key(call: Call[Empty, NewKey]) -> MadeKey:
-    """A new key; the only time that its secret is shown."""
+@ACCESS.row(
+    "POST", "/admin/keys", Role.ADMIN, Reach.EVERYWHERE, body=NewKey, answer=MadeKey, status=201
+)
+async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
+    """A new API key; its secret is shown this once."""
     body, services = call.body, call.services
     now = services.clock.now()
     secret, key = new_key(
@@ -159,8 +168,9 @@ async def make_key(call: Call[Empty, NewKey]) -> MadeKey:
     return MadeKey(key_answer(key), secret)
 
 
-async def take_key(call: Call[Empty, None]) -> None:
-    """A key opens no more."""
+@ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, Reach.EVERYWHERE, status=204)
+async def _delete_key(call: Call[Empty, None]) -> None:
+    """Let a key open no more."""
     services, ident = call.services, call.path["key"]
     key = await services.gate.keys.remove(ident)
     if key is None:
@@ -169,7 +179,11 @@ async def take_key(call: Call[Empty, None]) -> None:
     await services.operations.note("key.delete", by=who(call.principal), details=details)
 
 
-async def _audit(call: Call[AuditRequest, None]) -> AuditList:
+@ACCESS.row(
+    "GET", "/admin/audit", Role.ADMIN, Reach.EVERYWHERE, query=AuditRequest, answer=AuditList
+)
+async def _list_audit(call: Call[AuditRequest, None]) -> AuditList:
+    """What was done, the newest first."""
     asked = call.query
     query = AuditQuery(asked.by, asked.action, asked.queue, asked.job, asked.cursor, asked.limit)
     entries = await call.services.operations.audit(query)
@@ -177,13 +191,15 @@ async def _audit(call: Call[AuditRequest, None]) -> AuditList:
     return AuditList(entries, more)
 
 
+@ACCESS.row("GET", "/healthz", media=("text/plain",), public=True)
 async def _healthz(_call: Call[Empty, None]) -> Response:
-    """Alive, whatever the broker does."""
+    """Whether the service is alive."""
     return PlainTextResponse("ok\n")
 
 
-async def _readyz(call: Call[Empty, None]) -> Answer:
-    """Ready when the broker answers; where it is and what it said is for people who are known."""
+@ACCESS.row("GET", "/readyz", answer=ReadyAnswer, public=True, further=((503, ReadyAnswer),))
+async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
+    """Whether the broker answers, too."""
     services = call.services
     error = (await services.sweep.get_or_last()).error
     known = None
@@ -194,10 +210,12 @@ async def _readyz(call: Call[Empty, None]) -> Answer:
         reason = str(error)
     broker = "" if known is None else services.live.address
     answer = ReadyAnswer(error is None, __version__, broker, reason)
-    return Answer(answer, status=200 if error is None else 503)
+    return ApiAnswer(answer, status=200 if error is None else 503)
 
 
+@ACCESS.row("GET", "/metrics", media=("text/plain",), role=Role.VIEWER, reach=Reach.EVERYWHERE)
 async def _metrics(call: Call[Empty, None]) -> Response:
+    """Depths and sessions for Prometheus."""
     return Response(
         await metrics_text(call.services), media_type="text/plain; version=0.0.4; charset=utf-8"
     )
@@ -228,37 +246,3 @@ async def metrics_text(services: Services) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-ACCESS = (
-    Endpoint("GET", "/admin/me", "showMe", "Who the caller is here.", _me, answer=MeAnswer),
-    Endpoint(
-        "GET", "/admin/keys", "listKeys", "The API keys, without their secrets.",
-        _keys, Role.ADMIN, Reach.EVERYWHERE, answer=KeyList,
-    ),
-    Endpoint(
-        "POST", "/admin/keys", "makeKey", "A new API key; its secret is shown this once.",
-        make_key, Role.ADMIN, Reach.EVERYWHERE, body=NewKey, answer=MadeKey, status=201,
-    ),
-    Endpoint(
-        "DELETE", "/admin/keys/{key}", "deleteKey", "Let a key open no more.",
-        take_key, Role.ADMIN, Reach.EVERYWHERE, status=204,
-    ),
-    Endpoint(
-        "GET", "/admin/audit", "listAudit", "What was done, the newest first.",
-        _audit, Role.ADMIN, Reach.EVERYWHERE, query=AuditRequest, answer=AuditList,
-    ),
-    Endpoint(
-        "GET", "/healthz", "healthz", "Whether the service is alive.",
-        _healthz, media=("text/plain",), public=True,
-    ),
-    Endpoint(
-        "GET", "/readyz", "readyz", "Whether the broker answers, too.",
-        _readyz, answer=ReadyAnswer, public=True, further=((503, ReadyAnswer),),
-    ),
-    Endpoint(
-        "GET", "/metrics", "metrics", "Depths and sessions for Prometheus.",
-        _metrics, media=("text/plain",), role=Role.VIEWER, reach=Reach.EVERYWHERE,
-    ),
-)  # fmt: skip
-"""The rows."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
-from hopback.admin.api import Answer, Call, Empty, Endpoint
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty
 from hopback.admin.auth import forbidden
 from hopback.admin.events import job_events
 from hopback.admin.problems import Refused
@@ -35,6 +35,12 @@ __all__ = [
 _Name = Annotated[str, Meta(max_length=255)]
 
 
+JOBS = ApiTable()
+"""The rows of this part, each above what answers it."""
+_JOB = "/admin/dlq/jobs/{job}"
+_KEY = (("Idempotency-Key", "The same key again finds the job that is there."),)
+
+
 class JobsQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """Which jobs."""
 
@@ -50,8 +56,30 @@ class FailuresQuery(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
-async def _create(call: Call[Empty, JobRequest]) -> Answer:
-    """Plan a job, or begin it."""
+@JOBS.row("GET", "/admin/dlq/jobs", Role.VIEWER, query=JobsQuery, answer=JobList)
+async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
+    """Jobs, the newest first."""
+    asked = call.query
+    jobs = await call.services.operations.jobs(
+        queue=asked.queue, active=asked.active, limit=asked.limit
+    )
+    seen = tuple(job for job in jobs if call.principal.allows(Role.VIEWER, job.queue))
+    return JobList(seen, len(seen))
+
+
+@JOBS.row(
+    "POST",
+    "/admin/dlq/jobs",
+    Role.OPERATOR,
+    body=JobRequest,
+    answer=Job,
+    status=202,
+    errors=(404, 409),
+    headers=_KEY,
+    further=((200, JobPlan),),
+)
+async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
+    """Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead."""
     call.need(Role.OPERATOR, call.body.queue)
     if call.body.selection.ids and not call.body.selection.session:
         raise Refused(422, "invalid", "selection.ids: expected selection.session beside them.")
@@ -60,9 +88,9 @@ async def _create(call: Call[Empty, JobRequest]) -> Answer:
     if isinstance(request, RedriveRequest):
         await need_target(operations, call.principal, request.queue, request.target)
     if call.body.dry_run:
-        return Answer(await operations.plan(request), status=200)
+        return ApiAnswer(await operations.plan(request), status=200)
     job = await operations.start(request)
-    return Answer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
+    return ApiAnswer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
 
 
 def _key(call: Call[Empty, JobRequest]) -> str | None:
@@ -90,48 +118,61 @@ async def _steered(call: Call[Any, Any]) -> Job:
     return job
 
 
-async def _list(call: Call[JobsQuery, None]) -> JobList:
-    asked = call.query
-    jobs = await call.services.operations.jobs(
-        queue=asked.queue, active=asked.active, limit=asked.limit
-    )
-    seen = tuple(job for job in jobs if call.principal.allows(Role.VIEWER, job.queue))
-    return JobList(seen, len(seen))
-
-
-async def _show(call: Call[Empty, None]) -> Job:
+@JOBS.row("GET", _JOB, Role.VIEWER, answer=Job)
+async def _show_job(call: Call[Empty, None]) -> Job:
+    """A job."""
     return await visible_job(call)
 
 
-async def _failures(call: Call[FailuresQuery, None]) -> FailureList:
+@JOBS.row("GET", f"{_JOB}/failures", Role.VIEWER, query=FailuresQuery, answer=FailureList)
+async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
+    """What a job could not move or left out."""
     job, asked = await visible_job(call), call.query
     found = await call.services.operations.failures(job.id, cursor=asked.cursor, limit=asked.limit)
     more = str(asked.cursor + len(found)) if len(found) == asked.limit else None
     return FailureList(found, more)
 
 
-async def _events(call: Call[Empty, None]) -> Response:
+@JOBS.row("GET", f"{_JOB}/events", Role.VIEWER, media=("text/event-stream",))
+async def _follow_job(call: Call[Empty, None]) -> Response:
+    """The job now and after every change, as server-sent events of type `job`."""
     job = await visible_job(call)
     events = job_events(call.services.operations.events(job.id))
     return call.services.streams.open(events, call.principal)
 
 
-async def _cancel(call: Call[Empty, None]) -> Job:
+@JOBS.row("POST", f"{_JOB}/cancel", Role.OPERATOR, answer=Job, errors=(409,))
+async def _cancel_job(call: Call[Empty, None]) -> Job:
+    """Finish what is in flight, give the rest back."""
     job = await _steered(call)
     return await call.services.operations.cancel(job.id, by=who(call.principal))
 
 
-async def _pause(call: Call[Empty, None]) -> Job:
+@JOBS.row("POST", f"{_JOB}/pause", Role.OPERATOR, answer=Job, errors=(409,))
+async def _pause_job(call: Call[Empty, None]) -> Job:
+    """Finish what is in flight, then wait."""
     job = await _steered(call)
     return await call.services.operations.pause(job.id, by=who(call.principal))
 
 
-async def _resume(call: Call[Empty, None]) -> Job:
+@JOBS.row("POST", f"{_JOB}/resume", Role.OPERATOR, answer=Job, errors=(409,))
+async def _resume_job(call: Call[Empty, None]) -> Job:
+    """Go on."""
     job = await _steered(call)
     return await call.services.operations.resume(job.id, by=who(call.principal))
 
 
-async def _retry(call: Call[Empty, RetryRequest]) -> Answer:
+@JOBS.row(
+    "POST",
+    f"{_JOB}/retry-failures",
+    Role.OPERATOR,
+    body=RetryRequest,
+    answer=Job,
+    status=202,
+    errors=(409,),
+)
+async def _retry_failures(call: Call[Empty, RetryRequest]) -> ApiAnswer:
+    """A new job for exactly what this one could not move."""
     job = await _steered(call)
     if job.kind is JobKind.REDRIVE:
         await need_target(
@@ -140,58 +181,11 @@ async def _retry(call: Call[Empty, RetryRequest]) -> Answer:
     again = await call.services.operations.retry_failures(
         job.id, by=who(call.principal), reason=call.body.reason
     )
-    return Answer(again, headers=(("Location", f"/admin/dlq/jobs/{again.id}"),))
+    return ApiAnswer(again, headers=(("Location", f"/admin/dlq/jobs/{again.id}"),))
 
 
+@JOBS.row("PATCH", _JOB, Role.OPERATOR, body=NewRate, answer=Job, errors=(409,))
 async def _set_rate(call: Call[Empty, NewRate]) -> Job:
+    """Another rate from now on."""
     job = await _steered(call)
     return await call.services.operations.set_rate(job.id, call.body.rate, by=who(call.principal))
-
-
-_JOB = "/admin/dlq/jobs/{job}"
-_KEY = (("Idempotency-Key", "The same key again finds the job that is there."),)
-
-JOBS = (
-    Endpoint(
-        "GET", "/admin/dlq/jobs", "listJobs", "Jobs, the newest first.",
-        _list, Role.VIEWER, query=JobsQuery, answer=JobList,
-    ),
-    Endpoint(
-        "POST", "/admin/dlq/jobs", "createJob",
-        "Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead.",
-        _create, Role.OPERATOR, body=JobRequest, answer=Job, status=202, errors=(404, 409),
-        headers=_KEY, further=((200, JobPlan),),
-    ),
-    Endpoint("GET", _JOB, "showJob", "A job.", _show, Role.VIEWER, answer=Job),
-    Endpoint(
-        "GET", f"{_JOB}/failures", "listFailures", "What a job could not move or left out.",
-        _failures, Role.VIEWER, query=FailuresQuery, answer=FailureList,
-    ),
-    Endpoint(
-        "GET", f"{_JOB}/events", "followJob",
-        "The job now and after every change, as server-sent events of type `job`.",
-        _events, Role.VIEWER, media=("text/event-stream",),
-    ),
-    Endpoint(
-        "POST", f"{_JOB}/cancel", "cancelJob", "Finish what is in flight, give the rest back.",
-        _cancel, Role.OPERATOR, answer=Job, errors=(409,),
-    ),
-    Endpoint(
-        "POST", f"{_JOB}/pause", "pauseJob", "Finish what is in flight, then wait.",
-        _pause, Role.OPERATOR, answer=Job, errors=(409,),
-    ),
-    Endpoint(
-        "POST", f"{_JOB}/resume", "resumeJob", "Go on.",
-        _resume, Role.OPERATOR, answer=Job, errors=(409,),
-    ),
-    Endpoint(
-        "POST", f"{_JOB}/retry-failures", "retryFailures",
-        "A new job for exactly what this one could not move.",
-        _retry, Role.OPERATOR, body=RetryRequest, answer=Job, status=202, errors=(409,),
-    ),
-    Endpoint(
-        "PATCH", _JOB, "setRate", "Another rate from now on.",
-        _set_rate, Role.OPERATOR, body=NewRate, answer=Job, errors=(409,),
-    ),
-)  # fmt: skip
-"""The rows."""

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from msgspec import Meta, Struct, structs
 from starlette.responses import Response
 
-from hopback.admin.api import Answer, Call, Empty, Endpoint, Reach
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
 from hopback.admin.roles import Role
 from hopback.admin.services import who
 from hopback.deadletters.contract import (
@@ -33,6 +33,12 @@ _Filter = Annotated[str, Meta(max_length=4096)]
 _Cursor = Annotated[int, Meta(ge=0, le=2**31)]
 
 
+QUEUES = ApiTable()
+"""The rows of this part, each above what answers it."""
+_SESSION = "/admin/dlq/sessions/{session}"
+_MOST_GROUPS = 1000
+
+
 class MessagesQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """Which letters, and after which."""
 
@@ -48,20 +54,34 @@ class GroupQuery(Struct, frozen=True, forbid_unknown_fields=True):
     filter: _Filter = ""
 
 
-async def _overview(call: Call[Empty, None]) -> Overview:
+@QUEUES.row("GET", "/admin/dlq/overview", Role.VIEWER, answer=Overview)
+async def _show_overview(call: Call[Empty, None]) -> Overview:
+    """The dead-letter queues with their depths, from one sweep a second."""
     swept, now = await call.services.sweep.get(), call.services.clock.now()
     seen = [one for one in swept.queues if call.principal.allows(Role.VIEWER, one.queue)]
     items = tuple(structs.replace(one, depth=one.depth.shown_at(now)) for one in seen)
     return Overview(items, len(items), Moment(swept.at), round(swept.age(now), 3))
 
 
+@QUEUES.row("GET", "/admin/dlq/queues/{queue}", Role.VIEWER, Reach.QUEUE, answer=QueueDetail)
 async def _show_queue(call: Call[Empty, None]) -> QueueDetail:
-    """One queue."""
+    """A dead-letter queue: type, cost of looking, targets, depth with its age."""
     return await call.services.operations.queue(call.path["queue"])
 
 
-async def _open_session(call: Call[Empty, SessionRequest]) -> Answer:
-    """Hold messages for looking at."""
+@QUEUES.row(
+    "POST",
+    "/admin/dlq/queues/{queue}/sessions",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    body=SessionRequest,
+    body_optional=True,
+    answer=SessionView,
+    status=201,
+    errors=(409,),
+)
+async def _open_session(call: Call[Empty, SessionRequest]) -> ApiAnswer:
+    """Open a browse session: hold messages for looking at."""
     asked, services = call.body, call.services
     services.check_room(call.principal)
     view = await services.operations.open_session(
@@ -72,7 +92,7 @@ async def _open_session(call: Call[Empty, SessionRequest]) -> Answer:
         lift=asked.lift,
     )
     await services.insights.remember(services.operations, view)
-    return Answer(view, headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
+    return ApiAnswer(view, headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
 
 
 def held_session(call: Call[Any, Any], role: Role = Role.OPERATOR) -> SessionView:
@@ -82,41 +102,54 @@ def held_session(call: Call[Any, Any], role: Role = Role.OPERATOR) -> SessionVie
     return view
 
 
+@QUEUES.row("GET", _SESSION, Role.OPERATOR, answer=SessionView)
 async def _show_session(call: Call[Empty, None]) -> SessionView:
-    """One session."""
+    """A browse session."""
     return held_session(call)
 
 
+@QUEUES.row("DELETE", _SESSION, Role.OPERATOR, status=204)
+async def _release_session(call: Call[Empty, None]) -> None:
+    """Give everything back, in order."""
+    view = held_session(call)
+    await call.services.release(view, call.principal)
+
+
+@QUEUES.row(
+    "POST", f"{_SESSION}/renew", Role.OPERATOR, body=Renewal, body_optional=True, answer=SessionView
+)
 async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
     """Hold on for longer."""
     view = held_session(call)
     return await call.services.renew(view, call.principal, call.body.ttl_seconds)
 
 
-async def _release_session(call: Call[Empty, None]) -> None:
-    """Give everything back."""
-    view = held_session(call)
-    await call.services.release(view, call.principal)
-
-
+@QUEUES.row("GET", f"{_SESSION}/messages", Role.OPERATOR, query=MessagesQuery, answer=Page)
 async def _list_messages(call: Call[MessagesQuery, None]) -> Page:
-    """Letters of a session, page by page."""
+    """Letters of a session that match."""
     view, asked = held_session(call), call.query
     return await call.services.operations.messages(
         view.id, asked.filter, cursor=asked.cursor, size=asked.limit
     )
 
 
+@QUEUES.row("GET", f"{_SESSION}/messages/{{message}}", Role.OPERATOR, answer=MessageView)
 async def _show_message(call: Call[Empty, None]) -> MessageView:
-    """One message with everything about it."""
+    """A message with its story, headers and payload; written to the audit."""
     view = held_session(call)
     return await call.services.operations.message(
         view.id, call.path["message"], by=who(call.principal)
     )
 
 
+@QUEUES.row(
+    "GET",
+    f"{_SESSION}/messages/{{message}}/body",
+    Role.OPERATOR,
+    media=("application/octet-stream",),
+)
 async def _download_body(call: Call[Empty, None]) -> Response:
-    """The bytes as they are, as a file: never to be rendered."""
+    """The bytes of a message as a file; written to the audit."""
     view, ident = held_session(call), call.path["message"]
     body = await call.services.operations.body(view.id, ident, by=who(call.principal))
     return Response(
@@ -126,63 +159,10 @@ async def _download_body(call: Call[Empty, None]) -> Response:
     )
 
 
+@QUEUES.row("GET", f"{_SESSION}/groups", Role.OPERATOR, query=GroupQuery, answer=Groups)
 async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
-    """The letters of a session by what they have in common."""
+    """Letters by what they have in common."""
     view, asked = held_session(call), call.query
     groups = await call.services.operations.groups(view.id, asked.by, asked.filter)
     items = groups.items[:_MOST_GROUPS]
     return structs.replace(groups, items=items, more=len(groups.items) - len(items))
-
-
-_SESSION = "/admin/dlq/sessions/{session}"
-_MOST_GROUPS = 1000
-
-QUEUES = (
-    Endpoint(
-        "GET", "/admin/dlq/overview", "showOverview",
-        "The dead-letter queues with their depths, from one sweep a second.",
-        _overview, Role.VIEWER, answer=Overview,
-    ),
-    Endpoint(
-        "GET", "/admin/dlq/queues/{queue}", "showQueue",
-        "A dead-letter queue: type, cost of looking, targets, depth with its age.",
-        _show_queue, Role.VIEWER, Reach.QUEUE, answer=QueueDetail,
-    ),
-    Endpoint(
-        "POST", "/admin/dlq/queues/{queue}/sessions", "openSession",
-        "Open a browse session: hold messages for looking at.",
-        _open_session, Role.OPERATOR, Reach.QUEUE, body=SessionRequest, body_optional=True,
-        answer=SessionView, status=201, errors=(409,),
-    ),
-    Endpoint(
-        "GET", _SESSION, "showSession", "A browse session.",
-        _show_session, Role.OPERATOR, answer=SessionView,
-    ),
-    Endpoint(
-        "DELETE", _SESSION, "releaseSession", "Give everything back, in order.",
-        _release_session, Role.OPERATOR, status=204,
-    ),
-    Endpoint(
-        "POST", f"{_SESSION}/renew", "renewSession", "Hold on for longer.",
-        _renew_session, Role.OPERATOR, body=Renewal, body_optional=True, answer=SessionView,
-    ),
-    Endpoint(
-        "GET", f"{_SESSION}/messages", "listMessages", "Letters of a session that match.",
-        _list_messages, Role.OPERATOR, query=MessagesQuery, answer=Page,
-    ),
-    Endpoint(
-        "GET", f"{_SESSION}/messages/{{message}}", "showMessage",
-        "A message with its story, headers and payload; written to the audit.",
-        _show_message, Role.OPERATOR, answer=MessageView,
-    ),
-    Endpoint(
-        "GET", f"{_SESSION}/messages/{{message}}/body", "downloadBody",
-        "The bytes of a message as a file; written to the audit.",
-        _download_body, Role.OPERATOR, media=("application/octet-stream",),
-    ),
-    Endpoint(
-        "GET", f"{_SESSION}/groups", "listGroups", "Letters by what they have in common.",
-        _list_groups, Role.OPERATOR, query=GroupQuery, answer=Groups,
-    ),
-)  # fmt: skip
-"""The rows."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from hopback.admin.api import Call, Empty, Endpoint, Reach
+from hopback.admin.api import ApiTable, Call, Empty, Reach
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Moment
@@ -45,6 +45,10 @@ __all__ = [
 _DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
 _ASYNCAPI = "application/vnd.aai.asyncapi+json"
 _Name = Annotated[str, Meta(max_length=255)]
+
+
+TOPOLOGY = ApiTable()
+"""The rows of this part, each above what answers it."""
 
 
 class Format(StrEnum):
@@ -149,7 +153,17 @@ class PlannedAnswer(Struct, frozen=True, rename="camel"):
     notes: list[str]
 
 
-async def _topology(call: Call[TopologyQuery, None]) -> object:
+@TOPOLOGY.row(
+    "GET",
+    "/admin/topology",
+    Role.VIEWER,
+    Reach.MAP,
+    query=TopologyQuery,
+    answer=TopologyAnswer,
+    media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
+)
+async def _show_topology(call: Call[TopologyQuery, None]) -> object:
+    """What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI."""
     scene = await call.services.live.scene()
     match call.query.format:
         case Format.MERMAID:
@@ -184,13 +198,25 @@ def finding_answer(finding: Finding) -> FindingAnswer:
     )
 
 
-async def _check(call: Call[Empty, None]) -> CheckAnswer:
+@TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, Reach.MAP, answer=CheckAnswer)
+async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
+    """The hazards of what stands on the broker."""
     scene = await call.services.live.scene()
     items = [finding_answer(each) for each in scene.findings]
     return CheckAnswer(str(scene.version), Moment(scene.at), items, len(items))
 
 
-async def _route(call: Call[RouteQuery, None]) -> RouteAnswer:
+@TOPOLOGY.row(
+    "GET",
+    "/admin/topology/route",
+    Role.VIEWER,
+    Reach.MAP,
+    query=RouteQuery,
+    answer=RouteAnswer,
+    errors=(404,),
+)
+async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
+    """Publish this routing key: who gets it?"""
     asked, scene = call.query, await call.services.live.scene()
     try:
         queues = scene.routed(asked.exchange, asked.routing_key)
@@ -199,7 +225,16 @@ async def _route(call: Call[RouteQuery, None]) -> RouteAnswer:
     return RouteAnswer(asked.exchange, asked.routing_key, list(queues))
 
 
-async def _plan(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
+@TOPOLOGY.row(
+    "POST",
+    "/admin/topology/plan",
+    Role.VIEWER,
+    Reach.MAP,
+    body=DesiredTopology,
+    answer=PlannedAnswer,
+)
+async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
+    """What would have to change for the broker to be as desired; changes nothing."""
     desired = from_document(call.body.topology, where="topology")
     return _planned(await call.services.live.plan(desired))
 
@@ -228,27 +263,3 @@ def _planned(planned: ApplyPlan) -> PlannedAnswer:
 
 def _text(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
-
-
-TOPOLOGY = (
-    Endpoint(
-        "GET", "/admin/topology", "showTopology",
-        "What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI.",
-        _topology, Role.VIEWER, Reach.MAP, query=TopologyQuery, answer=TopologyAnswer,
-        media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
-    ),
-    Endpoint(
-        "GET", "/admin/topology/check", "checkTopology", "The hazards of what stands on the broker.",
-        _check, Role.VIEWER, Reach.MAP, answer=CheckAnswer,
-    ),
-    Endpoint(
-        "GET", "/admin/topology/route", "askRoute", "Publish this routing key: who gets it?",
-        _route, Role.VIEWER, Reach.MAP, query=RouteQuery, answer=RouteAnswer, errors=(404,),
-    ),
-    Endpoint(
-        "POST", "/admin/topology/plan", "planTopology",
-        "What would have to change for the broker to be as desired; changes nothing.",
-        _plan, Role.VIEWER, Reach.MAP, body=DesiredTopology, answer=PlannedAnswer,
-    ),
-)  # fmt: skip
-"""The rows."""

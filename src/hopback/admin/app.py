@@ -35,16 +35,16 @@ from hopback.admin.auth import (
     new_secret,
 )
 from hopback.admin.documented import DOCUMENTED_PATHS, documented_routes
-from hopback.admin.events import EventStreams, changes_of_board
+from hopback.admin.events import EventStreams
 from hopback.admin.keys import KeyRing
 from hopback.admin.livebroker import LiveBroker
 from hopback.admin.openapi import openapi_document
 from hopback.admin.overview import Sweep
-from hopback.admin.pages import Pages, problem_page
-from hopback.admin.pages_access import add_access_pages, sign_in_routes
-from hopback.admin.pages_deadletters import add_deadletter_pages
-from hopback.admin.pages_jobs import add_act_pages, add_job_pages
-from hopback.admin.pages_topology import add_topology_pages
+from hopback.admin.pages import problem_page
+from hopback.admin.pages_access import ACCESS_PAGES, sign_in_routes
+from hopback.admin.pages_deadletters import DEADLETTER_PAGES
+from hopback.admin.pages_jobs import JOB_PAGES
+from hopback.admin.pages_topology import TOPOLOGY_PAGES
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 from hopback.admin.rendering import renderer
 from hopback.admin.roles import Role
@@ -61,11 +61,10 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from hopback.admin.api import Endpoint
+    from hopback.admin.api import ApiEndpoint
     from hopback.admin.auth import EndedSessions
     from hopback.admin.keys import KeyStore
-    from hopback.admin.pages import Visit
-    from hopback.admin.settings import Limits
+    from hopback.admin.settings import RequestLimits
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.deadletters.contract import QueueSummary
@@ -85,7 +84,7 @@ __all__ = [
     "too_large",
 ]
 
-ENDPOINTS: tuple[Endpoint, ...] = (*QUEUES, *JOBS, *TOPOLOGY, *ACCESS)
+ENDPOINTS: tuple[ApiEndpoint, ...] = (*QUEUES, *JOBS, *TOPOLOGY, *ACCESS)
 """Every row of the API."""
 
 _LOG = logging.getLogger("hopback.admin")
@@ -318,7 +317,9 @@ _HEADERS = {
 class Shell:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, *, limits: Limits, hosts: frozenset[str] | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, limits: RequestLimits, hosts: frozenset[str] | None
+    ) -> None:
         self._app = app
         self._most = limits.request_bytes
         self._seconds = limits.request_seconds
@@ -445,17 +446,8 @@ class _Files(StaticFiles):
 
 
 def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
-    """The routes of the page."""
-    pages = Pages(services, templates)
-    add_deadletter_pages(pages)
-    add_act_pages(pages)
-    add_job_pages(pages)
-    add_topology_pages(pages)
-    add_access_pages(pages)
-    pages.add("GET", "/live", _live)
+    """The routes of the page, with its files and its live line."""
+    parts = (DEADLETTER_PAGES, JOB_PAGES, TOPOLOGY_PAGES, ACCESS_PAGES)
+    pages = [route for part in parts for route in part.routes(services, templates)]
     files = _Files(directory=Path(__file__).with_name("static"))
-    return [*sign_in_routes(services, templates), *pages.routes, Mount("/static", files)]
-
-
-async def _live(visit: Visit) -> Response:
-    return visit.services.streams.open(changes_of_board(visit.services), visit.principal)
+    return [*sign_in_routes(services, templates), *pages, Mount("/static", files)]

@@ -61,7 +61,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _EVERYTHING = (Grant(Role.ADMIN),)
 
 LOCAL = Principal("local", "local", "local", _EVERYTHING)
-"""Whoever reaches a service that asks nobody who they are."""
+"""The caller of a service that asks nobody who they are."""
 
 
 def cookie_name(*, secure: bool) -> str:
@@ -100,7 +100,7 @@ class Gate:
     async def identify(self, request: Request) -> Principal | None:
         """Who asks, None if nobody says; Refused if what they show is not believed.
 
-        Whoever is not known takes turns by address: before anything is checked, and from a much
+        Somebody who is not known takes turns by address: before anything is checked, and from a much
         smaller number after it was wrong.
         """
         header = request.headers.get("authorization")
@@ -326,10 +326,10 @@ class SessionCookies:
         return None if claims["jti"] in self._ended else claims
 
 
-_KEYS_FRESH_S = 300.0
-_AGAIN_S = 10.0
-_FETCH_S = 5.0
-_MOST_BYTES = 256 * 1024
+_KEYS_FRESH_S = 300.0  # issuers publish a new key long before they sign with it
+_AGAIN_S = 10.0  # a token with an invented key id must not make us ask at every request
+_FETCH_S = 5.0  # a request waits for it
+_MOST_BYTES = 256 * 1024  # a hundred keys with their certificates
 _LAST_MOMENT = 253_402_300_799  # the end of the year 9999: no calendar goes further
 _ODD_TIME = "one of its times (exp, nbf, iat) is no moment that can be"
 
@@ -384,14 +384,14 @@ class Jwks:
         return age > _KEYS_FRESH_S or (kid not in self._keys and age > _AGAIN_S)
 
     async def _refresh(self) -> None:
-        """Read the document; while it cannot be had, the keys that are known stay."""
+        """Read the document; while the issuer does not answer, the keys that are known stay."""
         self._tried = self._clock.now()
         try:
             document = await self._fetch()
             keys = jwt.PyJWKSet.from_dict(document).keys
         except Exception as error:  # whatever the issuer answers, it is not our failure
             if not self._keys:
-                raise BadToken("the keys of the issuer cannot be had now") from error
+                raise BadToken("the issuer does not give out its keys now") from error
             return
         self._keys = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
 

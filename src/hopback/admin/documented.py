@@ -47,12 +47,13 @@ __all__ = [
     "message_item",
 ]
 
+# The document's own numbers.
 _PEEKED = 20
 _REDRIVEN = 10
 _MOST = 100
-_MOST_BODY_BYTES = 10_000
-_PEEK_BYTES = 16 * 1024 * 1024
-_PEEK_S = 30.0
+_MOST_BODY_BYTES = 10_000  # a body holds one number
+_PEEK_BYTES = 16 * 1024 * 1024  # a hundred messages of usual size; the answer is one piece of JSON
+_PEEK_S = 30.0  # by then the answer is out, or the caller has gone
 _CORRELATION = re.compile(r"[!-~]{1,128}")
 _WENT_ON = frozenset({JobState.FAILED, JobState.INTERRUPTED, JobState.CANCELLED})
 

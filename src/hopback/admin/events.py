@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from hopback.admin.overview import Sweep
     from hopback.admin.roles import Principal
-    from hopback.admin.services import Services
-    from hopback.admin.settings import Limits
+    from hopback.admin.settings import RequestLimits
     from hopback.deadletters.contract import Job
 
 __all__ = ["EventStreams", "changes_of_board", "changes_of_job", "job_events", "newest"]
@@ -28,6 +28,7 @@ __all__ = ["EventStreams", "changes_of_board", "changes_of_job", "job_events", "
 _QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
 _BETWEEN_S = 0.1  # ten a second are as many as an eye can follow
 _BOARD_EVERY_S = 1.0  # the sweep has nothing newer
+_ROUNDED_S = 0.001  # a page writes the moment it shows in milliseconds
 
 _STILL_HERE = b": still here\n\n"  # a comment, which every client skips
 # What changed is not said: the page fetches itself anew, and so shows only what its reader may see.
@@ -55,28 +56,18 @@ async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
     yield _END
 
 
-async def changes_of_board(services: Services) -> AsyncIterator[bytes]:
-    """Say when depths or jobs are others than before, at most once a second."""
-    before, quiet_s = None, 0.0
+async def changes_of_board(sweep: Sweep, shown_at: float) -> AsyncIterator[bytes]:
+    """Say when depths or jobs are others than at that moment, at most once a second."""
+    quiet_s = 0.0
     while True:
-        swept = await services.sweep.get_or_last()
-        rows = [
-            (
-                one.queue,
-                one.depth.total,
-                one.depth.unacked,
-                one.active_job and (one.active_job.id, one.active_job.changes),
-            )
-            for one in swept.queues
-        ]
-        now = (swept.error is None, rows)
-        if before is not None and now != before:
+        await sweep.get_or_last()
+        if sweep.changed_at > shown_at + _ROUNDED_S:
+            shown_at = sweep.changed_at
             yield _CHANGE
             quiet_s = 0.0
         elif quiet_s >= _QUIET_S:
             yield _STILL_HERE
             quiet_s = 0.0
-        before = now
         quiet_s += _BOARD_EVERY_S
         await asyncio.sleep(_BOARD_EVERY_S)
 
@@ -119,7 +110,7 @@ async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) ->
 class EventStreams:
     """Streams as answers, counted: so many of one caller, so many of all together."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
         self._open: Counter[str] = Counter()
 

@@ -36,9 +36,11 @@ __all__ = [
 PREFIX = "hbk_"
 """What every key begins with, so that scanners for leaked secrets can find it."""
 
-_RANDOM_BYTES = 32
-_LONGEST_NAME = 100
-_FRESH_S = 3.0
+_RANDOM_BYTES = 32  # as many as SHA-256 has: no key is guessed
+_LONGEST_NAME = 100  # one line of a table
+_FRESH_S = (
+    3.0  # a key that was deleted elsewhere opens for so long; one small read for all requests
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,15 @@ class KeyRing:
         """Know what other processes have made and taken away, at most a few seconds late."""
         if now - self._read_at >= _FRESH_S:
             found = await self._store.all()
-            self._kept = {ident: _read(document) for ident, document in found.items()}
+            self._kept = {
+                ident: msgspec.json.decode(document, type=ApiKey)
+                for ident, document in found.items()
+            }
             self._read_at = now
 
     async def add(self, key: ApiKey) -> None:
         """Let this key open."""
-        await self._store.add(key.id, _written(key))
+        await self._store.add(key.id, msgspec.json.encode(key).decode())
         self._kept[key.id] = key
 
     async def remove(self, ident: str) -> ApiKey | None:
@@ -176,11 +181,3 @@ class KeyRing:
 def _given_key(said: KeySettings) -> ApiKey:
     grant = Grant(said.role, said.queues)
     return ApiKey(said.hash[7:19], said.name, said.hash, grant, said.expires, "settings")
-
-
-def _written(key: ApiKey) -> str:
-    return msgspec.json.encode(key).decode()
-
-
-def _read(document: str) -> ApiKey:
-    return msgspec.json.decode(document, type=ApiKey)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveBroker", "Scene"]
 
-_FRESH_S = 2.0
+_FRESH_S = 2.0  # two readings of a large broker a few seconds apart are as good as one
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hopback import __version__
-from hopback.admin.api import JSON, Empty, Endpoint
+from hopback.admin.api import JSON, ApiEndpoint, Empty
 from hopback.admin.problems import MEDIA_TYPE
 from hopback.deadletters.codec import schemas as schemas_of
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ProblemDocument", "openapi_document"]
 
 _REF = "#/components/schemas/{name}"
+# Answers that need no row of their own: every request can be malformed, unwanted or one too many.
 _ALWAYS = (400, 401, 403, 429, 503)
 _PUBLIC = (429, 503)
 
@@ -37,11 +38,14 @@ class ProblemDocument(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def openapi_document(
-    endpoints: Iterable[Endpoint], further: Mapping[str, Any] | None = None
+    endpoints: Iterable[ApiEndpoint], further: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The whole document; `further` are paths that others wrote."""
     rows = list(endpoints)
-    types = [ProblemDocument, *(kind for row in rows for kind in _types(row) if kind)]
+    types: list[Any] = [ProblemDocument]
+    for row in rows:
+        types += [row.body, row.answer, *(kind for _, kind in row.further)]
+    types = [kind for kind in types if kind]
     schemas, components = schemas_of(types, _REF)
     by_type = dict(zip(map(id, types), schemas, strict=True))
     paths: dict[str, Any] = dict(further or {})
@@ -70,11 +74,7 @@ def openapi_document(
     }
 
 
-def _types(row: Endpoint) -> tuple[Any, ...]:
-    return row.body, row.answer, *(kind for _, kind in row.further)
-
-
-def _operation(row: Endpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": row.name,
         "summary": row.summary,
@@ -93,7 +93,7 @@ def _operation(row: Endpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     return operation
 
 
-def _path_parameters(row: Endpoint) -> list[dict[str, Any]]:
+def _path_parameters(row: ApiEndpoint) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
@@ -125,7 +125,7 @@ def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
     return [_inlined(each, components) for each in schema] if isinstance(schema, list) else schema
 
 
-def _headers(row: Endpoint) -> list[dict[str, Any]]:
+def _headers(row: ApiEndpoint) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
@@ -138,7 +138,7 @@ def _headers(row: Endpoint) -> list[dict[str, Any]]:
     ]
 
 
-def _responses(row: Endpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {str(row.status): _success(row, schemas)}
     for status, kind in row.further:
         content = {JSON: {"schema": schemas[id(kind)]}}
@@ -151,7 +151,7 @@ def _responses(row: Endpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     return found
 
 
-def _success(row: Endpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+def _success(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": HTTPStatus(row.status).phrase}
     schema = {} if row.answer is None else schemas[id(row.answer)]
     if row.status != HTTPStatus.NO_CONTENT:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Insight", "Insights", "Sweep", "Swept"]
 
-_FRESH_S = 1.0
+_FRESH_S = 1.0  # one sweep a second, however many ask
+# A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
 _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
-_BESIDE_S = 5.0
+_BESIDE_S = 5.0  # when nobody asks: as often as a sample is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Sweep:
         self._error: Exception | None = None
         self._failed_at = float("-inf")
         self._trends: dict[str, deque[tuple[float, int]]] = {}
+        self._content: object = None
+        self.changed_at = float("-inf")
+        """When a sweep last found something else than the one before it."""
 
     async def get(self) -> Swept:
         """The queues as of less than a second ago; raises what the broker said if it is away."""
@@ -90,7 +94,7 @@ class Sweep:
     async def _refresh(self) -> None:
         try:
             found = await self._read()
-        except Exception as error:  # kept, and told to whoever asks
+        except Exception as error:  # kept, and told to those who ask
             self._error, self._failed_at = error, self._clock.now()
         else:
             self._error = None
@@ -98,6 +102,22 @@ class Sweep:
             self._remember(self._last)
         finally:
             self._running = None
+        content = (
+            self._error is None,
+            self._last
+            and [
+                (
+                    one.queue,
+                    one.depth.total,
+                    one.depth.unacked,
+                    one.active_job and (one.active_job.id, one.active_job.changes),
+                )
+                for one in self._last.queues
+            ],
+        )
+        if content != self._content:
+            self._content = content
+            self.changed_at = self._failed_at if self._error or not self._last else self._last.at
 
     def _remember(self, swept: Swept) -> None:
         known = {summary.queue for summary in swept.queues}
@@ -110,7 +130,7 @@ class Sweep:
                 past.append((swept.at, total))
 
 
-_MOST = 1000
+_MOST = 1000  # queues; a name and a few numbers each
 
 
 @dataclass(frozen=True, slots=True)

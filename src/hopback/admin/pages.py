@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Page", "Pages", "Visit", "form_fields", "problem_page", "see_other"]
 
 _SECTIONS = ("/jobs", "/topology", "/checks", "/audit", "/you")
-_MOST_FIELDS = 11_000
+_MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
 _LONGEST_RATE = 20  # digits of a rate; float() reads thousands of them, and nobody types so many
 
 
@@ -108,54 +109,60 @@ Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
 
 
 class Pages:
-    """Turns functions of a visit into routes."""
+    """Pages in the order in which they are tried; `get` and `post` stand above what answers."""
 
-    def __init__(self, services: Services, templates: Environment) -> None:
-        self._services = services
-        self._templates = templates
-        self.routes: list[Route] = []
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, str, Page]] = []
 
-    def add(self, method: str, path: str, answer: Callable[[Visit], Awaitable[Response]]) -> None:
-        """A page."""
+    def get(self, path: str) -> Callable[[Page], Page]:
+        """Add a page."""
+        return self._adding("GET", path)
 
-        async def respond(request: Request) -> Response:
-            return await self._respond(request, answer)
+    def post(self, path: str) -> Callable[[Page], Page]:
+        """Add what a form of a page is sent to."""
+        return self._adding("POST", path)
 
-        self.routes.append(PathRoute(path, respond, methods=[method]))
+    def _adding(self, method: str, path: str) -> Callable[[Page], Page]:
+        def add(answer: Page) -> Page:
+            self._rows.append((method, path, answer))
+            return answer
 
-    async def _respond(
-        self, request: Request, answer: Callable[[Visit], Awaitable[Response]]
-    ) -> Response:
-        principal = self._services.nobody
-        try:
-            found = await self._services.gate.identify(request)
-            if found is None:
-                return self._to_login(request)
-            principal = found
-            self._services.gate.take_turn(principal.id)
-            if principal.role is None and request.url.path != "/you":
-                raise forbidden("You are known here, but have no role; an admin can give you one.")
-            return await answer(await self._visit(request, principal))
-        except Exception as error:
-            refused = refusal_of(error)
-            if refused is None:
-                raise
-            if request.method != "GET" and refused.status in (401, 403):
-                await self._services.denied(principal, request, refused, "")
-            return problem_page(self._services, self._templates, request, principal, refused)
+        return add
 
-    async def _visit(self, request: Request, principal: Principal) -> Visit:
+    def routes(self, services: Services, templates: Environment) -> list[Route]:
+        """The pages as routes."""
+        return [
+            PathRoute(path, partial(_respond, services, templates, answer), methods=[method])
+            for method, path, answer in self._rows
+        ]
+
+
+async def _respond(
+    services: Services, templates: Environment, answer: Page, request: Request
+) -> Response:
+    principal = services.nobody
+    try:
+        found = await services.gate.identify(request)
+        if found is None:
+            here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            onward = here if request.method == "GET" else "/"
+            return see_other(f"/login?next={quote(onward, safe='')}")
+        principal = found
+        services.gate.take_turn(principal.id)
+        if principal.role is None and request.url.path != "/you":
+            raise forbidden("You are known here, but have no role; an admin can give you one.")
         fields = list(request.query_params.multi_items())
         if request.method == "POST":
             fields += await form_fields(request)
-        return Visit(
-            request, self._services, principal, request.path_params, fields, self._templates
-        )
-
-    def _to_login(self, request: Request) -> Response:
-        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        onward = here if request.method == "GET" else "/"
-        return see_other(f"/login?next={quote(onward, safe='')}")
+        visit = Visit(request, services, principal, request.path_params, fields, templates)
+        return await answer(visit)
+    except Exception as error:
+        refused = refusal_of(error)
+        if refused is None:
+            raise
+        if request.method != "GET" and refused.status in (401, 403):
+            await services.denied(principal, request, refused, "")
+        return problem_page(services, templates, request, principal, refused)
 
 
 def problem_page(

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from hopback.admin.auth import address_of, cookie_name, forbidden
 from hopback.admin.keys import new_key
-from hopback.admin.pages import form_fields, see_other
+from hopback.admin.pages import Pages, form_fields, see_other
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
 from hopback.admin.services import who
@@ -24,27 +24,23 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.admin.auth import Gate
-    from hopback.admin.pages import Pages, Visit
+    from hopback.admin.pages import Visit
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
 
-__all__ = ["add_access_pages", "sign_in_routes"]
+__all__ = ["ACCESS_PAGES", "sign_in_routes"]
 
-_OLDER = 100
-_DAY_S = 86_400.0
+_OLDER = 100  # entries of the audit on one page
+_DAY_S = 86_400.0  # seconds
 
 
-def add_access_pages(pages: Pages) -> None:
-    """The pages for people who are known."""
-    pages.add("GET", "/you", _you)
-    pages.add("POST", "/keys", _make_key)
-    pages.add("POST", "/keys/{key}/delete", _delete_key)
-    pages.add("GET", "/audit", _audit)
+ACCESS_PAGES = Pages()
+"""The rows of this part."""
 
 
 def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
     """Signing in and out: the only pages for people who are not known."""
-    door = _Door(services, templates)
+    door = _SignIn(services, templates)
     return [
         Route("/login", door.show, methods=["GET"]),
         Route("/login", door.sign_in, methods=["POST"]),
@@ -52,7 +48,7 @@ def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
     ]
 
 
-class _Door:
+class _SignIn:
     def __init__(self, services: Services, templates: Environment) -> None:
         self._services = services
         self._templates = templates
@@ -149,6 +145,7 @@ def _manages(visit: Visit) -> bool:
     return visit.principal.allows_everywhere(Role.ADMIN) and visit.services.gate.asks_who
 
 
+@ACCESS_PAGES.get("/you")
 async def _you(visit: Visit) -> Response:
     return _you_page(visit, "")
 
@@ -168,6 +165,7 @@ def _need_admin(visit: Visit) -> None:
         raise forbidden()
 
 
+@ACCESS_PAGES.post("/keys")
 async def _make_key(visit: Visit) -> Response:
     _need_admin(visit)
     services, now = visit.services, visit.services.clock.now()
@@ -189,6 +187,7 @@ async def _make_key(visit: Visit) -> Response:
     return _you_page(visit, secret)
 
 
+@ACCESS_PAGES.post("/keys/{key}/delete")
 async def _delete_key(visit: Visit) -> Response:
     _need_admin(visit)
     key = await visit.services.gate.keys.remove(visit.path["key"])
@@ -199,6 +198,7 @@ async def _delete_key(visit: Visit) -> Response:
     return see_other("/you?told=key-deleted")
 
 
+@ACCESS_PAGES.get("/audit")
 async def _audit(visit: Visit) -> Response:
     _need_admin(visit)
     before = visit.number("cursor", 0) or None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hopback.admin.pages import see_other
+from hopback.admin.events import changes_of_board
+from hopback.admin.pages import Pages, see_other
 from hopback.admin.problems import Refused
 from hopback.admin.rendering import Form, payload_of, visible
 from hopback.admin.roles import Role
@@ -19,28 +21,23 @@ from hopback.deadletters.requests import GroupBy, Window
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from hopback.admin.pages import Pages, Visit
+    from hopback.admin.pages import Visit
     from hopback.deadletters.contract import Group, QueueSummary, SessionView
     from hopback.message import Delivery
 
-__all__ = ["add_deadletter_pages", "group_filter"]
+__all__ = ["DEADLETTER_PAGES", "group_filter"]
 
+# As much as one page can show and a reader takes in; the API gives the rest.
 _PAGE = 50
 _GROUPS = 100
-_VALUE_SHOWN = 2000
+_VALUE_SHOWN = 2000  # characters of a header
 
 
-def add_deadletter_pages(pages: Pages) -> None:
-    """The pages of dead letters."""
-    pages.add("GET", "/", _board)
-    pages.add("GET", "/queues/{queue}", _queue)
-    pages.add("POST", "/queues/{queue}/look", _look)
-    pages.add("GET", "/sessions/{session}", _session)
-    pages.add("POST", "/sessions/{session}/renew", _renew)
-    pages.add("POST", "/sessions/{session}/release", _release)
-    pages.add("GET", "/sessions/{session}/messages/{message}", _message)
+DEADLETTER_PAGES = Pages()
+"""The rows of this part."""
 
 
+@DEADLETTER_PAGES.get("/")
 async def _board(visit: Visit) -> Response:
     services = visit.services
     swept = await services.sweep.get_or_last()
@@ -73,6 +70,17 @@ def _headline(full: list[QueueSummary], seen: list[QueueSummary]) -> str:
     return f"{letters} in {holding} of {len(seen)} queues"
 
 
+@DEADLETTER_PAGES.get("/live")
+async def _live(visit: Visit) -> Response:
+    """When what was shown at that moment is out of date; from now on, if none is given."""
+    services, at = visit.services, visit.field("at")
+    shown_at = (
+        float(at) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", at) else services.clock.now()
+    )
+    return services.streams.open(changes_of_board(services.sweep, shown_at), visit.principal)
+
+
+@DEADLETTER_PAGES.get("/queues/{queue}")
 async def _queue(visit: Visit) -> Response:
     operations, name = visit.services.operations, visit.path["queue"]
     visit.need(Role.VIEWER, name)
@@ -85,6 +93,7 @@ async def _queue(visit: Visit) -> Response:
     )
 
 
+@DEADLETTER_PAGES.post("/queues/{queue}/look")
 async def _look(visit: Visit) -> Response:
     operations, name = visit.services.operations, visit.path["queue"]
     visit.need(Role.OPERATOR, name)
@@ -108,6 +117,7 @@ def _held(visit: Visit) -> SessionView:
     return view
 
 
+@DEADLETTER_PAGES.get("/sessions/{session}")
 async def _session(visit: Visit) -> Response:
     view, operations = _held(visit), visit.services.operations
     by = GroupBy(visit.field("by")) if visit.field("by") in set(GroupBy) else GroupBy.FINGERPRINT
@@ -140,18 +150,21 @@ def group_filter(by: GroupBy, group: Group) -> str:
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
 
 
+@DEADLETTER_PAGES.post("/sessions/{session}/renew")
 async def _renew(visit: Visit) -> Response:
     view = _held(visit)
     await visit.services.renew(view, visit.principal)
     return see_other(f"/sessions/{quote(view.id, safe='')}")
 
 
+@DEADLETTER_PAGES.post("/sessions/{session}/release")
 async def _release(visit: Visit) -> Response:
     view = _held(visit)
     await visit.services.release(view, visit.principal)
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
 
 
+@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}")
 async def _message(visit: Visit) -> Response:
     view = _held(visit)
     message = await visit.services.operations.message(

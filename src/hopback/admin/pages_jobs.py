@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job
-from hopback.admin.pages import see_other
-from hopback.admin.problems import refusal_of
+from hopback.admin.pages import Pages, see_other
+from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import span_words
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target, who
@@ -32,24 +32,21 @@ from hopback.deadletters.requests import (
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
     from starlette.responses import Response
 
-    from hopback.admin.pages import Pages, Visit
+    from hopback.admin.pages import Visit
     from hopback.deadletters.contract import Job
     from hopback.deadletters.requests import Request, Selection
 
-__all__ = ["ActForm", "add_act_pages", "add_job_pages"]
+__all__ = ["JOB_PAGES", "ActForm"]
 
 _STAYS = frozenset({400, 409, 422})
 
 
-def add_act_pages(pages: Pages) -> None:
-    """The pages of both acts."""
-    for kind in ("re-drive", "discard"):
-        pages.add("GET", f"/queues/{{queue}}/{kind}", _page(kind))
-        pages.add("POST", f"/queues/{{queue}}/{kind}", _page(kind))
+JOB_PAGES = Pages()
+"""The rows of this part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +127,31 @@ def _was_on(visit: Visit, step: int) -> bool:
     return visit.field("on") == str(step) or bool(visit.all("ramp") or visit.all("export"))
 
 
-def _page(kind: str) -> Any:
-    async def answer(visit: Visit) -> Response:
-        visit.need(Role.OPERATOR, visit.path["queue"])
-        form, step = ActForm.of(visit), visit.field("step", "1")
-        _check_session(visit, form)
-        if visit.request.method == "GET" or step == "1":
-            return await _first(visit, kind, form)
-        if step == "2":
-            return await _second(visit, kind, form)
-        return await (_begin if step == "go" else _review)(visit, kind, form)
-
-    return answer
+@JOB_PAGES.get("/queues/{queue}/re-drive")
+@JOB_PAGES.post("/queues/{queue}/re-drive")
+async def _redrive(visit: Visit) -> Response:
+    return await _step(visit, "re-drive")
 
 
-def _check_session(visit: Visit, form: ActForm) -> None:
-    """A session belongs to its queue: of another one it tells nothing, not even that it is there."""
+@JOB_PAGES.get("/queues/{queue}/discard")
+@JOB_PAGES.post("/queues/{queue}/discard")
+async def _discard(visit: Visit) -> Response:
+    return await _step(visit, "discard")
+
+
+async def _step(visit: Visit, kind: str) -> Response:
+    queue = visit.path["queue"]
+    visit.need(Role.OPERATOR, queue)
+    form, step = ActForm.of(visit), visit.field("step", "1")
+    # A session belongs to its queue: of another one it tells nothing, not even that it is there.
     opened = {view.id: view.queue for view in visit.services.operations.sessions()}
-    if opened.get(form.session, visit.path["queue"]) != visit.path["queue"]:
+    if opened.get(form.session, queue) != queue:
         raise NoSuch("session", form.session)
+    if visit.request.method == "GET" or step == "1":
+        return await _first(visit, kind, form)
+    if step == "2":
+        return await _second(visit, kind, form)
+    return await (_begin if step == "go" else _review)(visit, kind, form)
 
 
 async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
@@ -205,7 +208,7 @@ async def _begin(visit: Visit, kind: str, form: ActForm) -> Response:
 
 
 async def _back(visit: Visit, kind: str, form: ActForm, error: HopbackError) -> Response:
-    """Show the step again with what was wrong; what cannot be mended there goes its usual way."""
+    """Show the step again with what was wrong; what cannot be corrected there goes its usual way."""
     refused = refusal_of(error)
     if refused is None or refused.status not in _STAYS or "job" in refused.more:
         raise error
@@ -254,15 +257,7 @@ def _shown(
     )
 
 
-def add_job_pages(pages: Pages) -> None:
-    """The pages of jobs."""
-    pages.add("GET", "/jobs", _jobs)
-    pages.add("GET", "/jobs/{job}", _job)
-    pages.add("GET", "/jobs/{job}/live", _live)
-    for verb, act in _ACTS.items():
-        pages.add("POST", f"/jobs/{{job}}/{verb}", _steering(act))
-
-
+@JOB_PAGES.get("/jobs")
 async def _jobs(visit: Visit) -> Response:
     found = await visit.services.operations.jobs(limit=100)
     seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
@@ -285,6 +280,7 @@ def _steers(visit: Visit, job: Job) -> bool:
     return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
 
 
+@JOB_PAGES.get("/jobs/{job}")
 async def _job(visit: Visit) -> Response:
     job = await _seen(visit)
     failures = await visit.services.operations.failures(job.id, limit=50)
@@ -303,59 +299,33 @@ def _speed(job: Job) -> str:
     return f"{rate:,.1f} a second on average{left}"
 
 
+@JOB_PAGES.get("/jobs/{job}/live")
 async def _live(visit: Visit) -> Response:
     job = await _seen(visit)
     changes = changes_of_job(visit.services.operations.events(job.id))
     return visit.services.streams.open(changes, visit.principal)
 
 
-def _steering(
-    act: Callable[[Visit, Job], Awaitable[Job]],
-) -> Callable[[Visit], Awaitable[Response]]:
-    async def answer(visit: Visit) -> Response:
-        job = await _seen(visit)
-        if not _steers(visit, job):
-            raise forbidden("An operator steers own jobs only; an admin steers all.")
-        after = await act(visit, job)
-        told = "?told=looked" if visit.request.url.path.endswith("came-back") else ""
-        return see_other(f"/jobs/{quote(after.id, safe='')}{told}")
-
-    return answer
-
-
-async def _pause(visit: Visit, job: Job) -> Job:
-    return await visit.services.operations.pause(job.id, by=who(visit.principal))
-
-
-async def _resume(visit: Visit, job: Job) -> Job:
-    return await visit.services.operations.resume(job.id, by=who(visit.principal))
-
-
-async def _cancel(visit: Visit, job: Job) -> Job:
-    return await visit.services.operations.cancel(job.id, by=who(visit.principal))
-
-
-async def _rate(visit: Visit, job: Job) -> Job:
-    rate = visit.rate()
-    return await visit.services.operations.set_rate(job.id, rate, by=who(visit.principal))
-
-
-async def _retry(visit: Visit, job: Job) -> Job:
-    return await visit.services.operations.retry_failures(
-        job.id, by=who(visit.principal), reason=visit.field("reason")
-    )
-
-
-async def _came_back(visit: Visit, job: Job) -> Job:
-    await visit.services.operations.came_back(job.id, by=who(visit.principal))
-    return await visit.services.operations.job(job.id)
-
-
-_ACTS: dict[str, Callable[[Visit, Job], Awaitable[Job]]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "cancel": _cancel,
-    "rate": _rate,
-    "retry-failures": _retry,
-    "came-back": _came_back,
-}
+@JOB_PAGES.post("/jobs/{job}/{verb}")
+async def _steer(visit: Visit) -> Response:
+    job, verb = await _seen(visit), visit.path["verb"]
+    if not _steers(visit, job):
+        raise forbidden("An operator steers own jobs only; an admin steers all.")
+    operations, by = visit.services.operations, who(visit.principal)
+    match verb:
+        case "pause":
+            await operations.pause(job.id, by=by)
+        case "resume":
+            await operations.resume(job.id, by=by)
+        case "cancel":
+            await operations.cancel(job.id, by=by)
+        case "rate":
+            await operations.set_rate(job.id, visit.rate(), by=by)
+        case "retry-failures":
+            job = await operations.retry_failures(job.id, by=by, reason=visit.field("reason"))
+        case "came-back":
+            await operations.came_back(job.id, by=by)
+        case _:
+            raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
+    told = "?told=looked" if verb == "came-back" else ""
+    return see_other(f"/jobs/{quote(job.id, safe='')}{told}")

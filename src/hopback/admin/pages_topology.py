@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse
 
 from hopback.admin.auth import forbidden
+from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.topology.durations import LONGEST_MS, format_duration
@@ -25,18 +26,15 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.admin.livebroker import Scene
-    from hopback.admin.pages import Pages, Visit
+    from hopback.admin.pages import Visit
     from hopback.topology.check import Finding
     from hopback.topology.model import Queue, Topology
 
-__all__ = ["ExchangeRow", "QueueRow", "add_topology_pages", "exchange_rows", "graph", "queue_rows"]
+__all__ = ["TOPOLOGY_PAGES", "ExchangeRow", "QueueRow", "exchange_rows", "graph", "queue_rows"]
 
 
-def add_topology_pages(pages: Pages) -> None:
-    """The pages of the topology."""
-    pages.add("GET", "/topology", _topology)
-    pages.add("GET", "/topology/graph.json", _graph)
-    pages.add("GET", "/checks", _checks)
+TOPOLOGY_PAGES = Pages()
+"""The rows of this part."""
 
 
 async def _scene(visit: Visit) -> Scene:
@@ -48,6 +46,7 @@ async def _scene(visit: Visit) -> Scene:
     return replace(found, readings={name: found.readings[name] for name in visible})
 
 
+@TOPOLOGY_PAGES.get("/topology")
 async def _topology(visit: Visit) -> Response:
     scene = await _scene(visit)
     exchange, key = visit.field("exchange"), visit.field("key")
@@ -73,10 +72,12 @@ def _reached(scene: Scene, exchange: str, key: str) -> tuple[str, ...]:
         raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
 
 
+@TOPOLOGY_PAGES.get("/topology/graph.json")
 async def _graph(visit: Visit) -> Response:
     return JSONResponse(graph(await _scene(visit)))
 
 
+@TOPOLOGY_PAGES.get("/checks")
 async def _checks(visit: Visit) -> Response:
     scene = await _scene(visit)
     counts = {"error": 0, "warning": 0}
@@ -99,7 +100,7 @@ def _grouped(
     ]
 
 
-_LABEL = 60
+_LABEL = 60  # characters; the map cuts longer names anyway, the tables have them whole
 
 
 @dataclass(frozen=True, slots=True)

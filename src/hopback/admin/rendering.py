@@ -22,13 +22,15 @@ from hopback.admin.roles import Role
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.plain import plain_text, pretty_json
 from hopback.headers import timestamp
+from hopback.renamed import old_names
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Form", "Payload", "payload_of", "renderer", "size_words", "span_words", "visible"]
+__all__ = ["Form", "ShownPayload", "payload_of", "renderer", "size_words", "span_words", "visible"]
 
+# Of the small line, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
 _UNITS = ("B", "KiB", "MiB", "GiB")
@@ -156,10 +158,12 @@ def _details(details: Mapping[str, object]) -> str:
     return visible(", ".join(parts))
 
 
-_SHOWN_BYTES = 128 * 1024
-_PARSED_BYTES = 512 * 1024
-_HEX_BYTES = 4096
-_HEX_ROW = 16
+_SHOWN_BYTES = 128 * 1024  # browsers stay quick; the whole is behind Download
+_PARSED_BYTES = (
+    512 * 1024
+)  # parsed within a few milliseconds, and as much as a packed body may grow to
+_HEX_BYTES = 4096  # 256 rows
+_HEX_ROW = 16  # as hex dumps have
 _PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 47, "zlib": 15}
 
 
@@ -172,7 +176,7 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class ShownPayload:
     """A payload made ready to be shown. `note` says what was done to it or left out."""
 
     form: Form
@@ -186,7 +190,7 @@ def visible(text: str, *, lines: bool = False) -> str:
     return spelled_out(plain_text(text), lines=lines)
 
 
-def payload_of(body: bytes, form: Form, encoding: str | None = None) -> Payload:
+def payload_of(body: bytes, form: Form, encoding: str | None = None) -> ShownPayload:
     """The payload in that form; a binary one is shown in hex whatever was asked for."""
     if form is Form.HEX:
         return _hex(body, "")
@@ -201,10 +205,10 @@ def payload_of(body: bytes, form: Form, encoding: str | None = None) -> Payload:
         if pretty is not None:
             text, cut = pretty
             notes += ["cut: the whole is behind Download"] if cut else []
-            return Payload(Form.PRETTY, visible(text, lines=True), "; ".join(notes), len(body))
+            return ShownPayload(Form.PRETTY, visible(text, lines=True), "; ".join(notes), len(body))
     if len(unpacked) > _SHOWN_BYTES:
         notes.append(f"the first {_SHOWN_BYTES // 1024} KiB; the whole is behind Download")
-    return Payload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
+    return ShownPayload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
 
 
 def _clipped(data: bytes) -> bytes:
@@ -235,11 +239,11 @@ def _pretty(data: bytes) -> tuple[str, bool] | None:
     return None if len(data) > _PARSED_BYTES else pretty_json(data, _SHOWN_BYTES)
 
 
-def _hex(body: bytes, note: str) -> Payload:
+def _hex(body: bytes, note: str) -> ShownPayload:
     if len(body) > _HEX_BYTES:
         cut = f"the first {_HEX_BYTES // 1024} KiB; the whole is behind Download"
         note = f"{note}; {cut}" if note else cut
-    return Payload(Form.HEX, "\n".join(_rows(body[:_HEX_BYTES])), note, len(body))
+    return ShownPayload(Form.HEX, "\n".join(_rows(body[:_HEX_BYTES])), note, len(body))
 
 
 def _rows(data: bytes) -> Iterator[str]:
@@ -247,3 +251,9 @@ def _rows(data: bytes) -> Iterator[str]:
         row = data[start : start + _HEX_ROW]
         shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
         yield f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {shown}"
+
+
+__getattr__ = old_names(
+    __name__,
+    {"Payload": (ShownPayload, "hopback.admin.rendering.ShownPayload")},
+)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PublicWithoutAuth", "Timeouts", "refuse_public", "serve"]
 
-_GRACE_S = 5
+_GRACE_S = 5  # answers under way may end; event streams never would
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -123,7 +123,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     """Says where it listens once it does."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[str, int], object]) -> None:
@@ -186,4 +186,4 @@ async def serve(
         timeout_graceful_shutdown=_GRACE_S,
         h11_max_incomplete_event_size=64 * 1024,
     )
-    await _Server(config, on_ready).serve()
+    await _HttpServer(config, on_ready).serve()

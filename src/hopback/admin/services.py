@@ -124,7 +124,7 @@ def who(principal: Principal) -> Who:
 
 
 _WINDOW_S = 60.0  # short enough that an attack is seen while it goes on
-_ROWS_OF_A_STRANGER = 1
+_ROWS_OF_A_STRANGER = 1  # anybody can be a stranger, as often as they like
 _ROWS_OF_A_CALLER = 20  # somebody known who tries several things is worth reading in full
 _MOST_WINDOWS = 100  # at most 200 rows a minute, from however many addresses
 _ELSEWHERE = ""

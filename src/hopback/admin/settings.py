@@ -18,6 +18,7 @@ from hopback.admin.keys import is_key_name
 from hopback.admin.roles import EVERYTHING, Grant, Role
 from hopback.deadletters.retention import AUDIT_DAYS, JOB_DAYS
 from hopback.errors import HopbackError
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,7 @@ __all__ = [
     "GrantSettings",
     "JwtSettings",
     "KeySettings",
-    "Limits",
+    "RequestLimits",
     "RetentionSettings",
     "parse_settings",
     "read_settings",
@@ -118,7 +119,7 @@ class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
     session_hours: Annotated[float, Meta(gt=0, le=168)] = 8.0
 
 
-class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """How much may be asked for; each caller has a rate of their own."""
 
     request_bytes: _Positive = 1024 * 1024
@@ -137,7 +138,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many days the audit and finished jobs are kept; 0 keeps them for ever."""
+    """How many days the audit and finished jobs are kept; 0 keeps them."""
 
     audit_days: _Days = AUDIT_DAYS
     job_days: _Days = JOB_DAYS
@@ -147,7 +148,7 @@ class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that the service is told."""
 
     auth: AccessSettings = field(default_factory=AccessSettings)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     @property
@@ -215,3 +216,9 @@ def _secret_problem(jwt: JwtSettings, environment: Mapping[str, str]) -> str | N
     if len(secret.encode()) < _SECRET_BYTES:
         return f"auth.jwt.secret_env: expected at least {_SECRET_BYTES} bytes in {jwt.secret_env}"
     return None
+
+
+__getattr__ = old_names(
+    __name__,
+    {"Limits": (RequestLimits, "hopback.admin.settings.RequestLimits")},
+)

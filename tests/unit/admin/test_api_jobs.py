@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _order(**more: Any) -> dict[str, Any]:
-    return {"kind": "re-drive", "queue": DLQ, "reason": "mended", **more}
+    return {"kind": "re-drive", "queue": DLQ, "reason": "fixed", **more}
 
 
 async def _finished(stage: Admin, job: dict[str, Any]) -> dict[str, Any]:
@@ -47,10 +47,10 @@ async def test_a_redrive_is_a_job_with_a_url_and_counts() -> None:
         listed = (await stage.client.get("/admin/dlq/jobs")).json()
         queues = stage.broker.snapshot()
         audit = (await stage.client.get("/admin/audit?action=job.start")).json()["items"]
-    assert (job["state"], job["counts"]["done"], job["reason"]) == ("completed", 3, "mended")
+    assert (job["state"], job["counts"]["done"], job["reason"]) == ("completed", 3, "fixed")
     assert [each["id"] for each in listed["items"]] == [job["id"]]
     assert (len(queues.queue(MAIN).ready), len(queues.queue(DLQ).ready)) == (3, 0)
-    assert [(entry["by"], entry["reason"]) for entry in audit] == [("local", "mended")]
+    assert [(entry["by"], entry["reason"]) for entry in audit] == [("local", "fixed")]
 
 
 async def test_the_same_idempotency_key_finds_the_same_job() -> None:

@@ -108,7 +108,7 @@ async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
         assert "Begin carefully" in second.text
         without = await client.post(act, data={**base, "step": "3", "on": "2"})
         assert "expected a reason" in without.text
-        third = await client.post(act, data={**base, "step": "3", "on": "2", "reason": "mended"})
+        third = await client.post(act, data={**base, "step": "3", "on": "2", "reason": "fixed"})
         assert "Re-drive 3 messages" in third.text
         fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', third.text))
         assert fields["ramp"] == "0", "a box that was not ticked stays so"

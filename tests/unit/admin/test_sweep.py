@@ -10,6 +10,7 @@ from msgspec import structs
 from sqlalchemy.exc import OperationalError
 
 from hopback.admin.auth import TurnKeeper
+from hopback.admin.events import changes_of_board
 from hopback.admin.overview import Sweep
 from hopback.admin.problems import refusal_of
 from hopback.clock import ManualClock
@@ -110,6 +111,29 @@ async def test_a_job_is_followed_on_the_page_until_it_ends() -> None:
         answer = await stage.client.get(f"/jobs/{job}/live")
     assert answer.text.startswith("event: change")
     assert answer.text.endswith("event: end\ndata: {}\n\n")
+
+
+async def test_what_changed_before_the_line_stood_is_told() -> None:
+    """A page says when it was made; the line says at once that it is out of date, and nothing else."""
+    clock = ManualClock(NOW)
+    read, _ = _reading(3, 3, 0)
+    sweep = Sweep(read, clock)  # type: ignore[arg-type]
+    shown_at = (await sweep.get()).at
+    clock.advance(1.0)
+    assert (await sweep.get()).queues[0].depth.ready == 3
+    assert sweep.changed_at == shown_at
+    clock.advance(1.0)
+    line = changes_of_board(sweep, shown_at)
+    assert await anext(line) == b"event: change\ndata: {}\n\n"
+    assert sweep.changed_at == NOW + 2.0
+
+
+async def test_a_queue_refreshes_itself_as_the_list_does() -> None:
+    """Both follow the same line, from the moment of what they show."""
+    async with admin(dead_letter(1)) as stage:
+        for path in ("/", f"/queues/{DLQ}"):
+            shown = (await stage.client.get(path)).text
+            assert f'data-live="/live?at={NOW:.3f}" hx-get="{path}"' in shown
 
 
 async def test_sessions_that_are_kept_or_ended_are_audited() -> None:

@@ -3,28 +3,31 @@
 
 const lines = new Map();
 
-// An element with data-live asks its server to say when it is out of date, and then fetches itself.
+// An element with data-live asks its server to say when it is out of date, and then fetches itself. Its
+// address may say when it was made (?at=…): what changed before the connection stood is told, too.
+const live = (path) => [...document.querySelectorAll("[data-live]")].find((each) => each.dataset.live.split("?")[0] === path);
+
 function follow(root) {
-  for (const [url, source] of lines) {
-    if (!document.querySelector(`[data-live="${CSS.escape(url)}"]`)) {
+  for (const [path, source] of lines) {
+    if (!live(path)) {
       source.close();
-      lines.delete(url);
+      lines.delete(path);
     }
   }
   for (const element of root.querySelectorAll("[data-live]")) {
-    const url = element.dataset.live;
-    if (lines.has(url)) continue;
-    const source = new EventSource(url);
-    lines.set(url, source);
+    const path = element.dataset.live.split("?")[0];
+    if (lines.has(path)) continue;
+    const source = new EventSource(element.dataset.live);
+    lines.set(path, source);
     const refresh = () => {
-      const now = document.querySelector(`[data-live="${CSS.escape(url)}"]`);
-      // Whoever types or selects text is not interrupted.
+      const now = live(path);
+      // Somebody who types or selects text is not interrupted.
       if (now && !now.contains(document.activeElement?.closest("input, select"))) htmx.trigger(now, "live");
     };
     source.addEventListener("change", refresh);
     // A refresh that is under way may swallow this one and bring what is old by now: then the line is
     // opened anew for it, and ends at once.
-    source.addEventListener("end", () => { source.close(); lines.delete(url); refresh(); });
+    source.addEventListener("end", () => { source.close(); lines.delete(path); refresh(); });
   }
 }
 
