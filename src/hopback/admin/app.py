@@ -332,7 +332,8 @@ class Shell:
             return
         headers = Headers(scope=scope)
         correlation = _correlation(headers)
-        scope = {**scope, "headers": _with_correlation(scope["headers"], correlation)}
+        others = [each for each in scope["headers"] if each[0] != b"x-correlation-id"]
+        scope = {**scope, "headers": [*others, (b"x-correlation-id", correlation.encode())]}
         scope["state"] = {**scope.get("state", {}), "correlation": correlation}
         sending = _Sending(send, correlation)
         try:
@@ -420,14 +421,6 @@ def _correlation(headers: Headers) -> str:
     """The caller's id if it is harmless, else a new one."""
     given = headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else secrets.token_hex(16)
-
-
-def _with_correlation(
-    headers: Iterable[tuple[bytes, bytes]], correlation: str
-) -> list[tuple[bytes, bytes]]:
-    """The headers of the request, with the id that holds for it."""
-    others = [(name, value) for name, value in headers if name != b"x-correlation-id"]
-    return [*others, (b"x-correlation-id", correlation.encode())]
 
 
 def host_of(headers: Headers) -> str:

@@ -115,7 +115,7 @@ class Gate:
                 _wait(self.failures.take(address_of(request)))
                 raise
         if not self.asks_who:
-            self._refuse_foreign(request, strict=False)
+            self.refuse_foreign(request, strict=False)
             return LOCAL
         value = request.cookies.get(cookie_name(secure=request.url.scheme == "https"))
         if value is not None:
@@ -124,7 +124,7 @@ class Gate:
         if principal is None:
             self.take_turn(address_of(request))
         else:
-            self._refuse_foreign(request, strict=True)
+            self.refuse_foreign(request, strict=True)
         return principal
 
     async def believe(self, shown: str) -> Principal:
@@ -168,12 +168,11 @@ class Gate:
             )
         return principal
 
-    def refuse_foreign(self, request: Request) -> None:
-        """Refuse a changing request that another site made the browser send."""
-        self._refuse_foreign(request, strict=True)
+    def refuse_foreign(self, request: Request, *, strict: bool = True) -> None:
+        """Refuse a changing request that another site made the browser send.
 
-    def _refuse_foreign(self, request: Request, *, strict: bool) -> None:
-        """`strict`: what says nothing of its origin is refused, too."""
+        `strict`: what says nothing of its origin is refused, too.
+        """
         if request.method not in _SAFE and not is_same_origin(request.headers, silent=not strict):
             raise Refused(
                 403,
@@ -437,7 +436,8 @@ class TokenReader:
             key = await self._keys.key_for(kid if isinstance(kid, str) else None)
             claims = self._decoded(token, key)
         except jwt.PyJWTError as error:
-            raise BadToken(_in_words(error)) from error
+            words = (words for kind, words in _WORDS if isinstance(error, kind))
+            raise BadToken(next(words, "it is not a token that can be read")) from error
         except (ArithmeticError, TypeError, ValueError) as error:  # by a time that is no time
             raise BadToken(_ODD_TIME) from error
         for name in ("exp", "nbf", "iat"):
@@ -496,11 +496,6 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (jwt.MissingRequiredClaimError, "it lacks a claim that is needed: exp, iss, aud or sub"),
     (jwt.InvalidSignatureError, "its signature is wrong"),
 )
-
-
-def _in_words(error: Exception) -> str:
-    found = (words for kind, words in _WORDS if isinstance(error, kind))
-    return next(found, "it is not a token that can be read")
 
 
 _MOST_CALLERS = 10_000  # about 2 MB; an address that is forgotten begins with a full bucket

@@ -136,7 +136,17 @@ class KeyRing:
         self._store: KeyStore = store or MemoryKeys()
         self.lasts = store is not None
         """Whether a key that is made now outlives the process."""
-        self._given = {key.id: key for key in map(_given_key, given)}
+        self._given = {
+            said.hash[7:19]: ApiKey(
+                said.hash[7:19],
+                said.name,
+                said.hash,
+                Grant(said.role, said.queues),
+                said.expires,
+                "settings",
+            )
+            for said in given
+        }
         self._kept: dict[str, ApiKey] = {}
         self._read_at = float("-inf")
 
@@ -176,8 +186,3 @@ class KeyRing:
         digest = hash_of(secret)
         key = self.get(digest[7:19], now)
         return key if key is not None and hmac.compare_digest(key.hash, digest) else None
-
-
-def _given_key(said: KeySettings) -> ApiKey:
-    grant = Grant(said.role, said.queues)
-    return ApiKey(said.hash[7:19], said.name, said.hash, grant, said.expires, "settings")

@@ -16,7 +16,6 @@ from hopback.admin.roles import Role
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Leave
-from hopback.topology.roles import Role as QueueRole
 from hopback.topology.roles import queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
     from hopback.admin.livebroker import Scene
     from hopback.admin.pages import Visit
-    from hopback.topology.check import Finding
-    from hopback.topology.model import Queue, Topology
+    from hopback.topology.model import Queue
 
 __all__ = ["TOPOLOGY_PAGES", "ExchangeRow", "QueueRow", "exchange_rows", "graph", "queue_rows"]
 
@@ -51,6 +49,12 @@ async def _topology(visit: Visit) -> Response:
     scene = await _scene(visit)
     exchange, key = visit.field("exchange"), visit.field("key")
     queues, exchanges = queue_rows(scene), exchange_rows(scene)
+    reached = None
+    if visit.field("ask"):
+        try:
+            reached = scene.routed(exchange, key)
+        except KeyError:
+            raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
     return visit.page(
         "topology.html",
         scene=scene,
@@ -59,17 +63,10 @@ async def _topology(visit: Visit) -> Response:
         focus=visit.field("focus"),
         asked_exchange=exchange,
         asked_key=key,
-        reached=_reached(scene, exchange, key) if visit.field("ask") else None,
+        reached=reached,
         queues=queues,
         exchange_rows=exchanges,
     )
-
-
-def _reached(scene: Scene, exchange: str, key: str) -> tuple[str, ...]:
-    try:
-        return scene.routed(exchange, key)
-    except KeyError:
-        raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
 
 
 @TOPOLOGY_PAGES.get("/topology/graph.json")
@@ -85,19 +82,12 @@ async def _checks(visit: Visit) -> Response:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
     words = [f"{number} {word}{'s' if number != 1 else ''}" for word, number in counts.items()]
-    return visit.page(
-        "checks.html", scene=scene, headline=" and ".join(words), groups=_grouped(scene.findings)
-    )
-
-
-def _grouped(
-    findings: tuple[Finding, ...],
-) -> list[tuple[str, list[tuple[str, list[Finding]]]]]:
-    """By severity, then by rule; they come sorted."""
-    return [
+    # By severity, then by rule; they come sorted.
+    groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
-        for severity, found in groupby(findings, lambda one: one.severity.value)
+        for severity, found in groupby(scene.findings, lambda one: one.severity.value)
     ]
+    return visit.page("checks.html", scene=scene, headline=" and ".join(words), groups=groups)
 
 
 _LABEL = 60  # characters; the map cuts longer names anyway, the tables have them whole
@@ -128,13 +118,16 @@ class ExchangeRow:
 def queue_rows(scene: Scene) -> list[QueueRow]:
     """Every queue, by name."""
     effective = effective_topology(scene.topology, scene.version)
-    roles, hazards = _roles(scene), _hazards(scene)
+    # Without plans a queue that dead-letters by itself still reads as a queue with consumers.
+    roles, hazards = dict(queue_roles(effective)), _hazards(scene)
     return [
         QueueRow(
             queue.name,
             queue.type.value,
             roles[queue.name].value,
-            _messages(scene, queue.name),
+            None
+            if (reading := scene.readings.get(queue.name)) is None
+            else reading.counts.messages,
             _ttl(queue),
             _dead_letter_words(queue),
             hazards[queue.name],
@@ -157,11 +150,6 @@ def exchange_rows(scene: Scene) -> list[ExchangeRow]:
 def graph(scene: Scene) -> dict[str, Any]:
     """Nodes and edges as the map draws them."""
     return {"elements": [*_nodes(scene), *_edges(scene)]}
-
-
-def _roles(scene: Scene) -> dict[str, QueueRole]:
-    """Without plans a queue that dead-letters by itself still reads as a queue with consumers."""
-    return dict(queue_roles(effective_topology(scene.topology, scene.version)))
 
 
 def _nodes(scene: Scene) -> Iterator[dict[str, Any]]:
@@ -216,7 +204,8 @@ def _publishes(scene: Scene) -> Iterator[tuple[str, str]]:
 def _dead_letter_paths(scene: Scene) -> Iterator[tuple[str, str]]:
     """From each queue to the exchange its dead letters go to, or straight to the queue."""
     effective = effective_topology(scene.topology, scene.version)
-    table = _table(effective)
+    names = (queue.name for queue in effective.queues)
+    table = RoutingTable((*PREDECLARED, *effective.exchanges), names, effective.bindings)
     for queue in effective.queues:
         exchange = queue.arguments.get("x-dead-letter-exchange")
         key = queue.arguments.get("x-dead-letter-routing-key")
@@ -225,11 +214,6 @@ def _dead_letter_paths(scene: Scene) -> Iterator[tuple[str, str]]:
                 yield f"q:{queue.name}", f"q:{reached}"
         elif isinstance(exchange, str):
             yield f"q:{queue.name}", f"x:{exchange}"
-
-
-def _table(topology: Topology) -> RoutingTable:
-    names = (queue.name for queue in topology.queues)
-    return RoutingTable((*PREDECLARED, *topology.exchanges), names, topology.bindings)
 
 
 def _edge(source: str, end: str, kind: str, label: str) -> dict[str, Any]:
@@ -245,11 +229,6 @@ def _key_words(keys: list[str]) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"
-
-
-def _messages(scene: Scene, name: str) -> int | None:
-    reading = scene.readings.get(name)
-    return None if reading is None else reading.counts.messages
 
 
 def _ttl(queue: Queue) -> str:
@@ -277,10 +256,6 @@ def _hazards(scene: Scene) -> Counter[str]:
     for finding in scene.findings:
         if finding.severity.value == "info":
             continue
-        found.update(name for name in names if _is_about(finding.place, name))
+        # A finding names its objects in backticks.
+        found.update(name for name in names if f"`{name}`" in finding.place)
     return found
-
-
-def _is_about(place: str, name: str) -> bool:
-    """A finding names its objects in backticks."""
-    return f"`{name}`" in place

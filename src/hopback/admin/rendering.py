@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,14 +26,31 @@ from hopback.renamed import old_names
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Form", "ShownPayload", "payload_of", "renderer", "size_words", "span_words", "visible"]
 
 # Of the small line, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
+_P = ParamSpec("_P")
 _UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+_FILTERS: dict[str, Callable[..., object]] = {
+    "changed": lambda trend: len({value for _, value in trend}) > 1,
+    "rfc3339": timestamp,
+    "role": Role,
+    "segment": lambda text: quote(str(text), safe=""),
+    "visible": lambda text: visible(str(text)),
+    "visible_lines": lambda text: visible(str(text), lines=True),
+}
+
+
+def _filter(function: Callable[_P, str]) -> Callable[_P, str]:
+    """Let templates use it, under its name."""
+    _FILTERS[function.__name__.strip("_")] = function
+    return function
 
 
 def renderer() -> Environment:
@@ -46,27 +63,11 @@ def renderer() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["held_back_means"] = HELD_BACK
-    environment.filters |= {
-        "clock": _clock,
-        "count": _count,
-        "details": _details,
-        "rfc3339": timestamp,
-        "role": Role,
-        "segment": lambda text: quote(str(text), safe=""),
-        "size": size_words,
-        "span": span_words,
-        "changed": lambda trend: len({value for _, value in trend}) > 1,
-        "sentence": _sentence,
-        "spark": _spark,
-        "target_words": _target_words,
-        "ticked": _ticked,
-        "trend_words": _trend_words,
-        "visible": lambda text: visible(str(text)),
-        "visible_lines": lambda text: visible(str(text), lines=True),
-    }
+    environment.filters |= {**_FILTERS, "size": size_words, "span": span_words}
     return environment
 
 
+@_filter
 def _sentence(text: str) -> str:
     """The text as a sentence: a capital letter, a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
@@ -80,11 +81,13 @@ _TARGETS = {
 }
 
 
+@_filter
 def _target_words(target: str) -> str:
     """A job's target for people."""
     return _TARGETS.get(target, f"to {visible(target)}")
 
 
+@_filter
 def _ticked(text: str) -> Markup:
     """A text of ours in which names stand in backticks, with the names marked."""
     parts = text.split("`")
@@ -94,6 +97,7 @@ def _ticked(text: str) -> Markup:
     )
 
 
+@_filter
 def _count(number: int | None) -> str:
     """A number for people; a dash where nobody knows it."""
     return "–" if number is None else f"{number:,}"
@@ -119,11 +123,13 @@ def span_words(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+@_filter
 def _clock(seconds: float) -> str:
     """A moment as a clock shows it, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+@_filter
 def _spark(trend: Sequence[tuple[float, int]]) -> str:
     """The points of a small line; nothing if there is no past to draw."""
     if len(trend) < 2:
@@ -139,6 +145,7 @@ def _spark(trend: Sequence[tuple[float, int]]) -> str:
     )
 
 
+@_filter
 def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
     """The same in words."""
     if len(trend) < 2:
@@ -148,6 +155,7 @@ def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
     return f"{change:+,} in the last {during}" if change else f"unchanged for {during}"
 
 
+@_filter
 def _details(details: Mapping[str, object]) -> str:
     """The details of an audit entry on one line."""
     parts = (
@@ -201,7 +209,9 @@ def payload_of(body: bytes, form: Form, encoding: str | None = None) -> ShownPay
         return _hex(body, "not UTF-8 text, therefore in hex")
     notes = [note] if note else []
     if form is Form.PRETTY:
-        pretty = _pretty(unpacked)
+        # Larger ones would take a browser too long to show, and us to parse.
+        small = len(unpacked) <= _PARSED_BYTES
+        pretty = pretty_json(unpacked, _SHOWN_BYTES) if small else None
         if pretty is not None:
             text, cut = pretty
             notes += ["cut: the whole is behind Download"] if cut else []
@@ -232,11 +242,6 @@ def _unpacked(body: bytes, encoding: str | None) -> tuple[bytes, str]:
         return body, f"says it is {encoding}, and is not"
     more = ", as far as it is shown" if len(inside) >= _PARSED_BYTES else ""
     return inside, f"unpacked from {encoding}{more}"
-
-
-def _pretty(data: bytes) -> tuple[str, bool] | None:
-    """JSON with indentation and whether it was cut; None if it is none, or too large for that."""
-    return None if len(data) > _PARSED_BYTES else pretty_json(data, _SHOWN_BYTES)
 
 
 def _hex(body: bytes, note: str) -> ShownPayload:
