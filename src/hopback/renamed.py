@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["RENAMED", "OldNames", "find_old_names", "new_name", "old_names"]
 
 RENAMED = {
+    "hopback.admin.answers": "hopback.admin.api_deadletters",
+    "hopback.admin.answers_messages": "hopback.admin.api_deadletters",
+    "hopback.admin.api_jobs": "hopback.admin.api_deadletters",
+    "hopback.admin.api_queues": "hopback.admin.api_deadletters",
     "hopback.admin.application": "hopback.admin.app",
     "hopback.admin.content": "hopback.admin.rendering",
     "hopback.admin.cookies": "hopback.admin.auth",

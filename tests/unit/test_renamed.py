@@ -56,6 +56,11 @@ def test_a_name_that_never_was_is_not_found() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
+        ("hopback.admin.answers", "JobAnswer"),
+        ("hopback.admin.answers", "job_answer"),
+        ("hopback.admin.answers_messages", "LetterAnswer"),
+        ("hopback.admin.api_jobs", "NewJob"),
+        ("hopback.admin.api_queues", "NewSession"),
         ("hopback.admin.content", "Payload"),
         ("hopback.admin.endpoints", "Answer"),
         ("hopback.admin.endpoints", "Endpoint"),

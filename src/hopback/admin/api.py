@@ -17,7 +17,8 @@ from starlette.routing import Match, Route
 
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
-from hopback.deadletters.codec import encode
+from hopback.deadletters.codec import convert, encode
+from hopback.deadletters.refusals import BadRequest
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
+    from hopback.deadletters.operations import Operations
 
 __all__ = [
     "JSON",
@@ -76,6 +78,11 @@ class Call(Generic[QueryT, BodyT]):
     path: dict[str, str]
     query: QueryT
     body: BodyT
+
+    @property
+    def operations(self) -> Operations:
+        """The operations, in the name of the caller."""
+        return self.services.acting_as(self.principal)
 
     @property
     def correlation(self) -> str:
@@ -255,8 +262,8 @@ async def admit(
 
 def _query(kind: type, request: Request) -> Any:
     try:
-        return msgspec.convert(dict(request.query_params), kind, strict=False)
-    except msgspec.ValidationError as error:
+        return convert(kind, dict(request.query_params), strict=False)
+    except BadRequest as error:
         raise Refused(400, "bad-query", f"The query: {error}.") from error
 
 
@@ -270,11 +277,13 @@ async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Refused(415, "not-json", f"The body: expected Content-Type {JSON}.")
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        raise Refused(422, "invalid", f"The body: {error}.") from error
+        said = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise Refused(400, "bad-json", f"The body: expected JSON; {error}.") from error
+    try:
+        return convert(kind, said)
+    except BadRequest as error:
+        raise Refused(422, "invalid", f"The body: {error}.") from error
 
 
 def _response(endpoint: ApiEndpoint, found: object) -> Response:

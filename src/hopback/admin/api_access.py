@@ -13,7 +13,6 @@ from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
-from hopback.admin.services import who
 from hopback.deadletters.contract import AuditList, Moment
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import HopbackError
@@ -163,7 +162,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
         now=now,
     )
     details = {"key": key.id, "name": key.name, "role": body.role.value}
-    await services.operations.note("key.create", by=who(call.principal), details=details)
+    await call.operations.note("key.create", details=details)
     await services.gate.keys.add(key)
     return MadeKey(key_answer(key), secret)
 
@@ -176,7 +175,7 @@ async def _delete_key(call: Call[Empty, None]) -> None:
     if key is None:
         raise Refused(404, "not-found", f"There is no key {ident!r}.")
     details = {"key": key.id, "name": key.name}
-    await services.operations.note("key.delete", by=who(call.principal), details=details)
+    await call.operations.note("key.delete", details=details)
 
 
 @ACCESS.row(
@@ -186,7 +185,7 @@ async def _list_audit(call: Call[AuditRequest, None]) -> AuditList:
     """What was done, the newest first."""
     asked = call.query
     query = AuditQuery(asked.by, asked.action, asked.queue, asked.job, asked.cursor, asked.limit)
-    entries = await call.services.operations.audit(query)
+    entries = await call.operations.audit(query)
     more = str(entries[-1].number) if len(entries) == asked.limit else None
     return AuditList(entries, more)
 

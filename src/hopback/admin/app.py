@@ -20,8 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from hopback.admin.api import admit, api_routes, sent_path
 from hopback.admin.api_access import ACCESS
-from hopback.admin.api_jobs import JOBS
-from hopback.admin.api_queues import QUEUES
+from hopback.admin.api_deadletters import DEADLETTERS
 from hopback.admin.api_topology import TOPOLOGY
 from hopback.admin.auth import (
     Gate,
@@ -84,7 +83,7 @@ __all__ = [
     "too_large",
 ]
 
-ENDPOINTS: tuple[ApiEndpoint, ...] = (*QUEUES, *JOBS, *TOPOLOGY, *ACCESS)
+ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *TOPOLOGY, *ACCESS)
 """Every row of the API."""
 
 _LOG = logging.getLogger("hopback.admin")

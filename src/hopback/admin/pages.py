@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from hopback.admin.api import PathRoute
 from hopback.admin.auth import forbidden
 from hopback.admin.problems import Refused, refusal_of
-from hopback.deadletters.requests import HIGHEST_RATE
+from hopback.deadletters.requests import HIGHEST_RATE, Target, TargetKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
+    from hopback.deadletters.operations import Operations
 
-__all__ = ["Page", "Pages", "Visit", "form_fields", "problem_page", "see_other"]
+__all__ = ["Page", "Pages", "Visit", "chosen", "form_fields", "problem_page", "see_other"]
 
 _SECTIONS = ("/jobs", "/topology", "/checks", "/audit", "/you")
 _MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
@@ -43,6 +44,11 @@ class Visit:
     fields: list[tuple[str, str]]
     """What the query and the form say, in their order."""
     templates: Environment
+
+    @property
+    def operations(self) -> Operations:
+        """The operations, in the name of the visitor."""
+        return self.services.acting_as(self.principal)
 
     def field(self, name: str, default: str = "") -> str:
         """What was said of this name last."""
@@ -198,6 +204,8 @@ def _shortened(text: str) -> str:
 _TOLD = {
     "released": "The messages are back in the queue, in their order.",
     "looked": "The queue was searched for messages that this job had sent.",
+    "copy-sent": "The changed copy is on its way; this message stays where it is until you discard it.",
+    "limit-restored": "The delivery limit holds again.",
     "key-deleted": "The key opens no more.",
     "signed-out": "You are signed out.",
 }
@@ -231,6 +239,13 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
         )  # fmt: skip
     except ValueError as error:
         raise Refused(400, "bad-form", "The form: expected fields as a page sends them.") from error
+
+
+def chosen(kind: str, queue: str) -> Target:
+    """The target that a form names; the design's where it names none."""
+    if kind == TargetKind.QUEUE.value:
+        return Target(TargetKind.QUEUE, "", queue)
+    return Target(TargetKind(kind)) if kind in set(TargetKind) else Target()
 
 
 def see_other(url: str) -> Response:

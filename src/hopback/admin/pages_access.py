@@ -14,7 +14,6 @@ from hopback.admin.keys import new_key
 from hopback.admin.pages import Pages, form_fields, see_other
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
-from hopback.admin.services import who
 from hopback.deadletters.requests import AuditQuery
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ class _SignIn:
         now = self._services.clock.now()
         if value is not None and (principal := await gate.cookies.read(value, now)) is not None:
             await gate.cookies.end(value, now)
-            await self._services.operations.note(
-                "access.sign-out", by=who(principal), details={"address": address_of(request)}
+            await self._services.acting_as(principal).note(
+                "access.sign-out", details={"address": address_of(request)}
             )
         answer = see_other("/login")
         answer.delete_cookie(cookie_name(secure=secure), secure=secure, httponly=True)
@@ -109,8 +108,8 @@ class _SignIn:
         except Refused as refused:
             await self._services.denied(self._services.nobody, request, refused, "")
             return self._form(onward, refused.detail, refused.status)
-        await self._services.operations.note(
-            "access.sign-in", by=who(principal), details={"address": address}
+        await self._services.acting_as(principal).note(
+            "access.sign-in", details={"address": address}
         )
         return self._welcome(request, principal, onward)
 
@@ -182,7 +181,7 @@ async def _make_key(visit: Visit) -> Response:
         now=now,
     )
     details = {"key": key.id, "name": key.name, "role": role}
-    await services.operations.note("key.create", by=who(visit.principal), details=details)
+    await visit.operations.note("key.create", details=details)
     await services.gate.keys.add(key)
     return _you_page(visit, secret)
 
@@ -194,7 +193,7 @@ async def _delete_key(visit: Visit) -> Response:
     if key is None:
         raise Refused(404, "not-found", f"There is no key {visit.path['key']!r}.")
     details = {"key": key.id, "name": key.name}
-    await visit.services.operations.note("key.delete", by=who(visit.principal), details=details)
+    await visit.operations.note("key.delete", details=details)
     return see_other("/you?told=key-deleted")
 
 
@@ -205,6 +204,6 @@ async def _audit(visit: Visit) -> Response:
     asked = AuditQuery(
         visit.field("by"), visit.field("action"), visit.field("queue"), "", before, _OLDER
     )
-    entries = await visit.services.operations.audit(asked)
+    entries = await visit.operations.audit(asked)
     older = quote(str(entries[-1].number)) if len(entries) == _OLDER else ""
     return visit.page("audit.html", asked=asked, entries=entries, older=older)

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job
-from hopback.admin.pages import Pages, see_other
+from hopback.admin.pages import Pages, chosen, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import span_words
 from hopback.admin.roles import Role
-from hopback.admin.services import need_target, who
+from hopback.admin.services import need_target
 from hopback.deadletters.refusals import NoSuch
 from hopback.deadletters.requests import (
     RAMP,
@@ -26,8 +26,6 @@ from hopback.deadletters.requests import (
     FromSession,
     Pace,
     RedriveRequest,
-    Target,
-    TargetKind,
 )
 from hopback.errors import HopbackError
 
@@ -96,14 +94,6 @@ class ActForm:
             return FromSession(self.session, self.ids, "" if self.ids else self.filter)
         return FromHead(self.limit, self.filter)
 
-    @property
-    def aim(self) -> Target:
-        """Where they are to go."""
-        if self.target == TargetKind.QUEUE.value:
-            return Target(TargetKind.QUEUE, "", self.target_queue)
-        known = self.target in set(TargetKind)
-        return Target(TargetKind(self.target)) if known else Target()
-
     def carried(self, step: int) -> Iterator[tuple[str, str]]:
         """What the other steps said, for hidden fields of this one."""
         yield "on", str(step)
@@ -144,7 +134,7 @@ async def _step(visit: Visit, kind: str) -> Response:
     visit.need(Role.OPERATOR, queue)
     form, step = ActForm.of(visit), visit.field("step", "1")
     # A session belongs to its queue: of another one it tells nothing, not even that it is there.
-    opened = {view.id: view.queue for view in visit.services.operations.sessions()}
+    opened = {view.id: view.queue for view in visit.operations.sessions()}
     if opened.get(form.session, queue) != queue:
         raise NoSuch("session", form.session)
     if visit.request.method == "GET" or step == "1":
@@ -155,7 +145,7 @@ async def _step(visit: Visit, kind: str) -> Response:
 
 
 async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
-    operations, queue = visit.services.operations, visit.path["queue"]
+    operations, queue = visit.operations, visit.path["queue"]
     detail = await operations.queue(queue)
     held = matching = 0
     if form.session:
@@ -172,7 +162,7 @@ async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> R
 
 
 async def _second(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
-    detail = await visit.services.operations.queue(visit.path["queue"])
+    detail = await visit.operations.queue(visit.path["queue"])
     return _shown(visit, kind, form, 2, trouble, targets=detail.targets)
 
 
@@ -182,7 +172,7 @@ async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> 
     try:
         # Nobody has typed the name yet: a plan discards nothing.
         meant = replace(form, confirm=visit.path["queue"])
-        plan = await visit.services.operations.plan(await _granted(visit, kind, meant))
+        plan = await visit.operations.plan(await _granted(visit, kind, meant))
     except HopbackError as error:
         return await _back(visit, kind, form, error)
     whole = plan.seen >= plan.selected
@@ -201,7 +191,7 @@ async def _begin(visit: Visit, kind: str, form: ActForm) -> Response:
         trouble = f"To discard, type the queue's name {visit.path['queue']!r}; got {typed}."
         return await _review(visit, kind, form, trouble)
     try:
-        job = await visit.services.operations.start(await _granted(visit, kind, form))
+        job = await visit.operations.start(await _granted(visit, kind, form))
     except HopbackError as error:
         return await _back(visit, kind, form, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")
@@ -219,7 +209,7 @@ async def _granted(visit: Visit, kind: str, form: ActForm) -> Request:
     """What is asked for; Refused if it aims where the visitor may not send."""
     request = _request(visit, kind, form)
     if isinstance(request, RedriveRequest):
-        await need_target(visit.services.operations, visit.principal, request.queue, request.target)
+        await need_target(visit.operations, visit.principal, request.queue, request.target)
     return request
 
 
@@ -228,7 +218,6 @@ def _request(visit: Visit, kind: str, form: ActForm) -> Request:
         "queue": visit.path["queue"],
         "selection": form.selection,
         "reason": form.reason,
-        "by": who(visit.principal),
         "expected_count": form.expected,
         "key": f"{visit.principal.id} {form.key}" if form.key else None,
         "forced": form.force,
@@ -236,7 +225,7 @@ def _request(visit: Visit, kind: str, form: ActForm) -> Request:
     if kind == "discard":
         return DiscardRequest(**common, confirm=form.confirm, export=form.export)
     pace = Pace(form.rate, ramp=RAMP if form.ramp else ())
-    return RedriveRequest(**common, target=form.aim, pace=pace)
+    return RedriveRequest(**common, target=chosen(form.target, form.target_queue), pace=pace)
 
 
 def _shown(
@@ -259,7 +248,7 @@ def _shown(
 
 @JOB_PAGES.get("/jobs")
 async def _jobs(visit: Visit) -> Response:
-    found = await visit.services.operations.jobs(limit=100)
+    found = await visit.operations.jobs(limit=100)
     seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
     running = sum(job.is_active for job in seen)
     words = (
@@ -269,7 +258,7 @@ async def _jobs(visit: Visit) -> Response:
 
 
 async def _seen(visit: Visit) -> Job:
-    job = await visit.services.operations.job(visit.path["job"])
+    job = await visit.operations.job(visit.path["job"])
     visit.need(Role.VIEWER, job.queue)
     return job
 
@@ -283,7 +272,7 @@ def _steers(visit: Visit, job: Job) -> bool:
 @JOB_PAGES.get("/jobs/{job}")
 async def _job(visit: Visit) -> Response:
     job = await _seen(visit)
-    failures = await visit.services.operations.failures(job.id, limit=50)
+    failures = await visit.operations.failures(job.id, limit=50)
     return visit.page(
         "job.html", job=job, failures=failures, steers=_steers(visit, job), speed=_speed(job)
     )
@@ -302,7 +291,7 @@ def _speed(job: Job) -> str:
 @JOB_PAGES.get("/jobs/{job}/live")
 async def _live(visit: Visit) -> Response:
     job = await _seen(visit)
-    changes = changes_of_job(visit.services.operations.events(job.id))
+    changes = changes_of_job(visit.operations.events(job.id))
     return visit.services.streams.open(changes, visit.principal)
 
 
@@ -311,20 +300,20 @@ async def _steer(visit: Visit) -> Response:
     job, verb = await _seen(visit), visit.path["verb"]
     if not _steers(visit, job):
         raise forbidden("An operator steers own jobs only; an admin steers all.")
-    operations, by = visit.services.operations, who(visit.principal)
+    operations = visit.operations
     match verb:
         case "pause":
-            await operations.pause(job.id, by=by)
+            await operations.pause(job.id)
         case "resume":
-            await operations.resume(job.id, by=by)
+            await operations.resume(job.id)
         case "cancel":
-            await operations.cancel(job.id, by=by)
+            await operations.cancel(job.id)
         case "rate":
-            await operations.set_rate(job.id, visit.rate(), by=by)
+            await operations.set_rate(job.id, visit.rate())
         case "retry-failures":
-            job = await operations.retry_failures(job.id, by=by, reason=visit.field("reason"))
+            job = await operations.retry_failures(job.id, reason=visit.field("reason"))
         case "came-back":
-            await operations.came_back(job.id, by=by)
+            await operations.came_back(job.id)
         case _:
             raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
     told = "?told=looked" if verb == "came-back" else ""

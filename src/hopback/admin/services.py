@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Sweep
     from hopback.admin.settings import AdminSettings
     from hopback.clock import Clock
-    from hopback.deadletters.contract import SessionView
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.requests import Target
 
@@ -50,6 +49,10 @@ class Services:
     insights: Insights = field(default_factory=Insights)
     nobody: Principal = NOBODY
 
+    def acting_as(self, principal: Principal) -> Operations:
+        """The operations, with everything done in the name of this caller."""
+        return self.operations.acting_as(who(principal))
+
     def check_room(self, principal: Principal) -> None:
         """Refuse a browse session beyond what one caller, or all together, may hold."""
         limits, open_now = self.settings.limits, self.operations.sessions()
@@ -68,25 +71,6 @@ class Services:
                 "too-much-held",
                 f"{len(open_now)} browse sessions hold {held} bytes; wait until one ends.",
             )
-
-    async def renew(
-        self, view: SessionView, principal: Principal, seconds: float | None = None
-    ) -> SessionView:
-        """Hold on for longer, and write down who wanted it."""
-        renewed = await self.operations.renew(view.id, seconds)
-        details = {"session": view.id}
-        await self.operations.note(
-            "session.renew", by=who(principal), queue=view.queue, details=details
-        )
-        return renewed
-
-    async def release(self, view: SessionView, principal: Principal) -> None:
-        """Give everything back, and write down who wanted it."""
-        await self.operations.release(view.id)
-        details = {"session": view.id}
-        await self.operations.note(
-            "session.release", by=who(principal), queue=view.queue, details=details
-        )
 
     async def denied(
         self, principal: Principal, request: Request, refused: Refused, queue: str

@@ -28,6 +28,7 @@ __all__ = [
     "AccessSettings",
     "AdminSettings",
     "BadSettings",
+    "DeadLetterSettings",
     "GrantSettings",
     "JwtSettings",
     "KeySettings",
@@ -144,12 +145,20 @@ class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     job_days: _Days = JOB_DAYS
 
 
+class DeadLetterSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is switched on for everybody who may re-drive."""
+
+    editing: bool = False
+    """Send a changed copy of a dead letter back. Off: what a message says is its producer's business."""
+
+
 class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that the service is told."""
 
     auth: AccessSettings = field(default_factory=AccessSettings)
     limits: RequestLimits = field(default_factory=RequestLimits)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+    deadletters: DeadLetterSettings = field(default_factory=DeadLetterSettings)
 
     @property
     def asks_who(self) -> bool:

@@ -96,7 +96,7 @@ async def _serve(place: Place, choices: _ServeChoices, settings: AdminSettings) 
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
-        found = await open_library(place, stack)
+        found = await open_library(place, stack, editing=settings.deadletters.editing)
         app = create_app(
             found.operations,
             found.broker,

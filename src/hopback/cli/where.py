@@ -215,8 +215,8 @@ async def _library(place: Place, stack: AsyncExitStack) -> Desk:
     return LibraryDesk(found.operations, _user(), found.clock, everywhere=everywhere)
 
 
-async def open_library(place: Place, stack: AsyncExitStack) -> Library:
-    """The operations on the broker that was named."""
+async def open_library(place: Place, stack: AsyncExitStack, *, editing: bool = False) -> Library:
+    """The operations on the broker that was named; `editing` lets them send changed copies."""
     from hopback.clock import SystemClock
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.settings import Settings
@@ -237,7 +237,7 @@ async def open_library(place: Place, stack: AsyncExitStack) -> Library:
         topologies=topologies,
         overrides=tuple(_override(text) for text in place.named),
         journal=await stack.enter_async_context(journal(place.store, clock)),
-        settings=Settings(exports=state_folder() / "exports"),
+        settings=Settings(exports=state_folder() / "exports", editing=editing),
         clock=clock,
     )
     await stack.enter_async_context(operations)

@@ -6,6 +6,7 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import httpx
 
@@ -69,7 +70,7 @@ def dead_letter(number: int, error: str = "LookupError", body: bytes | None = No
     failure = Failure(
         type=error,
         message=f"order {number} cannot be found",
-        fingerprint=f"{hash(error) & 0xFFFFFFFF:08x}",
+        fingerprint=f"{crc32(error.encode()):08x}",
         frame="shop.orders:find",
         stack="shop.orders:find:12\nshop.app:main:3",
         host="box-1",
@@ -104,6 +105,7 @@ def settings(**auth: Any) -> AdminSettings:
 async def admin(
     *letters: Message,
     exports: Path | None = None,
+    editing: bool = False,
     version: str = "4.3",
     extra: tuple[Queue, ...] = (),
     raising: bool = True,
@@ -124,7 +126,7 @@ async def admin(
         broker,
         management=view,
         topologies=(declared,),
-        settings=Settings(exports=exports),
+        settings=Settings(exports=exports, editing=editing),
         clock=clock,
     ) as operations:
         app = create_app(

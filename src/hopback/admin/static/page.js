@@ -22,7 +22,7 @@ function follow(root) {
     const refresh = () => {
       const now = live(path);
       // Somebody who types or selects text is not interrupted.
-      if (now && !now.contains(document.activeElement?.closest("input, select"))) htmx.trigger(now, "live");
+      if (now && !now.contains(document.activeElement?.closest("input, select, textarea"))) htmx.trigger(now, "live");
     };
     source.addEventListener("change", refresh);
     // A refresh that is under way may swallow this one and bring what is old by now: then the line is

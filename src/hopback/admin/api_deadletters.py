@@ -1,0 +1,414 @@
+"""The API of dead letters: queues, browse sessions, messages, and jobs that re-drive or discard them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from msgspec import Meta, Struct, structs
+from starlette.responses import Response
+
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
+from hopback.admin.auth import forbidden
+from hopback.admin.events import job_events
+from hopback.admin.problems import Refused
+from hopback.admin.roles import Role
+from hopback.admin.services import need_target
+from hopback.deadletters import contract, requests
+from hopback.deadletters.contract import (
+    EditedCopy,
+    FailureList,
+    Groups,
+    Job,
+    JobList,
+    JobPlan,
+    LimitPolicy,
+    MessageView,
+    Moment,
+    Overview,
+    Page,
+    QueueDetail,
+    SessionView,
+)
+from hopback.deadletters.requests import (
+    BY_DESIGN,
+    EditRequest,
+    GroupBy,
+    JobKind,
+    JobRequest,
+    LimitReason,
+    NewRate,
+    RedriveRequest,
+    Renewal,
+    RetryRequest,
+    SessionRequest,
+)
+from hopback.renamed import old_names
+
+__all__ = ["DEADLETTERS", "FailuresQuery", "GroupQuery", "JobsQuery", "MessagesQuery"]
+
+DEADLETTERS = ApiTable()
+"""The rows of this part, each above what answers it."""
+
+_SESSION = "/admin/dlq/sessions/{session}"
+_JOB = "/admin/dlq/jobs/{job}"
+_KEY = (("Idempotency-Key", "The same key again finds the job that is there."),)
+_MOST_GROUPS = 1000  # an answer of a few megabytes at most
+
+_Name = Annotated[str, Meta(max_length=255)]
+_Filter = Annotated[str, Meta(max_length=4096)]
+_Cursor = Annotated[int, Meta(ge=0, le=2**31)]
+
+
+class MessagesQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which dead letters, and after which."""
+
+    filter: _Filter = ""
+    cursor: _Cursor = 0
+    limit: Annotated[int, Meta(ge=1, le=200)] = 20
+
+
+class GroupQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """What to group by."""
+
+    by: GroupBy = GroupBy.FINGERPRINT
+    filter: _Filter = ""
+
+
+class JobsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which jobs."""
+
+    queue: _Name = ""
+    active: bool = False
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class FailuresQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """From which on."""
+
+    cursor: _Cursor = 0
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+def _held_session(call: Call[Any, Any], role: Role = Role.OPERATOR) -> SessionView:
+    """The session in the path, if the caller may see it."""
+    view = call.operations.session(call.path["session"])
+    call.need(role, view.queue)
+    return view
+
+
+async def _visible_job(call: Call[Any, Any], role: Role = Role.VIEWER) -> Job:
+    """The job in the path, if the caller may see it."""
+    job = await call.operations.job(call.path["job"])
+    call.need(role, job.queue)
+    return job
+
+
+async def _steered(call: Call[Any, Any]) -> Job:
+    """The job in the path, if the caller may steer it: operators their own, admins all."""
+    job = await _visible_job(call, Role.OPERATOR)
+    if job.by_id != call.principal.id and not call.principal.allows(Role.ADMIN, job.queue):
+        raise forbidden("An operator steers own jobs only; this one belongs to someone else.")
+    return job
+
+
+@DEADLETTERS.row("GET", "/admin/dlq/overview", Role.VIEWER, answer=Overview)
+async def _show_overview(call: Call[Empty, None]) -> Overview:
+    """The dead-letter queues with their depths, from one sweep a second."""
+    swept, now = await call.services.sweep.get(), call.services.clock.now()
+    seen = [one for one in swept.queues if call.principal.allows(Role.VIEWER, one.queue)]
+    items = tuple(structs.replace(one, depth=one.depth.shown_at(now)) for one in seen)
+    return Overview(items, len(items), Moment(swept.at), round(swept.age(now), 3))
+
+
+@DEADLETTERS.row("GET", "/admin/dlq/queues/{queue}", Role.VIEWER, Reach.QUEUE, answer=QueueDetail)
+async def _show_queue(call: Call[Empty, None]) -> QueueDetail:
+    """A dead-letter queue: type, cost of looking, targets, depth with its age."""
+    return await call.operations.queue(call.path["queue"])
+
+
+@DEADLETTERS.row(
+    "POST",
+    "/admin/dlq/queues/{queue}/lift-limit",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    body=LimitReason,
+    body_optional=True,
+    answer=LimitPolicy,
+    errors=(409,),
+)
+async def _lift_limit(call: Call[Empty, LimitReason]) -> LimitPolicy:
+    """Lift the queue's delivery limit by a policy of its own, so that looking costs nothing."""
+    policy = await call.operations.lift_limit(call.path["queue"], reason=call.body.reason)
+    return LimitPolicy(policy)
+
+
+@DEADLETTERS.row(
+    "POST",
+    "/admin/dlq/queues/{queue}/restore-limit",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    body=LimitReason,
+    body_optional=True,
+    status=204,
+    errors=(409,),
+)
+async def _restore_limit(call: Call[Empty, LimitReason]) -> None:
+    """Take that policy away again; refused while the limit would remove messages."""
+    await call.operations.restore_limit(call.path["queue"], reason=call.body.reason)
+
+
+@DEADLETTERS.row(
+    "POST",
+    "/admin/dlq/queues/{queue}/sessions",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    body=SessionRequest,
+    body_optional=True,
+    answer=SessionView,
+    status=201,
+    errors=(409,),
+)
+async def _open_session(call: Call[Empty, SessionRequest]) -> ApiAnswer:
+    """Open a browse session: hold messages for looking at."""
+    asked, services = call.body, call.services
+    services.check_room(call.principal)
+    view = await call.operations.open_session(
+        call.path["queue"], asked.window, forced=asked.force, lift=asked.lift
+    )
+    await services.insights.remember(call.operations, view)
+    return ApiAnswer(view, headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
+
+
+@DEADLETTERS.row("GET", _SESSION, Role.OPERATOR, answer=SessionView)
+async def _show_session(call: Call[Empty, None]) -> SessionView:
+    """A browse session."""
+    return _held_session(call)
+
+
+@DEADLETTERS.row("DELETE", _SESSION, Role.OPERATOR, status=204)
+async def _release_session(call: Call[Empty, None]) -> None:
+    """Give everything back, in order."""
+    view = _held_session(call)
+    await call.operations.release(view.id)
+    await call.operations.note("session.release", queue=view.queue, details={"session": view.id})
+
+
+@DEADLETTERS.row(
+    "POST", f"{_SESSION}/renew", Role.OPERATOR, body=Renewal, body_optional=True, answer=SessionView
+)
+async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
+    """Hold on for longer."""
+    view = _held_session(call)
+    renewed = await call.operations.renew(view.id, call.body.ttl_seconds)
+    await call.operations.note("session.renew", queue=view.queue, details={"session": view.id})
+    return renewed
+
+
+@DEADLETTERS.row("GET", f"{_SESSION}/messages", Role.OPERATOR, query=MessagesQuery, answer=Page)
+async def _list_messages(call: Call[MessagesQuery, None]) -> Page:
+    """Dead letters of a session that match."""
+    view, asked = _held_session(call), call.query
+    return await call.operations.messages(
+        view.id, asked.filter, cursor=asked.cursor, size=asked.limit
+    )
+
+
+@DEADLETTERS.row("GET", f"{_SESSION}/messages/{{message}}", Role.OPERATOR, answer=MessageView)
+async def _show_message(call: Call[Empty, None]) -> MessageView:
+    """A message with its story, headers and payload; written to the audit."""
+    view = _held_session(call)
+    return await call.operations.message(view.id, call.path["message"])
+
+
+@DEADLETTERS.row(
+    "GET",
+    f"{_SESSION}/messages/{{message}}/body",
+    Role.OPERATOR,
+    media=("application/octet-stream",),
+)
+async def _download_body(call: Call[Empty, None]) -> Response:
+    """The bytes of a message as a file; written to the audit."""
+    view, ident = _held_session(call), call.path["message"]
+    body = await call.operations.body(view.id, ident)
+    return Response(
+        body,
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": f'attachment; filename="{quote(ident, safe="")}.bin"'},
+    )
+
+
+@DEADLETTERS.row(
+    "POST",
+    f"{_SESSION}/messages/{{message}}/edit",
+    Role.OPERATOR,
+    body=EditRequest,
+    answer=EditedCopy,
+    status=201,
+    errors=(409,),
+)
+async def _edit_and_redrive(call: Call[Empty, EditRequest]) -> EditedCopy:
+    """Send a changed copy of a message back; the original stays where it is."""
+    view, asked = _held_session(call), call.body
+    await need_target(call.operations, call.principal, view.queue, asked.target)
+    copy = await call.operations.edit_and_redrive(
+        view.id, call.path["message"], asked.edit, target=asked.target, reason=asked.reason
+    )
+    return EditedCopy(copy)
+
+
+@DEADLETTERS.row("GET", f"{_SESSION}/groups", Role.OPERATOR, query=GroupQuery, answer=Groups)
+async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
+    """Dead letters by what they have in common."""
+    view, asked = _held_session(call), call.query
+    groups = await call.operations.groups(view.id, asked.by, asked.filter)
+    items = groups.items[:_MOST_GROUPS]
+    return structs.replace(groups, items=items, more=len(groups.items) - len(items))
+
+
+@DEADLETTERS.row("GET", "/admin/dlq/jobs", Role.VIEWER, query=JobsQuery, answer=JobList)
+async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
+    """Jobs, the newest first."""
+    asked = call.query
+    jobs = await call.operations.jobs(queue=asked.queue, active=asked.active, limit=asked.limit)
+    seen = tuple(job for job in jobs if call.principal.allows(Role.VIEWER, job.queue))
+    return JobList(seen, len(seen))
+
+
+@DEADLETTERS.row(
+    "POST",
+    "/admin/dlq/jobs",
+    Role.OPERATOR,
+    body=JobRequest,
+    answer=Job,
+    status=202,
+    errors=(404, 409),
+    headers=_KEY,
+    further=((200, JobPlan),),
+)
+async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
+    """Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead."""
+    call.need(Role.OPERATOR, call.body.queue)
+    if call.body.selection.ids and not call.body.selection.session:
+        raise Refused(422, "invalid", "selection.ids: expected selection.session beside them.")
+    request = call.body.request(key=_key(call), operation=call.correlation)
+    if isinstance(request, RedriveRequest):
+        await need_target(call.operations, call.principal, request.queue, request.target)
+    if call.body.dry_run:
+        return ApiAnswer(await call.operations.plan(request), status=200)
+    job = await call.operations.start(request)
+    return ApiAnswer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
+
+
+def _key(call: Call[Empty, JobRequest]) -> str | None:
+    """The caller's idempotency key; one caller's is not another's."""
+    key = call.request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= 200 or not key.isprintable():
+        raise Refused(400, "bad-key", "Idempotency-Key: expected 1 to 200 printable characters.")
+    return f"{call.principal.id} {key}"
+
+
+@DEADLETTERS.row("GET", _JOB, Role.VIEWER, answer=Job)
+async def _show_job(call: Call[Empty, None]) -> Job:
+    """A job."""
+    return await _visible_job(call)
+
+
+@DEADLETTERS.row("GET", f"{_JOB}/failures", Role.VIEWER, query=FailuresQuery, answer=FailureList)
+async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
+    """What a job could not move or left out."""
+    job, asked = await _visible_job(call), call.query
+    found = await call.operations.failures(job.id, cursor=asked.cursor, limit=asked.limit)
+    more = str(asked.cursor + len(found)) if len(found) == asked.limit else None
+    return FailureList(found, more)
+
+
+@DEADLETTERS.row("GET", f"{_JOB}/events", Role.VIEWER, media=("text/event-stream",))
+async def _follow_job(call: Call[Empty, None]) -> Response:
+    """The job now and after every change, as server-sent events of type `job`."""
+    job = await _visible_job(call)
+    events = job_events(call.operations.events(job.id))
+    return call.services.streams.open(events, call.principal)
+
+
+@DEADLETTERS.row("POST", f"{_JOB}/cancel", Role.OPERATOR, answer=Job, errors=(409,))
+async def _cancel_job(call: Call[Empty, None]) -> Job:
+    """Finish what is in flight, give the rest back."""
+    job = await _steered(call)
+    return await call.operations.cancel(job.id)
+
+
+@DEADLETTERS.row("POST", f"{_JOB}/pause", Role.OPERATOR, answer=Job, errors=(409,))
+async def _pause_job(call: Call[Empty, None]) -> Job:
+    """Finish what is in flight, then wait."""
+    job = await _steered(call)
+    return await call.operations.pause(job.id)
+
+
+@DEADLETTERS.row("POST", f"{_JOB}/resume", Role.OPERATOR, answer=Job, errors=(409,))
+async def _resume_job(call: Call[Empty, None]) -> Job:
+    """Go on."""
+    job = await _steered(call)
+    return await call.operations.resume(job.id)
+
+
+@DEADLETTERS.row(
+    "POST",
+    f"{_JOB}/retry-failures",
+    Role.OPERATOR,
+    body=RetryRequest,
+    answer=Job,
+    status=202,
+    errors=(409,),
+)
+async def _retry_failures(call: Call[Empty, RetryRequest]) -> ApiAnswer:
+    """A new job for exactly what this one could not move."""
+    job = await _steered(call)
+    if job.kind is JobKind.REDRIVE:
+        await need_target(
+            call.operations, call.principal, job.queue, job.target_choice or BY_DESIGN
+        )
+    again = await call.operations.retry_failures(job.id, reason=call.body.reason)
+    return ApiAnswer(again, headers=(("Location", f"/admin/dlq/jobs/{again.id}"),))
+
+
+@DEADLETTERS.row("PATCH", _JOB, Role.OPERATOR, body=NewRate, answer=Job, errors=(409,))
+async def _set_rate(call: Call[Empty, NewRate]) -> Job:
+    """Another rate from now on."""
+    job = await _steered(call)
+    return await call.operations.set_rate(job.id, call.body.rate)
+
+
+def _itself(value: object, *_: object) -> object:
+    """A value of the contract is its own answer."""
+    return value
+
+
+_NOW_IN_CONTRACT = {
+    "CostAnswer": "Cost", "CountsAnswer": "Counts", "DepthAnswer": "Depth",
+    "EventAnswer": "TimelineEntry", "FailureAnswer": "FailedMessage", "FailureRecord": "FailureRecord",
+    "GroupAnswer": "Group", "GroupList": "Groups", "HeaderAnswer": "HeaderView",
+    "HeldBackAnswer": "HeldBack", "JobAnswer": "Job", "LeftOutAnswer": "LeftOutCount",
+    "LetterAnswer": "DeadLetter", "LetterList": "Page", "MessageAnswer": "MessageView",
+    "OverviewAnswer": "Overview", "PlanAnswer": "JobPlan", "QueueAnswer": "QueueDetail",
+    "SessionAnswer": "SessionView", "SummaryAnswer": "QueueSummary", "TargetAnswer": "TargetChoice",
+    "WayAnswer": "WayCheck", "WayCheckAnswer": "WayCheck",
+}  # fmt: skip
+_NOW_IN_REQUESTS = {
+    "NewJob": "JobRequest", "NewSession": "SessionRequest", "PaceBody": "Pace",
+    "RetryBody": "RetryRequest", "SelectionBody": "JobSelection", "TargetBody": "Target",
+}  # fmt: skip
+_NO_MORE_MADE = ("cost", "depth", "failure", "group", "job", "letter", "message", "plan", "queue")
+_OLD: dict[str, tuple[object, str]] = {
+    "JOBS": (DEADLETTERS, "DEADLETTERS"),
+    "QUEUES": (DEADLETTERS, "DEADLETTERS"),
+}
+for _module, _names in ((contract, _NOW_IN_CONTRACT), (requests, _NOW_IN_REQUESTS)):
+    for _old, _new in _names.items():
+        _OLD[_old] = getattr(_module, _new), f"{_module.__name__}.{_new}"
+for _kind in (*_NO_MORE_MADE, "session", "summary"):
+    _OLD[f"{_kind}_answer"] = _itself, "the value itself, with hopback.deadletters.codec.encode"
+
+__getattr__ = old_names(__name__, _OLD)
