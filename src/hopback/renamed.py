@@ -48,6 +48,7 @@ RENAMED = {
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
     "hopback.systems.stage": "hopback.systems.host",
+    "hopback.testing.entrance": "hopback.topology.entrance",
     "hopback.topology.capabilities": "hopback.topology.rabbitmq_arguments",
     "hopback.topology.hazards.scene": "hopback.topology.hazards.analysis",
     "hopback.topology.places": "hopback.topology.located",

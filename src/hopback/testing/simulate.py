@@ -14,9 +14,9 @@ from hopback.message import Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
-from hopback.testing.entrance import CannotSimulate, find_entrance
 from hopback.testing.timeline import Timeline, TimelineEntry, TimelineStep, telling_headers
 from hopback.topology.durations import format_duration
+from hopback.topology.entrance import CannotSimulate, find_entrance
 from hopback.topology.expand import retry_queues
 from hopback.version import BrokerVersion
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.policy.decision import Decision, Effect
-    from hopback.testing.entrance import Entrance
     from hopback.testing.script import Script
+    from hopback.topology.entrance import Entrance
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hopback.designs import DESIGNS
-from hopback.testing.entrance import CannotSimulate
 from hopback.testing.script import Script
 from hopback.testing.simulate import simulate
 from hopback.testing.timeline import Timeline, TimelineStep
+from hopback.topology.entrance import CannotSimulate
 from hopback.topology.model import Binding, Queue, Topology
 from hopback.version import BrokerVersion
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.designs import DESIGNS
-from hopback.testing.entrance import CannotSimulate, Entrance, find_entrance
+from hopback.topology.entrance import CannotSimulate, Entrance, find_entrance
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.topology.routing import RoutingTable
 
