@@ -87,7 +87,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.store",
         "hopback.waiting",
     ),
-    "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
+    "hopback.rehearse": (*_PURE, *_PORT, "hopback.broker.embedded", "hopback.runtime"),
+    "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
     "hopback.cli": (
         *_PURE,
@@ -95,6 +96,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *_BROKERS,
         *_ABOVE,
         "hopback.admin",
+        "hopback.rehearse",
         "hopback.systems",
         "hopback.testing",
     ),

@@ -34,6 +34,10 @@ _COMMANDS = {
         "hopback.cli.simulate:simulate",
         "Play a message's life in virtual time, without RabbitMQ.",
     ),
+    "rehearse": LazyCommand(
+        "hopback.cli.rehearse:rehearse",
+        "Rehearse an outage: depths, dead letters, recovery, in virtual time.",
+    ),
     "doctor": LazyCommand(
         "hopback.cli.live_broker:doctor", "Look at a live broker and say what is wrong."
     ),

@@ -1,0 +1,476 @@
+"""The exact engine: every message on the embedded broker, handled by the runtime, in virtual time.
+
+What is real: topology, routing, time to live, dead-lettering, prefetch, consumers, settlement, counts,
+breakers. What is played: the handler, which takes its time and fails as the scenario says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_left
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded import EmbeddedBroker, EventKind, run_virtual
+from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.message import Message, Properties
+from hopback.policy.outcome import Retry
+from hopback.policy.redrive import RedriveOccasion, plan_of, redrive_message
+from hopback.rehearse.forecast import Track, forecast_of, sample_times
+from hopback.rehearse.scenario import ArrivalKind
+from hopback.rehearse.station import stations_of
+from hopback.runtime.app import App
+from hopback.runtime.context import Context  # noqa: TC001  read when the handler is inspected
+from hopback.runtime.service import Service, ServiceOptions
+from hopback.runtime.settling import Environment
+from hopback.topology.hazards import RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+    from hopback.broker.embedded import ChannelState, Refusal
+    from hopback.broker.embedded.stored import Taken
+    from hopback.rehearse.forecast import Forecast
+    from hopback.rehearse.scenario import Crash, RedriveWave, Scenario
+    from hopback.rehearse.station import Station
+    from hopback.topology.model import Topology
+
+__all__ = ["rehearse_exact"]
+
+_FAILED = Retry("rehearsed failure")
+_POISON = b"poison"
+_PLAIN = b"plain"
+_WATCH_S = 600.0
+"""Services ask the broker about their consumers; more often than this is only work."""
+_AT_ONCE = 1e-4
+"""How soon a re-drive looks again at a dead-letter queue that seems empty."""
+
+
+def rehearse_exact(
+    topology: Topology,
+    scenario: Scenario,
+    *,
+    progress: Callable[[float], object] | None = None,
+) -> Forecast:
+    """What the embedded broker and the runtime do. Not to be called from a coroutine.
+
+    `progress` is told now and then which part of the time has passed, from 0 to 1.
+    """
+    stations = stations_of(topology, scenario)
+    run = _Run(topology, scenario, stations, progress)
+    # The clock begins at 0: what a float keeps of 1970 would blur the times of single messages.
+    run_virtual(run.play(), start=0.0)
+    tracks = [counter.track() for counter in run.counters]
+    return forecast_of("exact", topology, scenario, tracks)
+
+
+class _Nobody:
+    """The far end of a channel on which nothing is said to anybody."""
+
+    def deliver(self, taken: Taken) -> None:
+        """Taken away by whoever consumes a queue that is not rehearsed."""
+
+    def cancelled(self, tag: str) -> None:
+        """Nothing is consumed here."""
+
+    def closed(self, refusal: Refusal) -> None:
+        """What was refused is counted where it was published."""
+
+
+class _Counter:
+    """Everything that is counted of one station, and its samples."""
+
+    def __init__(self, station: Station, broker: EmbeddedBroker) -> None:
+        self.station = station
+        self._broker = broker
+        self.published = 0
+        self.refused = 0
+        self.copied = 0
+        self.runs = 0
+        self.failed = 0
+        self.parked = 0
+        self.redriven = 0
+        self.first_parked_s: float | None = None
+        self.entered = [0] * len(station.waits)
+        self.capacity = 0.0
+        self.copied_by: list[tuple[_Counter, int]] = []
+        """Stations whose returns bring copies here, with the place of their retry queue."""
+        self._rows: list[tuple[float, ...]] = []
+        self._waits: list[list[int]] = [[] for _ in station.waits]
+        self._numbers: list[int] = []
+        self._times: list[float] = []
+
+    def standing(self, name: str) -> int:
+        """How many messages a queue holds, ready, in hand or on their way out."""
+        queue = self._broker.node.queues[name]
+        return len(queue.ready) + queue.unacked + len(queue.safe) + len(queue.delays)
+
+    def returned(self, place: int) -> int:
+        """How many came out of a retry queue."""
+        wait = self.station.waits[place]
+        return max(0, self.entered[place] - self.standing(wait.queue))
+
+    def sample(self, now: float) -> None:
+        """Write down how things stand."""
+        self._numbers.append(self._broker.node.copies)
+        self._times.append(now)
+        station = self.station
+        for place, wait in enumerate(station.waits):
+            self._waits[place].append(self.standing(wait.queue))
+        copied = self.copied + sum(other.returned(place) for other, place in self.copied_by)
+        self._rows.append(
+            (
+                self.published - self.refused + copied,
+                sum(self.entered) - sum(waits[-1] for waits in self._waits),
+                self.runs,
+                self.failed,
+                self.parked,
+                self.redriven,
+                self.standing(station.queue),
+                self._head_wait(now),
+                self.capacity,
+                copied,
+            )
+        )
+
+    def _head_wait(self, now: float) -> float:
+        """How long the foremost ready message has been in the queue.
+
+        Copies are numbered as they come in, so the number tells when: the time is known as exactly
+        as the samples are apart, and between them on a straight line.
+        """
+        head = self._broker.node.queues[self.station.queue].ready.head()
+        if head is None:
+            return 0.0
+        place = bisect_left(self._numbers, head.number)
+        if place == 0 or place >= len(self._numbers):
+            return 0.0
+        low, high = self._numbers[place - 1], self._numbers[place]
+        share = (head.number - low) / max(1, high - low)
+        came = self._times[place - 1] + (self._times[place] - self._times[place - 1]) * share
+        return max(0.0, now - came)
+
+    def track(self) -> Track:
+        """The samples as an engine hands them over."""
+        columns = [list(column) for column in zip(*self._rows, strict=True)]
+        arrived, returned, runs, failed, parked, redriven, depth, wait_s, capacity, copied = columns
+        left = depth[-1] + sum(waits[-1] for waits in self._waits)
+        gone = self.runs - self.failed + self.parked - self.redriven
+        return Track(
+            station=self.station,
+            arrived=arrived,
+            returned=returned,
+            runs=runs,
+            failed=failed,
+            parked=parked,
+            redriven=redriven,
+            depth=depth,
+            waits=self._waits,
+            wait_s=wait_s,
+            capacity=capacity,
+            first_parked_s=self.first_parked_s,
+            published=self.published,
+            copied=copied[-1],
+            refused=self.refused,
+            dropped=max(0.0, arrived[-1] - left - gone),
+            done=self.runs - self.failed,
+        )
+
+
+class _Run:
+    """One rehearsal from its first message to its last moment."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        scenario: Scenario,
+        stations: Sequence[Station],
+        progress: Callable[[float], object] | None,
+    ) -> None:
+        self._topology = topology
+        self._scenario = scenario
+        self._progress = progress
+        self._broker = EmbeddedBroker(version=scenario.version, seed=scenario.seed)
+        self.counters = [_Counter(station, self._broker) for station in stations]
+        self._lineages = 0
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._services: dict[int, asyncio.Task[object]] = {}
+        self._random = random.Random(scenario.seed)
+
+    # --- the course of it --------------------------------------------------------------------------
+
+    async def play(self) -> None:
+        """Declare, start the consumers, let the traffic begin, and go on to the end."""
+        loop = asyncio.get_running_loop()
+        processes = max(counter.station.load.processes for counter in self.counters)
+        for number in range(processes):
+            await self._start(number)
+        self._couple()
+        channel = self._broker.node.connect("others").open_channel(_Nobody())
+        for queue in sorted(self._others()):
+            channel.consume(queue, no_ack=True)
+        begin = loop.time()
+        for counter in self.counters:
+            self._spawn(self._feed(counter, begin))
+            self._spawn_waves(counter, begin)
+            self._spawn_crashes(counter, begin)
+        for moment in sample_times(self._scenario):
+            await asyncio.sleep(max(0.0, begin + moment - loop.time()))
+            self._sample(moment)
+        await self._end()
+
+    def _sample(self, moment: float) -> None:
+        for counter in self.counters:
+            counter.capacity = _capacity_at(counter.station, moment)
+            counter.sample(moment)
+        if self._progress is not None:
+            self._progress(moment / self._scenario.duration_s)
+
+    async def _end(self) -> None:
+        tasks = [*self._tasks, *self._services.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[object, object, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _others(self) -> set[str]:
+        """Queues that get copies and are not rehearsed: somebody else takes those."""
+        rehearsed = {counter.station.queue for counter in self.counters}
+        stations = [counter.station for counter in self.counters]
+        found = {queue for station in stations for queue in station.copies}
+        found |= {queue for one in stations for wait in one.waits for queue in wait.copies}
+        return found - rehearsed
+
+    def _couple(self) -> None:
+        by_queue = {counter.station.queue: counter for counter in self.counters}
+        for counter in self.counters:
+            for place, wait in enumerate(counter.station.waits):
+                for queue in wait.copies:
+                    if queue in by_queue:
+                        by_queue[queue].copied_by.append((counter, place))
+
+    # --- consumers ---------------------------------------------------------------------------------
+
+    async def _start(self, number: int) -> None:
+        """Start process `number` with the handlers of all queues that have so many."""
+        app = App(self._topology.name, topology=self._topology)
+        for counter in self.counters:
+            load = counter.station.load
+            if number < load.processes:
+                app.handler(
+                    load.queue,
+                    concurrency=load.concurrency,
+                    prefetch=load.prefetch,
+                    breaker=load.breaker,
+                )(self._handler(counter, number))
+        if not app.handlers:
+            return
+        world = Environment(
+            clock=LoopClock(lambda: 0.0),
+            chance=self._random.random,
+            host="rehearsal",
+            lineage=self._lineage,
+        )
+        options = ServiceOptions(accept=[rule.name for rule in RULES], watch=_WATCH_S)
+        service = Service(app, self._broker, options=options, world=world)
+        running: asyncio.Task[object] = asyncio.create_task(service.run())
+        self._services[number] = running
+        ready = asyncio.create_task(service.ready.wait())
+        await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            ready.cancel()
+            await running
+
+    def _lineage(self) -> str:
+        self._lineages += 1
+        return f"{self._lineages:024x}"
+
+    def _handler(
+        self, counter: _Counter, number: int
+    ) -> Callable[[bytes, Context], Coroutine[object, object, Retry | None]]:
+        """A handler that takes its time and fails as the scenario says."""
+        station = counter.station
+        load = station.load
+        chance = random.Random(f"{self._scenario.seed}/{load.queue}/{number}").random
+        time = asyncio.get_running_loop().time
+        most = len(station.wait_after) + 1
+        poison = _POISON + load.queue.encode()
+
+        async def run(body: bytes, context: Context) -> Retry | None:
+            now = time()
+            seconds, fail = load.handler_s, load.fail
+            for slow in station.slowdowns:
+                if slow.start_s <= now < slow.start_s + slow.length_s:
+                    seconds *= slow.factor
+            if load.spread_s:
+                seconds += load.spread_s * (2 * chance() - 1)
+            failed = body == poison
+            for outage in station.outages:
+                if outage.start_s <= now < outage.end_s and (
+                    outage.share >= 1 or chance() < outage.share
+                ):
+                    failed = True
+                    seconds = seconds if outage.handler_s is None else outage.handler_s
+            if not failed and fail:
+                failed = chance() < fail
+            await asyncio.sleep(seconds)
+            counter.runs += 1
+            if not failed:
+                return None
+            counter.failed += 1
+            attempt = context.attempt
+            if attempt >= most:
+                counter.parked += 1
+                if counter.first_parked_s is None:
+                    counter.first_parked_s = time()
+            else:
+                counter.entered[station.wait_after[attempt - 1]] += 1
+            return _FAILED
+
+        return run
+
+    def _spawn_crashes(self, counter: _Counter, begin: float) -> None:
+        for crash in counter.station.crashes:
+            self._spawn(self._crash(crash, counter.station, begin))
+
+    async def _crash(self, crash: Crash, station: Station, begin: float) -> None:
+        """Kill processes: what they held goes back to the queues, and after a while they are back."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, begin + crash.start_s - loop.time()))
+        numbers = [
+            n for n in range(min(crash.processes, station.load.processes)) if n in self._services
+        ]
+        dying = [self._services.pop(number) for number in numbers]
+        for task in dying:
+            task.cancel()
+        await asyncio.gather(*dying, return_exceptions=True)
+        await asyncio.sleep(max(0.0, begin + crash.start_s + crash.restart_s - loop.time()))
+        for number in numbers:
+            await self._start(number)
+
+    # --- traffic -----------------------------------------------------------------------------------
+
+    async def _feed(self, counter: _Counter, begin: float) -> None:
+        """Publish what the load says, each message at its moment."""
+        station, scenario = counter.station, self._scenario
+        loop = asyncio.get_running_loop()
+        chance = random.Random(f"{scenario.seed}/{station.queue}").random
+        channel = self._broker.node.connect("producer").open_channel(_Nobody())
+        plain, poison = (
+            Message(
+                station.entrance.exchange,
+                station.entrance.routing_key,
+                kind + station.queue.encode(),
+                Properties(delivery_mode=2),
+            )
+            for kind in (_PLAIN, _POISON)
+        )
+        copies = [other for other in self.counters if other.station.queue in station.copies]
+        share = station.load.poison
+        for moment, count in _moments(station, scenario.duration_s, chance):
+            wait = begin + moment - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            for _ in range(count):
+                message = poison if share and chance() < share else plain
+                self._publish(channel, message, counter, copies)
+
+    def _publish(
+        self, channel: ChannelState, message: Message, counter: _Counter, copies: list[_Counter]
+    ) -> None:
+        counter.published += 1
+        if channel.publish(message, mandatory=True) is EventKind.REFUSED:
+            counter.refused += 1
+        for other in copies:
+            other.copied += 1
+
+    # --- re-drives ---------------------------------------------------------------------------------
+
+    def _spawn_waves(self, counter: _Counter, begin: float) -> None:
+        for wave in counter.station.redrives:
+            self._spawn(self._send_back(counter, wave, begin))
+
+    async def _send_back(self, counter: _Counter, wave: RedriveWave, begin: float) -> None:
+        """Move the dead letters of a station back, as `hopback dlq redrive` does, by the ramp."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, begin + wave.start_s - loop.time()))
+        plan = counter.station.plan
+        connection = await self._broker.connect("re-drive")
+        channel = await connection.open_channel()
+        plans = self._topology.plans
+        started = loop.time()
+        left = counter.parked - counter.redriven
+        sent = 0
+        while left > 0:
+            delivery = await channel.get(plan.parking.queue)
+            if delivery is None:
+                await asyncio.sleep(_AT_ONCE)
+                left -= 1
+                continue
+            if plan_of(delivery, plans) is not plan:
+                continue  # another station's: held until the end of the connection, then back
+            occasion = RedriveOccasion(loop.time(), "rehearsal")
+            await channel.publish(redrive_message(delivery, plan, occasion))
+            channel.ack(delivery.tag)
+            counter.redriven += 1
+            sent, left = sent + 1, left - 1
+            await asyncio.sleep(max(0.0, started + _due(wave, sent) - loop.time()))
+        with suppress(Exception):
+            await connection.close()
+
+
+def _due(wave: RedriveWave, sent: int) -> float:
+    """How long after its begin a re-drive may have sent so many: the rate rises over the ramp."""
+    on_ramp = wave.rate * wave.ramp_s / 2
+    if sent < on_ramp:
+        return float((2 * sent * wave.ramp_s / wave.rate) ** 0.5)
+    return wave.ramp_s + (sent - on_ramp) / wave.rate
+
+
+def _moments(
+    station: Station, duration_s: float, chance: Callable[[], float]
+) -> Iterator[tuple[float, int]]:
+    """When how many messages are published."""
+    load = station.load
+    if load.arrivals is ArrivalKind.BURSTS:
+        number = 1
+        while (at := number * load.burst_s) < duration_s:
+            yield at, round(load.rate_at(at - load.burst_s / 2) * load.burst_s)
+            number += 1
+        return
+    draw = random.Random(f"{chance()}").expovariate
+    poisson = load.arrivals is ArrivalKind.POISSON
+    ends = [step.at_s for step in load.rates[1:]] + [duration_s]
+    for step, until in zip(load.rates, ends, strict=True):
+        end = min(until, duration_s)
+        if step.rate <= 0:
+            continue
+        at = step.at_s
+        number = 0
+        while True:
+            number += 1
+            at = at + draw(step.rate) if poisson else step.at_s + number / step.rate
+            if at >= end:
+                break
+            yield at, 1
+
+
+def _capacity_at(station: Station, moment: float) -> float:
+    """Runs per second that the consumers could start, an open breaker left aside."""
+    load = station.load
+    seconds, alive = load.handler_s, load.processes
+    for slow in station.slowdowns:
+        if slow.start_s <= moment < slow.start_s + slow.length_s:
+            seconds *= slow.factor
+    for outage in station.outages:
+        if outage.start_s <= moment < outage.end_s and outage.handler_s is not None:
+            seconds += (outage.handler_s - seconds) * outage.share
+    for crash in station.crashes:
+        if crash.start_s <= moment < crash.start_s + crash.restart_s:
+            alive -= crash.processes
+    return load.slots / load.processes * max(0, alive) / max(seconds, 1e-6)

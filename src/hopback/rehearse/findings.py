@@ -1,0 +1,313 @@
+"""What is worth knowing about a forecast, in the manner of `hopback topology check`: with a reason
+and, where a change would help, the number that it would change.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.policy.breaker import BreakerPolicy
+from hopback.rehearse.engine import forecast_stations
+from hopback.rehearse.quantities import show_bytes, show_count, show_rate, show_seconds
+from hopback.rehearse.station import Wait
+from hopback.topology.check import Finding, Severity
+from hopback.topology.durations import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.rehearse.forecast import Forecast, StationCourse
+    from hopback.rehearse.station import Station
+    from hopback.topology.model import Topology
+
+__all__ = ["demand_of", "findings_of", "with_tier"]
+
+_FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
+"""Waits that people choose; the shortest that helps is named."""
+_NOTABLE = 1.05
+"""A plan is short of capacity, or loses messages to an outage, from five in a hundred on."""
+
+
+def findings_of(topology: Topology, forecast: Forecast) -> tuple[Finding, ...]:
+    """Everything worth saying, gravest first. What would help is tried out with the fluid model."""
+    found: list[Finding] = []
+    for course in forecast.stations:
+        for rule in _RULES:
+            found += rule(topology, forecast, course)
+    found += _broker(forecast)
+    return tuple(sorted(found, key=lambda one: one.severity.rank))
+
+
+def demand_of(station: Station, rate: float) -> float:
+    """Runs per second that so many messages need when nothing is wrong: first runs and retries."""
+    load = station.load
+    ordinary = poison = 0.0
+    share = 1 - load.poison
+    for _ in range(len(station.wait_after) + 1):
+        ordinary += share
+        poison += load.poison
+        share *= load.fail
+    return rate * (ordinary + poison)
+
+
+def with_tier(station: Station, seconds: float) -> Station:
+    """The station with one tier more, and one attempt more that follows it."""
+    wait = Wait(f"{station.queue}.retry.{format_duration(round(seconds * 1000))}", seconds, "", ())
+    places = (*station.wait_after, len(station.waits))
+    return replace(station, waits=(*station.waits, wait), wait_after=places)
+
+
+# --- attempts ------------------------------------------------------------------------------------
+
+
+def _attempts(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+    station = course.station
+    if course.dead_letters < 1 or not station.outages:
+        yield from _hopeless(course)
+        return
+    without = _dead_letters(topology, forecast, replace(station, outages=()))
+    if course.dead_letters <= without * _NOTABLE + 1:
+        yield from _hopeless(course)
+        return
+    outage = max(station.outages, key=lambda one: one.length_s)
+    parked = course.dead_letters - without
+    first = course.first_dead_letter_s
+    since = "" if first is None else f", the first {show_seconds(first - outage.start_s)} into it"
+    yield Finding(
+        "attempts-run-out",
+        Severity.ERROR,
+        course.queue,
+        f"attempts run out {show_seconds(station.retry_span_s)} after the first failure: an outage of"
+        f" {show_seconds(outage.length_s)} parks {show_count(parked)} messages{since}.",
+        _more_tiers(topology, forecast, station, without),
+    )
+
+
+def _dead_letters(topology: Topology, forecast: Forecast, station: Station) -> float:
+    """Dead letters of a station that is a little different; the others are left aside."""
+    return forecast_stations(topology, forecast.scenario, (station,)).dead_letters
+
+
+def _more_tiers(topology: Topology, forecast: Forecast, station: Station, without: float) -> str:
+    last = max((wait.delay_s for wait in station.waits), default=0.0)
+    for seconds in _FURTHER_TIERS_S:
+        if seconds <= last:
+            continue
+        left = _dead_letters(topology, forecast, with_tier(station, seconds)) - without
+        if left < 1:
+            text = format_duration(seconds * 1000)
+            none = (
+                "none" if without < 1 else f"none but {show_count(without)} that fail by themselves"
+            )
+            return f"A further tier of {text} would park {none}."
+    return "No single further tier helps: add several, or a breaker, or more consumers."
+
+
+def _hopeless(course: StationCourse) -> Iterator[Finding]:
+    if course.dead_letters >= 1:
+        load = course.station.load
+        yield Finding(
+            "dead-letters",
+            Severity.INFO,
+            course.queue,
+            f"{show_count(course.dead_letters)} messages are parked because all their attempts fail"
+            f" ({load.fail:.1%} of runs fail by chance, {load.poison:.1%} of messages always).",
+            "Count on them: `hopback dlq` shows and re-drives them.",
+        )
+
+
+# --- capacity ------------------------------------------------------------------------------------
+
+
+def _overload(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+    del topology, forecast
+    station, load = course.station, course.station.load
+    needed = demand_of(station, load.top_rate)
+    capacity = load.slots / load.handler_s
+    if needed > capacity:
+        slots = math.ceil(needed * load.handler_s / load.processes)
+        yield Finding(
+            "overload",
+            Severity.ERROR,
+            course.queue,
+            f"{show_rate(load.top_rate)} need {show_rate(needed)} runs, and {load.processes}×"
+            f"{load.concurrency} consumers of {show_seconds(load.handler_s)} do"
+            f" {show_rate(capacity)}: the queue grows even when nothing is wrong.",
+            f"At least {load.processes}×{slots} are needed; {load.processes}×{math.ceil(slots * 1.3)}"
+            " leave room to recover.",
+        )
+
+
+def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+    """Returns that are more than the consumers can take beside what is new."""
+    del topology
+    station = course.station
+    times = forecast.times
+    over = [
+        place
+        for place in range(1, len(times))
+        if course.returns[place] > 0
+        and course.arrivals[place] + course.returns[place] > course.capacity[place] * _NOTABLE
+        and course.capacity[place] > 0
+    ]
+    if not over:
+        return
+    worst = max(over, key=lambda place: course.arrivals[place] + course.returns[place])
+    inflow, capacity = course.arrivals[worst] + course.returns[worst], course.capacity[worst]
+    span = len(over) * (times[1] - times[0])
+    new = max(course.arrivals[worst], 1e-9)
+    yield Finding(
+        "herd",
+        Severity.WARNING,
+        course.queue,
+        f"retries come back at up to {show_rate(course.returns[worst])} beside"
+        f" {show_rate(course.arrivals[worst])} that are new, {inflow / new:.1f} times the arrival"
+        f" rate, at {show_seconds(times[worst])}: capacity is short by"
+        f" {1 - capacity / inflow:.0%}, for {show_seconds(span)} in all.",
+        f"{station.load.processes}×{math.ceil(station.load.concurrency * inflow / capacity)} consumers"
+        " would take them as they come; a breaker keeps them from piling up.",
+    )
+
+
+def _recovery(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+    del topology
+    scenario = forecast.scenario
+    if not scenario.last_trouble_s:
+        return
+    if course.recovered_s is None:
+        yield Finding(
+            "not-recovered",
+            Severity.WARNING,
+            course.queue,
+            f"at the end of the rehearsal {show_count(course.left)} messages still wait,"
+            f" {show_seconds(scenario.duration_s - scenario.last_trouble_s)} after the last trouble.",
+            "Rehearse for longer, or add consumers.",
+        )
+        return
+    after = max(0.0, course.recovered_s - scenario.last_trouble_s)
+    yield Finding(
+        "recovery",
+        Severity.INFO,
+        course.queue,
+        f"all is as usual {show_seconds(after)} after the end of the trouble; the longest wait in the"
+        f" queue was {show_seconds(max(course.wait_s))}.",
+        "The longest tier is what most of it is made of."
+        if course.station.waits and after > max(one.delay_s for one in course.station.waits) * 0.8
+        else "More consumers shorten it.",
+    )
+
+
+# --- the dependency ------------------------------------------------------------------------------
+
+
+def _dependency(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+    station = course.station
+    if not station.outages:
+        return
+    hit, peak = _load_while_down(forecast, course)
+    if hit < 1:
+        return
+    grave = station.load.breaker is None and hit > 1000
+    yield Finding(
+        "dependency-load",
+        Severity.WARNING if grave else Severity.INFO,
+        course.queue,
+        f"what is down is asked {show_count(hit)} times in vain, up to {show_rate(peak)}.",
+        _with_breaker(topology, forecast, station)
+        if station.load.breaker is None
+        else "The breaker keeps it low.",
+    )
+
+
+def _load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, float]:
+    """Failing runs while an outage lasts: how many, and the highest rate."""
+    times, total, peak = forecast.times, 0.0, 0.0
+    for place in range(1, len(times)):
+        before, now = times[place - 1], times[place]
+        if any(one.start_s < now and one.end_s > before for one in course.station.outages):
+            total += course.failures[place] * (now - before)
+            peak = max(peak, course.failures[place])
+    return total, peak
+
+
+def _with_breaker(topology: Topology, forecast: Forecast, station: Station) -> str:
+    tried = replace(station, load=replace(station.load, breaker=BreakerPolicy()))
+    other = forecast_stations(topology, forecast.scenario, (tried,))
+    hit, _ = _load_while_down(other, other.stations[0])
+    return (
+        f"A breaker (BreakerPolicy()) would ask {show_count(hit)} times and park"
+        f" {show_count(other.dead_letters)}."
+    )
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def _limits(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+    del topology
+    station = course.station
+    if course.refused >= 1:
+        depth = forecast.queue(course.queue).depth
+        limit = station.max_length or 0
+        full = next((t for t, d in zip(forecast.times, depth, strict=True) if d >= limit), 0.0)
+        yield Finding(
+            "publishers-refused",
+            Severity.ERROR,
+            course.queue,
+            f"max-length {limit:,} is reached after {show_seconds(full)}: publishers are refused"
+            f" {show_count(course.refused)} messages.",
+            "Raise the limit, or let producers keep what is refused (the outbox does).",
+        )
+    if course.dropped >= 1:
+        yield Finding(
+            "dropped",
+            Severity.ERROR,
+            course.queue,
+            f"{show_count(course.dropped)} messages are dropped, because the queue is full.",
+            "Set x-overflow to reject-publish, with at-least-once dead-lettering.",
+        )
+    copies = sorted({queue for wait in station.waits for queue in wait.copies})
+    if copies and course.retried >= 1:
+        yield Finding(
+            "copies",
+            Severity.WARNING,
+            course.queue,
+            f"each of {show_count(course.retried)} retries brings another copy to"
+            f" {', '.join(copies)}.",
+            "Let retries return straight to their queue (the hardened form does).",
+        )
+
+
+def _broker(forecast: Forecast) -> Iterator[Finding]:
+    """Whether the broker holds it."""
+    for word, curve, limit in (
+        ("memory", forecast.memory, forecast.scenario.memory),
+        ("disk", forecast.disk, forecast.scenario.disk),
+    ):
+        peak = max(curve)
+        at = forecast.times[curve.index(peak)]
+        if limit is None:
+            continue
+        holds = peak <= limit
+        full = next((t for t, size in zip(forecast.times, curve, strict=True) if size > limit), at)
+        yield Finding(
+            f"broker-{word}",
+            Severity.INFO if holds else Severity.ERROR,
+            "broker",
+            f"waiting messages need up to {show_bytes(peak)} of {word} at {show_seconds(at)}, of"
+            f" {show_bytes(limit)}"
+            + ("." if holds else f": the alarm stops all publishers after {show_seconds(full)}."),
+            "It holds." if holds else f"Give it more {word}, or rehearse what would let less wait.",
+        )
+
+
+_RULES: tuple[Callable[[Topology, Forecast, StationCourse], Iterator[Finding]], ...] = (
+    _attempts,
+    _overload,
+    _limits,
+    _herd,
+    _dependency,
+    _recovery,
+)

@@ -1,0 +1,366 @@
+"""What an engine foretells: curves of every queue, totals of every station, and their one JSON form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hopback.rehearse.curve import differences
+from hopback.rehearse.storage import storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hopback.rehearse.scenario import Scenario
+    from hopback.rehearse.station import Station
+    from hopback.topology.model import Topology
+
+__all__ = [
+    "Forecast",
+    "QueueCourse",
+    "StationCourse",
+    "Track",
+    "csv_rows",
+    "forecast_document",
+    "forecast_of",
+    "sample_times",
+    "usual_retrying",
+]
+
+_REST_SHARE = 0.005
+"""A queue is as usual again when it holds no more than usual and this part of its worst: waiting for
+the very last message of a million would make recovery a matter of chance."""
+_NOISE = 3.0
+"""Standard deviations by which a count of independent messages may differ from its mean."""
+
+
+@dataclass(slots=True)
+class Track:
+    """What an engine hands over of a station, at the sample times; counts are cumulative."""
+
+    station: Station
+    arrived: Sequence[float]
+    returned: Sequence[float]
+    runs: Sequence[float]
+    failed: Sequence[float]
+    parked: Sequence[float]
+    redriven: Sequence[float]
+    depth: Sequence[float]
+    waits: Sequence[Sequence[float]]
+    wait_s: Sequence[float]
+    capacity: Sequence[float]
+    first_parked_s: float | None
+    published: float
+    copied: float
+    refused: float
+    dropped: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCourse:
+    """How many messages a queue holds over time, ready and in hand."""
+
+    queue: str
+    role: str
+    type: str
+    depth: tuple[float, ...]
+    memory_each: float
+    disk_each: float
+
+    @property
+    def peak(self) -> float:
+        """The most it holds."""
+        return max(self.depth)
+
+    @property
+    def peak_place(self) -> int:
+        """The sample at which it holds most."""
+        return self.depth.index(self.peak)
+
+
+@dataclass(frozen=True, slots=True)
+class StationCourse:
+    """What happens at one consumed queue: rates per second, the wait at its head, and the totals."""
+
+    station: Station = field(repr=False)
+    queue: str
+    arrivals: tuple[float, ...]
+    returns: tuple[float, ...]
+    runs: tuple[float, ...]
+    failures: tuple[float, ...]
+    capacity: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    retrying: tuple[float, ...]
+    published: float
+    copied: float
+    refused: float
+    dropped: float
+    run_count: float
+    failed: float
+    retried: float
+    done: float
+    dead_letters: float
+    redriven: float
+    left: float
+    first_dead_letter_s: float | None
+    recovered_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The answer to a scenario, by one of the engines."""
+
+    engine: str
+    topology: str
+    scenario: Scenario
+    times: tuple[float, ...]
+    queues: tuple[QueueCourse, ...]
+    stations: tuple[StationCourse, ...]
+    memory: tuple[float, ...]
+    disk: tuple[float, ...]
+
+    @property
+    def dead_letters(self) -> float:
+        """How many messages were parked in all."""
+        return sum(station.dead_letters for station in self.stations)
+
+    @property
+    def first_dead_letter_s(self) -> float | None:
+        """When the first one was."""
+        moments = [one.first_dead_letter_s for one in self.stations]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def recovered_s(self) -> float | None:
+        """When every queue was as usual again; None if one was not by the end."""
+        moments = [one.recovered_s for one in self.stations]
+        known = [moment for moment in moments if moment is not None]
+        return max(known) if len(known) == len(moments) else None
+
+    @property
+    def recovery_s(self) -> float | None:
+        """From the end of the last trouble until all was well."""
+        if self.recovered_s is None:
+            return None
+        return max(0.0, self.recovered_s - self.scenario.last_trouble_s)
+
+    def queue(self, name: str) -> QueueCourse:
+        """The course of a queue; KeyError if it is not part of this."""
+        found = next((one for one in self.queues if one.queue == name), None)
+        if found is None:
+            raise KeyError(
+                f"expected one of {', '.join(q.queue for q in self.queues)}, got {name!r}"
+            )
+        return found
+
+
+def sample_times(scenario: Scenario) -> tuple[float, ...]:
+    """The moments at which curves are read: from the beginning to the end."""
+    count = scenario.samples
+    return tuple(scenario.duration_s * number / count for number in range(count + 1))
+
+
+def forecast_of(
+    engine: str, topology: Topology, scenario: Scenario, tracks: Sequence[Track]
+) -> Forecast:
+    """Put the tracks of all stations together."""
+    times = sample_times(scenario)
+    depths: dict[str, list[float]] = {}
+    roles: dict[str, tuple[str, int]] = {}
+    for name, role, size, depth in _all_depths(tracks):
+        known = depths.get(name)
+        depths[name] = (
+            list(depth) if known is None else [a + b for a, b in zip(known, depth, strict=True)]
+        )
+        roles.setdefault(name, (role, size))
+    queues = tuple(
+        _queue_course(topology, name, *roles[name], tuple(depth)) for name, depth in depths.items()
+    )
+    return Forecast(
+        engine=engine,
+        topology=topology.name,
+        scenario=scenario,
+        times=times,
+        queues=queues,
+        stations=tuple(_station_course(track, scenario, times) for track in tracks),
+        memory=_sum(queues, times, "memory_each"),
+        disk=_sum(queues, times, "disk_each"),
+    )
+
+
+def _all_depths(tracks: Sequence[Track]) -> Iterator[tuple[str, str, int, Sequence[float]]]:
+    for track in tracks:
+        station, size = track.station, track.station.load.size
+        yield station.queue, "main", size, track.depth
+        for wait, depth in zip(station.waits, track.waits, strict=True):
+            yield wait.queue, "retry", size, depth
+        resting = [a - b for a, b in zip(track.parked, track.redriven, strict=True)]
+        yield station.plan.parking.queue, "dead-letter", size, resting
+
+
+def _queue_course(
+    topology: Topology, name: str, role: str, size: int, depth: tuple[float, ...]
+) -> QueueCourse:
+    found = topology.queue(name)
+    kind = "classic" if found is None else str(found.type)
+    each = storage_of(kind, size)
+    return QueueCourse(name, role, kind, depth, each.memory, each.disk)
+
+
+def _sum(queues: Sequence[QueueCourse], times: Sequence[float], each: str) -> tuple[float, ...]:
+    return tuple(
+        sum(queue.depth[place] * getattr(queue, each) for queue in queues)
+        for place in range(len(times))
+    )
+
+
+def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) -> StationCourse:
+    retrying = tuple(sum(values) for values in zip(*track.waits, strict=True))
+    retrying = retrying or (0.0,) * len(times)
+    return StationCourse(
+        station=track.station,
+        queue=track.station.queue,
+        arrivals=differences(track.arrived, times),
+        returns=differences(track.returned, times),
+        runs=differences(track.runs, times),
+        failures=differences(track.failed, times),
+        capacity=tuple(track.capacity),
+        wait_s=tuple(track.wait_s),
+        retrying=retrying,
+        published=track.published,
+        copied=track.copied,
+        refused=track.refused,
+        dropped=track.dropped,
+        run_count=track.runs[-1],
+        failed=track.failed[-1],
+        retried=track.failed[-1] - track.parked[-1],
+        done=track.done,
+        dead_letters=track.parked[-1],
+        redriven=track.redriven[-1],
+        left=track.depth[-1] + retrying[-1],
+        first_dead_letter_s=track.first_parked_s,
+        recovered_s=_recovered(track, retrying, scenario, times),
+    )
+
+
+def usual_retrying(station: Station, rate: float) -> float:
+    """How many messages wait for a retry when nothing is wrong: each class's rate times its wait."""
+    load, level = station.load, 0.0
+    failing = 1 - load.poison
+    for place in station.wait_after:
+        failing *= load.fail
+        level += rate * (failing + load.poison) * station.waits[place].delay_s
+    return level
+
+
+def _recovered(
+    track: Track, retrying: tuple[float, ...], scenario: Scenario, times: tuple[float, ...]
+) -> float | None:
+    """The sample from which on the queue and its retries are as usual; None if the end is not."""
+    station, load = track.station, track.station.load
+    most_depth, most_retrying = max(track.depth), max(retrying)
+    recovered: float | None = None
+    for place in range(len(times) - 1, -1, -1):
+        if times[place] < scenario.last_trouble_s:
+            break
+        rate = load.rate_at(times[place])
+        usual = usual_retrying(station, rate)
+        enough = usual * 1.1 + _NOISE * math.sqrt(usual) + most_retrying * _REST_SHARE + 1
+        in_hand = 2 * load.slots + rate + most_depth * _REST_SHARE
+        if retrying[place] > enough or track.depth[place] > in_hand:
+            break
+        recovered = times[place]
+    return recovered
+
+
+# --- the one form in which others read it ------------------------------------------------------------
+
+
+def forecast_document(forecast: Forecast) -> dict[str, Any]:
+    """Everything as JSON knows it: numbers with their units in their names."""
+    scenario = forecast.scenario
+    return {
+        "engine": forecast.engine,
+        "topology": forecast.topology,
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "durationSeconds": scenario.duration_s,
+        "brokerVersion": str(scenario.version),
+        "deadLetters": round(forecast.dead_letters),
+        "firstDeadLetterSeconds": _short(forecast.first_dead_letter_s),
+        "recoveredSeconds": _short(forecast.recovered_s),
+        "recoverySeconds": _short(forecast.recovery_s),
+        "memoryPeakBytes": round(max(forecast.memory)),
+        "diskPeakBytes": round(max(forecast.disk)),
+        "outages": [
+            {"startSeconds": one.start_s, "endSeconds": one.end_s, "share": one.share,
+             "hits": list(one.hits)}
+            for one in scenario.outages
+        ],
+        "stations": [_station_document(one) for one in forecast.stations],
+        "queues": [
+            {
+                "queue": one.queue,
+                "role": one.role,
+                "type": one.type,
+                "peak": round(one.peak),
+                "peakSeconds": _short(forecast.times[one.peak_place]),
+                "depth": [round(value, 1) for value in one.depth],
+            }
+            for one in forecast.queues
+        ],
+        "timesSeconds": [_short(moment) for moment in forecast.times],
+        "memoryBytes": [round(value) for value in forecast.memory],
+        "diskBytes": [round(value) for value in forecast.disk],
+    }  # fmt: skip
+
+
+def _station_document(course: StationCourse) -> dict[str, Any]:
+    counts = {
+        "published": course.published,
+        "copies": course.copied,
+        "refused": course.refused,
+        "dropped": course.dropped,
+        "runs": course.run_count,
+        "failedRuns": course.failed,
+        "retried": course.retried,
+        "done": course.done,
+        "deadLetters": course.dead_letters,
+        "redriven": course.redriven,
+        "left": course.left,
+    }
+    curves = {
+        "arrivalsPerSecond": course.arrivals,
+        "returnsPerSecond": course.returns,
+        "runsPerSecond": course.runs,
+        "failuresPerSecond": course.failures,
+        "capacityPerSecond": course.capacity,
+        "waitSeconds": course.wait_s,
+        "retrying": course.retrying,
+    }
+    return {
+        "queue": course.queue,
+        **{name: round(count) for name, count in counts.items()},
+        "firstDeadLetterSeconds": _short(course.first_dead_letter_s),
+        "recoveredSeconds": _short(course.recovered_s),
+        **{name: [round(value, 2) for value in values] for name, values in curves.items()},
+    }
+
+
+def _short(moment: float | None) -> float | None:
+    return None if moment is None else round(moment, 3)
+
+
+def csv_rows(forecast: Forecast) -> Iterator[list[object]]:
+    """A header and one row per sample: the time, every queue's depth, every station's rates."""
+    names = ("arrivals", "returns", "runs", "failures", "wait_s")
+    header: list[object] = ["seconds", *(f"{queue.queue} depth" for queue in forecast.queues)]
+    header += [f"{one.queue} {name}" for one in forecast.stations for name in names]
+    yield [*header, "memory bytes", "disk bytes"]
+    for place, moment in enumerate(forecast.times):
+        row: list[object] = [round(moment, 3)]
+        row += [round(queue.depth[place], 2) for queue in forecast.queues]
+        row += [round(getattr(one, name)[place], 2) for one in forecast.stations for name in names]
+        yield [*row, round(forecast.memory[place]), round(forecast.disk[place])]

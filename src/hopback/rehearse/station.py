@@ -1,0 +1,160 @@
+"""A queue of the topology as both engines see it: its load, its plan, and where its messages go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.topology.effective import effective_arguments
+from hopback.topology.entrance import find_entrance
+from hopback.topology.model import QueueType
+from hopback.topology.routing import RoutingTable, topic_matches
+
+if TYPE_CHECKING:
+    from hopback.rehearse.scenario import Crash, Load, Outage, RedriveWave, Scenario, Slowdown
+    from hopback.topology.entrance import Entrance
+    from hopback.topology.model import Topology
+    from hopback.topology.plan import Plan, Tier
+
+__all__ = ["Station", "Wait", "stations_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One retry queue of a plan: how long messages wait, and who else gets a copy when they return."""
+
+    queue: str
+    delay_s: float
+    tier: str
+    copies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """A consumed queue with everything that decides the way of its messages.
+
+    `waits` holds each retry queue once, `wait_after[n]` is the place in it where a message goes after
+    its failure number n + 1. `copies` are the other queues that a publish reaches.
+    """
+
+    load: Load
+    plan: Plan
+    entrance: Entrance
+    waits: tuple[Wait, ...]
+    wait_after: tuple[int, ...]
+    copies: tuple[str, ...]
+    outages: tuple[Outage, ...]
+    slowdowns: tuple[Slowdown, ...]
+    crashes: tuple[Crash, ...]
+    redrives: tuple[RedriveWave, ...]
+    max_length: int | None
+    drops_head: bool
+    returns_are_safe: bool
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue."""
+        return self.plan.queue
+
+    @property
+    def retry_span_s(self) -> float:
+        """From the first failure to the last attempt: an outage longer than that parks."""
+        return sum(self.waits[place].delay_s for place in self.wait_after)
+
+
+def stations_of(topology: Topology, scenario: Scenario) -> tuple[Station, ...]:
+    """The stations of a scenario; InvalidTopology names queues that are not there or have no plan."""
+    known = ", ".join(plan.queue for plan in topology.plans) or "none"
+    unknown = [load.queue for load in scenario.loads if topology.plan(load.queue) is None]
+    if unknown:
+        expected = f"a queue of {topology.name} that has a plan ({known})"
+        raise InvalidTopology(
+            tuple(Problem(f"queues.{queue}", expected, repr(queue)) for queue in unknown),
+            where=scenario.name,
+        )
+    return tuple(_station(topology, scenario, load) for load in scenario.loads)
+
+
+def _station(topology: Topology, scenario: Scenario, load: Load) -> Station:
+    plan = topology.plan(load.queue)
+    assert plan is not None  # noqa: S101 - the only caller has looked
+    entrance = find_entrance(topology, load.queue, load.exchange, load.routing_key)
+    table = RoutingTable(topology.exchanges, [q.name for q in topology.queues], topology.bindings)
+    reached = table.route(entrance.exchange, entrance.routing_key)
+    waits, wait_after = _waits(topology, plan, entrance.routing_key, table)
+    arguments = _arguments(topology, load.queue, scenario)
+    limit = arguments.get("x-max-length")
+    own = {load.queue, load.dependency} - {""}
+
+    def hits(names: tuple[str, ...]) -> bool:
+        return not names or not own.isdisjoint(names)
+
+    return Station(
+        load=load,
+        plan=plan,
+        entrance=entrance,
+        waits=waits,
+        wait_after=wait_after,
+        copies=tuple(name for name in reached if name != load.queue),
+        outages=tuple(one for one in scenario.outages if hits(one.hits)),
+        slowdowns=tuple(one for one in scenario.slowdowns if hits(one.hits)),
+        crashes=tuple(one for one in scenario.crashes if hits(one.hits)),
+        redrives=tuple(one for one in scenario.redrives if hits(one.hits)),
+        max_length=limit if isinstance(limit, int) else None,
+        drops_head=arguments.get("x-overflow", "drop-head") == "drop-head",
+        returns_are_safe=all(_is_safe(topology, wait.queue, scenario) for wait in waits),
+    )
+
+
+def _waits(
+    topology: Topology, plan: Plan, routing_key: str, table: RoutingTable
+) -> tuple[tuple[Wait, ...], tuple[int, ...]]:
+    """The retry queues that messages with this key visit, and the order in which they do."""
+    waits: list[Wait] = []
+    order: list[int] = []
+    for failure in range(1, plan.attempts if plan.tiers else 1):
+        tier = plan.tiers[min(failure, len(plan.tiers)) - 1]
+        wait = _wait(topology, plan, tier, routing_key, table)
+        if wait is None:
+            break  # no way into a retry queue fits the key: that failure parks
+        if wait not in waits:
+            waits.append(wait)
+        order.append(waits.index(wait))
+    return tuple(waits), tuple(order)
+
+
+def _wait(
+    topology: Topology, plan: Plan, tier: Tier, routing_key: str, table: RoutingTable
+) -> Wait | None:
+    route = next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
+    if route is None:
+        return None
+    queue = topology.queue(route.queue)
+    arguments = {} if queue is None else queue.arguments
+    exchange = str(arguments.get("x-dead-letter-exchange", ""))
+    key = str(arguments.get("x-dead-letter-routing-key", route.routing_key))
+    try:
+        reached = table.route(exchange, key)
+    except KeyError:
+        reached = ()
+    others = tuple(name for name in reached if name != plan.queue)
+    return Wait(route.queue, tier.delay_ms / 1000, tier.name, others)
+
+
+def _arguments(topology: Topology, name: str, scenario: Scenario) -> dict[str, object]:
+    queue = topology.queue(name)
+    if queue is None:
+        return {}
+    return dict(effective_arguments(queue, topology.policies, scenario.version))
+
+
+def _is_safe(topology: Topology, name: str, scenario: Scenario) -> bool:
+    """Whether a dead letter stays in this queue until its next one has taken it."""
+    queue = topology.queue(name)
+    arguments = _arguments(topology, name, scenario)
+    return (
+        queue is not None
+        and queue.type is QueueType.QUORUM
+        and arguments.get("x-dead-letter-strategy") == "at-least-once"
+    )

@@ -1,0 +1,75 @@
+"""Both engines of a rehearsal agree on random scenarios, within bounds that are stated here.
+
+The fluid model knows means only, the exact engine draws single messages. What both count may differ by
+the noise of independent draws (`_NOISE` standard deviations), by what is in hand at a moment, and by
+`_SHARE` for the step length of the model. The same bounds stand in `docs/explanation/fluid-model.md`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hopback.designs.recommended import recommended
+from hopback.policy.breaker import BreakerPolicy
+from hopback.rehearse import EngineKind, Load, Outage, RateStep, Scenario, rehearse
+
+_SHARE = 0.03
+_NOISE = 5.0
+
+_TIERS = st.lists(st.sampled_from([10, 30, 60, 120, 300]), min_size=1, max_size=3, unique=True)
+
+
+@st.composite
+def _scenarios(draw: st.DrawFn) -> tuple[tuple[int, ...], int, Scenario]:
+    tiers = tuple(sorted(draw(_TIERS)))
+    attempts = len(tiers) + 1 + draw(st.integers(0, 2))
+    concurrency = draw(st.integers(1, 4))
+    rate = draw(st.floats(0.5, 3.0))
+    busy = draw(st.floats(0.2, 0.8))
+    fail = draw(st.sampled_from([0.0, 0.0, 0.05, 0.3]))
+    load = Load(
+        "orders",
+        (RateStep(0.0, rate),),
+        fail=fail,
+        poison=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        handler_s=busy * concurrency / rate,
+        concurrency=concurrency,
+        breaker=draw(st.sampled_from([None, None, BreakerPolicy(failures=10, cool_down=5.0)])),
+    )
+    outage = Outage(60.0, draw(st.floats(0.0, 400.0)))
+    scenario = Scenario(
+        (load,), duration_s=1200.0, outages=(outage,), seed=draw(st.integers(0, 99)), samples=60
+    )
+    return tiers, attempts, scenario
+
+
+def _bound(count: float, slack: float) -> float:
+    return _SHARE * count + _NOISE * math.sqrt(count) + slack
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_scenarios())
+def test_fluid_and_exact_agree(case: tuple[tuple[int, ...], int, Scenario]) -> None:
+    """Runs, dead letters, what is left, and the depth of every queue at every sample."""
+    tiers, attempts, scenario = case
+    topology = recommended(
+        "orders", tiers_ms=[seconds * 1000 for seconds in tiers], attempts=attempts
+    )
+    load = scenario.loads[0]
+    fluid = rehearse(topology, scenario)
+    exact = rehearse(topology, scenario, EngineKind.EXACT)
+    one, other = fluid.stations[0], exact.stations[0]
+    # What is in hand counts at the start of a run here and at its end there; a breaker's probes, too.
+    slack = 3.0 + 2 * load.slots + (0 if load.breaker is None else 2 * load.breaker.failures)
+    assert abs(one.published - other.published) <= 2
+    assert abs(one.run_count - other.run_count) <= _bound(one.run_count, slack)
+    assert abs(one.dead_letters - other.dead_letters) <= _bound(one.dead_letters, slack)
+    # Waits make a difference in time one in depth: so much comes in while one run or sample passes.
+    moving = slack + 3 * load.top_rate * load.handler_s
+    for queue in fluid.queues:
+        twin = exact.queue(queue.queue)
+        gap = max(abs(a - b) for a, b in zip(queue.depth, twin.depth, strict=True))
+        assert gap <= _bound(queue.peak, moving), queue.queue

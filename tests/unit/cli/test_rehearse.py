@@ -1,0 +1,116 @@
+"""`hopback rehearse`, run in the process."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.cli.app import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_Output = pytest.CaptureFixture[str]
+_LONG = ("rehearse", "recommended", "--rate", "500/s", "--outage", "40m", "--consumers", "4×20")
+
+
+def test_the_text_has_charts_sums_and_findings(capsys: _Output) -> None:
+    """Everything a reader needs, in one screen."""
+    assert run(_LONG) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "recommended for 1h55m: orders 500/s, outage of 40m at 5m (fluid engine)"
+    )
+    assert "⣿" in said
+    assert "━━━" in said
+    assert "error: orders [attempts-run-out]" in said
+    assert "A further tier of 1h would park none." in said
+
+
+def test_json_has_the_total_of_dead_letters_and_the_findings(capsys: _Output) -> None:
+    """Numbers for others; the total is the sum over the stations."""
+    assert run([*_LONG, "-o", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["deadLetters"] == sum(one["deadLetters"] for one in said["stations"]) > 100_000
+    assert len(said["timesSeconds"]) == len(said["queues"][0]["depth"]) == 241
+    assert {one["rule"] for one in said["findings"]} >= {"attempts-run-out", "dependency-load"}
+
+
+def test_csv_has_a_row_for_each_sample(capsys: _Output) -> None:
+    """A header, and columns for every queue."""
+    assert run([*_LONG, "-o", "csv"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0][:2] == ["seconds", "orders depth"]
+    assert len(rows) == 242
+    assert {len(row) for row in rows} == {len(rows[0])}
+
+
+def test_the_exact_engine_is_asked_by_name(capsys: _Output) -> None:
+    """A small scenario, message by message, with a handler's spread."""
+    arguments = ("--rate", "1/s", "--outage", "1m@10s", "--for", "5m", "--engine", "exact")
+    assert run(["rehearse", "ratatoskr", *arguments, "--handler", "40ms±20ms", "-o", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["engine"] == "exact"
+    assert said["deadLetters"] == pytest.approx(45, abs=2)
+
+
+def test_a_scenario_file_says_it_all(tmp_path: Path, capsys: _Output) -> None:
+    """Its profile lies beside it; options that it contains are refused."""
+    (tmp_path / "day.csv").write_text("seconds,rate\n0,100\n1800,400\n", encoding="utf-8")
+    path = tmp_path / "day.toml"
+    path.write_text('for = "1h"\n[queues.orders]\nprofile = "day.csv"\n', encoding="utf-8")
+    assert run(["rehearse", "recommended", "--scenario", str(path), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stations"][0]["published"] == 900_000
+    assert run(["rehearse", "recommended", "--scenario", str(path), "--rate", "5/s"]) == 2
+
+
+def test_an_application_says_how_its_handlers_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: _Output
+) -> None:
+    """Concurrency and breaker come from the decorator."""
+    (tmp_path / "rehearsed_shop.py").write_text(
+        "from hopback import App, BreakerPolicy\n"
+        "app = App('shop')\n"
+        "@app.handler('orders', retry=('30s',), concurrency=3, breaker=BreakerPolicy())\n"
+        "async def handle(body: bytes) -> None: ...\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run(["rehearse", "rehearsed_shop:app", "--rate", "10/s", "--outage", "10m", "-o", "json"])
+        == 0
+    )
+    said = json.loads(capsys.readouterr().out)
+    assert said["stations"][0]["capacityPerSecond"][0] == 75
+    assert said["deadLetters"] < 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("recommended",), 2, "--rate"),
+        (("recommended", "--rate", "fast"), 2, "expected a rate"),
+        (("recommended", "--rate", "1/s", "--outage", "soon"), 2, "--outage"),
+        (("recommended", "--rate", "1/s", "--queue", "nothing"), 1, "that has a plan"),
+        (("event-bus", "--rate", "1/s"), 2, "--queue"),
+        (("recommended", "--scenario", "none.toml"), 5, "none.toml"),
+        (("nowhere", "--rate", "1/s"), 5, "nowhere"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: tuple[str, ...], code: int, words: str, capsys: _Output
+) -> None:
+    """What was found, what was expected, and the exit code of its kind."""
+    assert run(["rehearse", *arguments]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_findings_can_decide_the_exit_code() -> None:
+    """For CI: 10 if there is an error or a warning."""
+    assert run([*_LONG, "--detailed-exit-code"]) == 10
+    calm = ("rehearse", "recommended", "--rate", "5/s", "--detailed-exit-code")
+    assert run(calm) == 0

@@ -1,0 +1,80 @@
+"""The exact engine, in virtual time: the same for the same seed, and what the runtime does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.designs import DESIGNS
+from hopback.rehearse import (
+    ArrivalKind,
+    Crash,
+    EngineKind,
+    RedriveWave,
+    Scenario,
+    forecast_document,
+    rehearse,
+)
+from tests.unit.rehearse.worlds import scenario
+
+if TYPE_CHECKING:
+    from hopback.topology.model import Topology
+
+_ORDERS = DESIGNS["recommended"].build()
+
+
+def _exact(topology: Topology, played: Scenario) -> dict[str, object]:
+    return forecast_document(rehearse(topology, played, EngineKind.EXACT))
+
+
+def test_the_same_seed_gives_the_same_forecast() -> None:
+    """Poisson arrivals, failures by chance, a spread of run times: all drawn from the seed."""
+    played = scenario(
+        rate=2.0, fail=0.2, spread_s=0.05, arrivals=ArrivalKind.POISSON, duration_s=300.0
+    )
+    assert _exact(_ORDERS, played) == _exact(_ORDERS, played)
+    other = scenario(
+        rate=2.0, fail=0.2, spread_s=0.05, arrivals=ArrivalKind.POISSON, duration_s=300.0, seed=1
+    )
+    assert _exact(_ORDERS, other) != _exact(_ORDERS, played)
+
+
+@pytest.mark.parametrize("name", list(DESIGNS))
+def test_every_design_counts_as_its_plan_says(name: str) -> None:
+    """Attempts and tiers of all designs: with nothing but failures, both engines park the same."""
+    topology = DESIGNS[name].build()
+    plan = topology.plans[0]
+    played = scenario(
+        queue=plan.queue, rate=0.5, outage=(1.0, 9000.0), duration_s=10_000.0, concurrency=2
+    )
+    exact = rehearse(topology, played, EngineKind.EXACT).stations[0]
+    fluid = rehearse(topology, played).stations[0]
+    assert exact.dead_letters == pytest.approx(fluid.dead_letters, abs=3)
+    assert exact.run_count == pytest.approx(fluid.run_count, rel=0.002)
+    assert exact.first_dead_letter_s == pytest.approx(fluid.first_dead_letter_s, abs=3)
+
+
+def test_a_crash_gives_everything_back_and_a_redrive_brings_back_what_was_parked() -> None:
+    """After both, the sums agree to the message."""
+    played = scenario(
+        rate=1.0,
+        outage=(10.0, 2300.0),
+        duration_s=6000.0,
+        processes=2,
+        concurrency=2,
+        crashes=(Crash(100.0, 50.0, 2),),
+        redrives=(RedriveWave(3000.0, 5.0, 10.0),),
+    )
+    course = rehearse(_ORDERS, played, EngineKind.EXACT).stations[0]
+    assert course.redriven == course.dead_letters > 100
+    assert course.published == course.done + course.left
+    assert course.dropped == 0
+
+
+def test_progress_is_told() -> None:
+    """From the beginning to the end."""
+    told: list[float] = []
+    rehearse(_ORDERS, scenario(duration_s=60.0), EngineKind.EXACT, progress=told.append)
+    assert told[0] == 0.0
+    assert told[-1] == 1.0

@@ -1,0 +1,86 @@
+"""Findings: what is said of a forecast, and what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.designs.freeflow import freeflow
+from hopback.designs.recommended import recommended
+from hopback.rehearse import Forecast, findings_of, rehearse
+from hopback.topology.model import Queue, Topology
+from tests.unit.rehearse.worlds import scenario
+
+if TYPE_CHECKING:
+    from hopback.topology.check import Finding
+
+_ORDERS = recommended("orders")
+
+
+def _found(topology: Topology, forecast: Forecast) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in findings_of(topology, forecast)}
+
+
+def test_a_long_outage_says_which_tier_would_help() -> None:
+    """And the tier is tried: with it none is parked."""
+    forecast = rehearse(_ORDERS, scenario(outage=(300.0, 3600.0), duration_s=28_800.0))
+    found = _found(_ORDERS, forecast)["attempts-run-out"]
+    assert "35m30s" in found.explanation
+    assert "an outage of 1h parks" in found.explanation
+    assert found.fix == "A further tier of 1h would park none."
+
+
+def test_a_calm_day_has_no_findings() -> None:
+    """Nothing is said where nothing is wrong."""
+    assert findings_of(_ORDERS, rehearse(_ORDERS, scenario())) == ()
+
+
+def test_overload_names_the_consumers_that_are_needed() -> None:
+    """Rate times time of a run, rounded up."""
+    forecast = rehearse(_ORDERS, scenario(rate=100.0, concurrency=5))
+    assert "1×10 are needed" in _found(_ORDERS, forecast)["overload"].fix
+
+
+def test_returns_beyond_capacity_are_a_herd() -> None:
+    """Capacity of one and a half times the traffic is too little for what comes back."""
+    forecast = rehearse(_ORDERS, scenario(outage=(300.0, 1800.0), rate=10.0, concurrency=1,
+                                          handler_s=0.07, duration_s=14_400.0))  # fmt: skip
+    found = _found(_ORDERS, forecast)
+    assert "short by" in found["herd"].explanation
+    assert "in vain" in found["dependency-load"].explanation
+    assert "BreakerPolicy()" in found["dependency-load"].fix
+
+
+def test_a_full_queue_refuses_publishers() -> None:
+    """With max-length and reject-publish, from the moment the limit is reached."""
+    limited = Topology(
+        name="limited",
+        queues=tuple(
+            Queue(q.name, q.type, arguments={**q.arguments, "x-max-length": 1000})
+            if q.name == "orders"
+            else q
+            for q in _ORDERS.queues
+        ),
+        plans=_ORDERS.plans,
+    )
+    forecast = rehearse(limited, scenario(rate=20.0, concurrency=1, duration_s=600.0))
+    found = _found(limited, forecast)["publishers-refused"]
+    assert "max-length 1,000" in found.explanation
+    assert forecast.stations[0].refused > 4000
+    assert forecast.queue("orders").peak < 1200
+
+
+def test_copies_are_said() -> None:
+    """Retries through an exchange reach those who did not fail."""
+    design = freeflow()
+    forecast = rehearse(design, scenario(queue="freeflow.users.queue", outage=(300.0, 60.0)))
+    assert "freeflow.audit.queue" in _found(design, forecast)["copies"].explanation
+
+
+def test_a_broker_that_is_too_small_is_an_error() -> None:
+    """Memory and disk are compared with what the scenario gives them."""
+    forecast = rehearse(
+        _ORDERS, scenario(outage=(300.0, 1800.0), rate=500.0, concurrency=40, memory=10_000_000)
+    )
+    assert (
+        "the alarm stops all publishers" in _found(_ORDERS, forecast)["broker-memory"].explanation
+    )

@@ -1,0 +1,144 @@
+"""The fluid model, against what can be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.designs.event_bus import event_bus
+from hopback.designs.recommended import recommended
+from hopback.policy.breaker import BreakerPolicy
+from hopback.rehearse import Crash, Forecast, RedriveWave, Slowdown, rehearse
+from tests.unit.rehearse.worlds import scenario
+
+_ORDERS = recommended("orders")
+
+
+def _balance(forecast: Forecast) -> float:
+    """Messages that are nowhere: published, and neither done nor parked nor waiting."""
+    return sum(
+        one.published
+        - one.refused
+        - one.dropped
+        - one.done
+        - one.dead_letters
+        + one.redriven
+        - one.left
+        for one in forecast.stations
+    )
+
+
+def test_quiet_traffic_passes_through() -> None:
+    """Nothing waits: what is in hand is the rate times the time of a run."""
+    forecast = rehearse(_ORDERS, scenario())
+    assert forecast.queue("orders").peak == pytest.approx(0.5)
+    assert forecast.stations[0].done == pytest.approx(36_000)
+    assert forecast.dead_letters == 0
+    assert forecast.recovery_s == 0.0
+
+
+def test_an_outage_fills_the_first_tier_with_rate_times_delay() -> None:
+    """By Little's law: 5/s for 30 s."""
+    forecast = rehearse(_ORDERS, scenario(outage=(300.0, 1200.0)))
+    assert forecast.queue("orders.retry.30s").peak == pytest.approx(150, rel=0.02)
+    assert forecast.queue("orders.retry.5m").peak == pytest.approx(1500, rel=0.02)
+    assert forecast.dead_letters == 0
+    assert forecast.recovery_s == pytest.approx(1800, abs=60)
+
+
+def test_an_outage_longer_than_all_waits_parks_what_came_early() -> None:
+    """35m30s of waits: of an outage of 45 minutes the first 9m30s are parked, runs and waits apart."""
+    forecast = rehearse(
+        _ORDERS, scenario(outage=(300.0, 2700.0), concurrency=50, duration_s=10_800.0)
+    )
+    assert forecast.dead_letters == pytest.approx(5 * (2700 - 2130), rel=0.02)
+    assert forecast.first_dead_letter_s == pytest.approx(300 + 2130, abs=2)
+
+
+def test_overload_grows_by_what_is_too_much() -> None:
+    """10/s against 8/s: two more each second, and the head waits ever longer."""
+    forecast = rehearse(
+        _ORDERS, scenario(rate=10.0, concurrency=1, handler_s=0.125, duration_s=600.0)
+    )
+    assert forecast.queue("orders").depth[-1] == pytest.approx(1200, rel=0.01)
+    assert max(forecast.stations[0].wait_s) == pytest.approx(120, rel=0.02)
+    assert forecast.stations[0].runs[-1] == pytest.approx(8.0)
+
+
+def test_failures_by_chance_have_a_geometric_sum() -> None:
+    """A tenth of runs fail: a ten-thousandth of messages is parked, runs are 1.111 times as many."""
+    forecast = rehearse(_ORDERS, scenario(fail=0.1, duration_s=86_400.0))
+    course = forecast.stations[0]
+    assert course.run_count / course.published == pytest.approx(1.111, rel=0.01)
+    assert course.dead_letters == pytest.approx(course.published * 1e-4, rel=0.05)
+
+
+@pytest.mark.parametrize("fail", [0.0, 0.3])
+def test_no_message_is_made_or_lost(fail: float) -> None:
+    """Whatever happens, the sums agree to a thousandth."""
+    forecast = rehearse(
+        _ORDERS,
+        scenario(
+            outage=(600.0, 1800.0),
+            fail=fail,
+            poison=0.02,
+            concurrency=1,
+            crashes=(Crash(3000.0, 60.0),),
+            slowdowns=(Slowdown(4000.0, 300.0, 4.0),),
+            redrives=(RedriveWave(5000.0, 20.0, 60.0),),
+        ),
+    )
+    assert abs(_balance(forecast)) < 0.001 * forecast.stations[0].published
+
+
+def test_a_breaker_keeps_messages_in_their_queue() -> None:
+    """They use up no attempts: an outage of two hours parks next to none."""
+    without = rehearse(_ORDERS, scenario(outage=(300.0, 7200.0), duration_s=14_400.0))
+    braked = rehearse(
+        _ORDERS,
+        scenario(outage=(300.0, 7200.0), duration_s=14_400.0, breaker=BreakerPolicy(failures=10)),
+    )
+    assert without.dead_letters > 20_000
+    assert braked.dead_letters < 100
+    assert braked.queue("orders").peak > 30_000
+
+
+def test_a_redrive_brings_dead_letters_back() -> None:
+    """What was parked comes in again at its rate; poison is parked once more."""
+    forecast = rehearse(
+        _ORDERS, scenario(poison=0.1, duration_s=14_400.0, redrives=(RedriveWave(7200.0, 5.0),))
+    )
+    course = forecast.stations[0]
+    assert course.redriven == pytest.approx(0.5 * (7200 - 2130), rel=0.02)
+    assert course.dead_letters > course.redriven
+
+
+def test_a_redrive_that_goes_on_counting_has_one_run() -> None:
+    """In the event bus a re-driven message keeps its attempts."""
+    forecast = rehearse(
+        event_bus(),
+        scenario(
+            queue="wms.queue.wms-orders", outage=(60.0, 600.0), redrives=(RedriveWave(3600.0, 5.0),)
+        ),
+    )
+    course = forecast.stations[0]
+    assert course.redriven == pytest.approx(5 * (600 - 50), rel=0.05)
+    assert course.left < 10
+
+
+def test_copies_of_returning_messages_reach_other_queues() -> None:
+    """Freeflow's retries come back through an exchange that feeds the audit queue as well."""
+    from hopback.designs.freeflow import freeflow
+    from hopback.rehearse import Load, Outage, RateStep, Scenario
+
+    users, audit = "freeflow.users.queue", "freeflow.audit.queue"
+    both = Scenario(
+        loads=(
+            Load(users, (RateStep(0.0, 5.0),), dependency="users"),
+            Load(audit, (RateStep(0.0, 0.0),)),
+        ),
+        duration_s=3600.0,
+        outages=(Outage(300.0, 60.0, (users,)),),
+    )
+    forecast = rehearse(freeflow(), both)
+    published, copied = forecast.stations[0].published, forecast.stations[1].copied
+    assert copied == pytest.approx(published + forecast.stations[0].retried, rel=0.01)
