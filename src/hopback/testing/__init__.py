@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from hopback.testing.broker_thread import BrokerThread
     from hopback.testing.captured import Happening, Tally
     from hopback.testing.kit import AppTest, in_virtual_time
+    from hopback.testing.rehearsal import (
+        assert_no_dead_letters,
+        assert_recovered_within,
+        rehearse,
+    )
 
 __all__ = [
     "AppTest",
@@ -24,7 +29,10 @@ __all__ = [
     "Fault",
     "Happening",
     "Tally",
+    "assert_no_dead_letters",
+    "assert_recovered_within",
     "in_virtual_time",
+    "rehearse",
 ]
 
 _HOMES = {
@@ -33,6 +41,7 @@ _HOMES = {
     "hopback.testing.broker_thread": ("BrokerThread",),
     "hopback.testing.captured": ("Happening", "Tally"),
     "hopback.testing.kit": ("AppTest", "in_virtual_time"),
+    "hopback.testing.rehearsal": ("assert_no_dead_letters", "assert_recovered_within", "rehearse"),
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)
