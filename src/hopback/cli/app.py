@@ -1,23 +1,64 @@
-"""The root of the command, and the one place where errors become words and exit codes."""
+"""The tree of commands, and the one place where errors become words and exit codes.
+
+A command is loaded when it is called. The tables hold each command's place and its line of help, so
+that `--help` imports none of them; a test compares the lines with the commands' own.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from hopback import __version__
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.lazy import LazyCommand, LazyGroup
 from hopback.cli.terminal import safe_lines
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["root", "run"]
+__all__ = ["LazyCommand", "LazyGroup", "dlq", "root", "run", "topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a command lives (`module:attribute`) and what help says of it."""
+
+    place: str
+    help: str
+
+    def load(self) -> click.Command:
+        """Import it now."""
+        module, attribute = self.place.split(":")
+        return cast("click.Command", getattr(import_module(module), attribute))
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are given as a table of `LazyCommand`."""
+
+    def __init__(self, *, table: Mapping[str, LazyCommand], **attributes: object) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type]
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the table's order: it is the order in which one learns them."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load the command that is called."""
+        found = self.table.get(cmd_name)
+        return None if found is None else found.load()
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Help from the table, so that nothing is imported for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in self.table.items()])
+
 
 _COMMANDS = {
     "systems": LazyCommand(
@@ -27,7 +68,7 @@ _COMMANDS = {
         "hopback.cli.demo:demo", "Run the documented systems with a little traffic."
     ),
     "topology": LazyCommand(
-        "hopback.cli.topology:topology",
+        "hopback.cli.app:topology",
         "Show, check, export and draw a topology; compare it with a broker.",
     ),
     "simulate": LazyCommand(
@@ -55,7 +96,7 @@ _COMMANDS = {
         "Let a running service take deliveries of a paused queue again.",
     ),
     "dlq": LazyCommand(
-        "hopback.cli.dlq:dlq", "Dead letters: look without harm, send back without loss."
+        "hopback.cli.app:dlq", "Dead letters: look without harm, send back without loss."
     ),
     "jobs": LazyCommand(
         "hopback.cli.jobs:jobs",
@@ -77,6 +118,76 @@ _COMMANDS = {
 @click.version_option(__version__, prog_name="hopback", message="%(prog)s %(version)s")
 def root() -> None:
     """Dependable RabbitMQ consumers: retries, dead letters and topologies you can trust."""
+
+
+_TOPOLOGY = {
+    "show": LazyCommand("hopback.cli.topology:show", "Show exchanges, queues and plans."),
+    "check": LazyCommand("hopback.cli.topology:check", "Report hazards, each with its fix."),
+    "export": LazyCommand(
+        "hopback.cli.topology:export", "Write definitions for RabbitMQ, or another form."
+    ),
+    "diagram": LazyCommand("hopback.cli.topology:diagram", "Draw it as Mermaid."),
+    "plan": LazyCommand(
+        "hopback.cli.live_broker:plan", "Compare with a live broker; change nothing."
+    ),
+    "apply": LazyCommand(
+        "hopback.cli.live_broker:apply", "Create on a live broker what is missing."
+    ),
+    "migrate": LazyCommand(
+        "hopback.cli.live_broker:migrate",
+        "Replace queues of another form, keeping their messages.",
+    ),
+    "revert": LazyCommand(
+        "hopback.cli.live_broker:revert",
+        "Take back the delivery limits that apply has lifted.",
+    ),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=_TOPOLOGY,
+    short_help="Show, check, export and draw a topology; compare it with a broker.",
+)
+def topology() -> None:
+    """Topologies: a documented SYSTEM (`hopback systems`), or a FILE.
+
+    A .toml file is Hopback's own form, a .json file RabbitMQ's definitions.
+    """
+
+
+_DLQ = {
+    "ls": LazyCommand("hopback.cli.dlq:ls", "List dead-letter queues with their depths."),
+    "show": LazyCommand("hopback.cli.dlq:show", "Show a queue: type, cost of looking, targets."),
+    "groups": LazyCommand("hopback.cli.dlq:groups", "Count messages by what they have in common."),
+    "peek": LazyCommand("hopback.cli.dlq:peek", "List the messages at the head."),
+    "get": LazyCommand("hopback.cli.dlq:get", "Show one message with everything about it."),
+    "export": LazyCommand(
+        "hopback.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
+    ),
+    "import": LazyCommand(
+        "hopback.cli.dlq_archives:import_", "Publish exported messages again, each confirmed."
+    ),
+    "redrive": LazyCommand(
+        "hopback.cli.dlq_actions:redrive", "Send messages back to where they failed, safely."
+    ),
+    "discard": LazyCommand(
+        "hopback.cli.dlq_actions:discard", "Remove messages for good, after writing them to a file."
+    ),
+    "watch": LazyCommand("hopback.cli.dlq:watch", "Follow the depths until stopped."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=_DLQ,
+    short_help="Dead letters: look without harm, send back without loss.",
+)
+def dlq() -> None:
+    """Dead letters: look without harm, send back without loss.
+
+    Works on any RabbitMQ, directly (--broker) or through a server (--server).
+    """
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -23,7 +23,6 @@ from hopback.cli.dlq_print import (
     tell,
 )
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.lazy import LazyCommand, LazyGroup
 from hopback.cli.terminal import on_terminal, safe_lines
 from hopback.cli.where import Place, at_desk, complete_queue, desk_options
 from hopback.errors import UnsafeOperation
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "chosen_letter",
-    "dlq",
     "filter_option",
     "get",
     "groups",
@@ -55,40 +53,6 @@ __all__ = [
     "watch",
     "watch_queues",
 ]
-
-_COMMANDS = {
-    "ls": LazyCommand("hopback.cli.dlq:ls", "List dead-letter queues with their depths."),
-    "show": LazyCommand("hopback.cli.dlq:show", "Show a queue: type, cost of looking, targets."),
-    "groups": LazyCommand("hopback.cli.dlq:groups", "Count messages by what they have in common."),
-    "peek": LazyCommand("hopback.cli.dlq:peek", "List the messages at the head."),
-    "get": LazyCommand("hopback.cli.dlq:get", "Show one message with everything about it."),
-    "export": LazyCommand(
-        "hopback.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
-    ),
-    "import": LazyCommand(
-        "hopback.cli.dlq_archives:import_", "Publish exported messages again, each confirmed."
-    ),
-    "redrive": LazyCommand(
-        "hopback.cli.dlq_actions:redrive", "Send messages back to where they failed, safely."
-    ),
-    "discard": LazyCommand(
-        "hopback.cli.dlq_actions:discard", "Remove messages for good, after writing them to a file."
-    ),
-    "watch": LazyCommand("hopback.cli.dlq:watch", "Follow the depths until stopped."),
-}
-
-
-@click.group(
-    cls=LazyGroup,
-    table=_COMMANDS,
-    short_help="Dead letters: look without harm, send back without loss.",
-)
-def dlq() -> None:
-    """Dead letters: look without harm, send back without loss.
-
-    Works on any RabbitMQ, directly (--broker) or through a server (--server).
-    """
-
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 

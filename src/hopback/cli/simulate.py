@@ -20,7 +20,6 @@ from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from hopback.testing.timeline import Timeline
-    from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
 __all__ = ["simulate"]
@@ -42,7 +41,7 @@ def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
     required=True,
     callback=_script,
     metavar="HOW",
-    help="N: the first N runs fail; always; or one letter per run:"
+    help="N: the first N runs fail; always; or one character per run:"
     " . succeeds, x or r fails, p parks, s snoozes.",
 )
 @click.option(
@@ -71,19 +70,6 @@ def simulate(
     from hopback.testing.simulate import simulate as play
 
     topology = TopologySource(name, hardened, params).topology()
-    _require_plan(topology, queue)
-    timeline = play(
-        topology,
-        queue=queue,
-        script=script,
-        exchange=exchange,
-        routing_key=routing_key,
-        version=version or DEFAULT_VERSION,
-    )
-    _print(timeline, form)
-
-
-def _require_plan(topology: Topology, queue: str) -> None:
     if topology.plan(queue) is None:
         known = ", ".join(plan.queue for plan in topology.plans)
         raise CommandFailed(
@@ -93,6 +79,15 @@ def _require_plan(topology: Topology, queue: str) -> None:
             else "Nothing here has a plan: definitions hold none; write a .toml file.",
             code=Exit.NOT_FOUND,
         )
+    timeline = play(
+        topology,
+        queue=queue,
+        script=script,
+        exchange=exchange,
+        routing_key=routing_key,
+        version=version or DEFAULT_VERSION,
+    )
+    _print(timeline, form)
 
 
 def _print(timeline: Timeline, form: str) -> None:

@@ -152,7 +152,7 @@ def ask_for_reason(given: str) -> str:
 def _somebody_there(changes: str) -> None:
     if not sys.stdin.isatty():
         raise CommandFailed(
-            f"{changes} and nobody is there to be asked",
+            f"{changes}, and there is no terminal to ask on",
             do="Say --yes if it is meant, or --dry-run to see the plan.",
             code=Exit.USAGE,
         )

@@ -1,4 +1,4 @@
-"""`hopback topology`: show, check, export and draw, all without a broker.
+"""`hopback topology show`, `check`, `export` and `diagram`: all without a broker.
 
 `plan`, `apply`, `migrate` and `revert`, which talk to one, live in `live_broker`.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import Exit
-from hopback.cli.lazy import LazyCommand, LazyGroup
 from hopback.cli.options import (
     TopologySource,
     broker_version_option,
@@ -30,43 +29,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-__all__ = ["check", "diagram", "export", "show", "topology"]
-
-_COMMANDS = {
-    "show": LazyCommand("hopback.cli.topology:show", "Show exchanges, queues and plans."),
-    "check": LazyCommand("hopback.cli.topology:check", "Report hazards, each with its fix."),
-    "export": LazyCommand(
-        "hopback.cli.topology:export", "Write definitions for RabbitMQ, or another form."
-    ),
-    "diagram": LazyCommand("hopback.cli.topology:diagram", "Draw it as Mermaid."),
-    "plan": LazyCommand(
-        "hopback.cli.live_broker:plan", "Compare with a live broker; change nothing."
-    ),
-    "apply": LazyCommand(
-        "hopback.cli.live_broker:apply", "Create on a live broker what is missing."
-    ),
-    "migrate": LazyCommand(
-        "hopback.cli.live_broker:migrate",
-        "Replace queues of another form, keeping their messages.",
-    ),
-    "revert": LazyCommand(
-        "hopback.cli.live_broker:revert",
-        "Take back the delivery limits that apply has lifted.",
-    ),
-}
-
-
-@click.group(
-    cls=LazyGroup,
-    table=_COMMANDS,
-    short_help="Show, check, export and draw a topology; compare it with a broker.",
-)
-def topology() -> None:
-    """Topologies: a documented SYSTEM (`hopback systems`), or a FILE.
-
-    A .toml file is Hopback's own form, a .json file RabbitMQ's definitions.
-    """
-
+__all__ = ["check", "diagram", "export", "show"]
 
 _READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
 _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."

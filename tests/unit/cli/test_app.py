@@ -6,8 +6,7 @@ import click
 import pytest
 
 from hopback import __version__
-from hopback.cli.app import root, run
-from hopback.cli.lazy import LazyGroup
+from hopback.cli.app import LazyGroup, root, run
 
 
 def _groups() -> list[tuple[str, LazyGroup]]:
