@@ -1,6 +1,6 @@
 """What a simulated handler does, run by run.
 
-A script is written as `3` (the first three runs fail), `always`, or one letter per run:
+A script is written as `3` (the first three runs fail), `always`, or one character per run:
 
 =======  =============================================================
 letter   the run
@@ -54,7 +54,7 @@ class Script:
             return cls((_OUTCOMES["x"],) * int(words))
         if not words or len(words) > _MOST_RUNS or not set(words) <= set(_OUTCOMES):
             raise ValueError(
-                f"expected a number up to {_MOST_RUNS}, always, or one letter per run"
+                f"expected a number up to {_MOST_RUNS}, always, or one character per run"
                 f" (. ok, x or r fail, p park, s snooze), got {text!r}"
             )
         return cls(tuple(_OUTCOMES[letter] for letter in words))

@@ -72,7 +72,7 @@ def test_the_broker_version_is_taken(capsys: _Output) -> None:
     ("options", "code", "words"),
     [
         (("--queue", "raffle_dlq", "--fail", "1"), 5, "Queues with a plan: raffle_queue."),
-        (("--queue", "raffle_queue", "--fail", "maybe"), 2, "one letter per run"),
+        (("--queue", "raffle_queue", "--fail", "maybe"), 2, "one character per run"),
         (("--queue", "raffle_queue", "--fail", "1", "--routing-key", "x"), 1, "its bindings"),
         (("--queue", "raffle_queue"), 2, "--fail"),
     ],
