@@ -32,7 +32,9 @@ def _forbidden(module: Module) -> list[str]:
     """Imports of ours that the table does not allow; the bare package holds only the version."""
     ours = (name for name in module.imports() if within(name, "hopback"))
     targets = {_target(name) for name in ours if name != "hopback.__version__"}
-    return sorted(target for target in targets if not _allowed(module.name, target))
+    # The front door of a package opens on whatever stands inside.
+    inside = {each for each in targets if module.is_package and within(each, module.name)}
+    return sorted(each for each in targets - inside if not _allowed(module.name, each))
 
 
 def _foreign(module: Module) -> set[str]:
