@@ -170,10 +170,10 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
 @ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, Reach.EVERYWHERE, status=204)
 async def _delete_key(call: Call[Empty, None]) -> None:
     """Let a key open no more."""
-    services, ident = call.services, call.path["key"]
-    key = await services.gate.keys.remove(ident)
+    key_id = call.path["key"]
+    key = await call.services.gate.keys.remove(key_id)
     if key is None:
-        raise Refused(404, "not-found", f"There is no key {ident!r}.")
+        raise Refused(404, "not-found", f"There is no key {key_id!r}.")
     details = {"key": key.id, "name": key.name}
     await call.operations.note("key.delete", details=details)
 

@@ -229,12 +229,12 @@ async def _show_message(call: Call[Empty, None]) -> MessageView:
 )
 async def _download_body(call: Call[Empty, None]) -> Response:
     """The bytes of a message as a file; written to the audit."""
-    view, ident = _held_session(call), call.path["message"]
-    body = await call.operations.body(view.id, ident)
+    view, message = _held_session(call), call.path["message"]
+    body = await call.operations.body(view.id, message)
     return Response(
         body,
         media_type="application/octet-stream",
-        headers={"Content-Disposition": f'attachment; filename="{quote(ident, safe="")}.bin"'},
+        headers={"Content-Disposition": f'attachment; filename="{quote(message, safe="")}.bin"'},
     )
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,7 @@ def create_app(
         routes=[
             *_documented(services),
             *api_routes(ENDPOINTS, services),
-            _openapi_route(),
+            Route("/openapi.json", _openapi),
             *page_routes(services, templates),
         ],
         exception_handlers={
@@ -171,6 +172,14 @@ def _gate(
             "sessions of the page end with this process:"
             " auth.session_secret_env names no variable that is set, so a random secret is used"
         )
+    tokens = None
+    if (jwt := auth.jwt) is not None:
+        source = (
+            SharedSecret(environment[jwt.secret_env])
+            if jwt.secret_env
+            else Jwks(lambda: fetch_json(jwt.jwks_url), clock)
+        )
+        tokens = TokenReader(jwt, auth.grants, source)
     return Gate(
         clock=clock,
         cookies=SessionCookies(
@@ -180,21 +189,10 @@ def _gate(
         turns=TurnKeeper(limits.requests_per_second, limits.burst, clock.now),
         sign_ins=TurnKeeper(limits.sign_ins_per_minute / 60, limits.sign_ins_per_minute, clock.now),
         failures=TurnKeeper(limits.failures_per_minute / 60, limits.failures_per_minute, clock.now),
-        tokens=_tokens(settings, environment, clock),
+        tokens=tokens,
         link=None if link is None else LoginLink(link),
         asks_who=settings.asks_who or link is not None,
     )
-
-
-def _tokens(
-    settings: AdminSettings, environment: Mapping[str, str], clock: Clock
-) -> TokenReader | None:
-    jwt = settings.auth.jwt
-    if jwt is None:
-        return None
-    if jwt.secret_env:
-        return TokenReader(jwt, settings.auth.grants, SharedSecret(environment[jwt.secret_env]))
-    return TokenReader(jwt, settings.auth.grants, Jwks(lambda: fetch_json(jwt.jwks_url), clock))
 
 
 def _documented(services: Services) -> list[Route]:
@@ -220,13 +218,13 @@ def _documented(services: Services) -> list[Route]:
     return documented_routes(services.operations, authorize, services.clock, read=read)
 
 
-def _openapi_route() -> Route:
-    document = msgspec.json.encode(openapi_document(ENDPOINTS, DOCUMENTED_PATHS))
+async def _openapi(_request: Request) -> Response:
+    return Response(_openapi_json(), media_type="application/json")
 
-    async def answer(_request: Request) -> Response:
-        return Response(document, media_type="application/json")
 
-    return Route("/openapi.json", answer)
+@cache
+def _openapi_json() -> bytes:
+    return msgspec.json.encode(openapi_document(ENDPOINTS, DOCUMENTED_PATHS))
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:

@@ -99,7 +99,9 @@ class _Documented:
         """An endpoint: who may, then the work; whatever is refused is told in the contract's form."""
 
         async def answer(request: Request) -> Response:
-            correlation = _correlation(request)
+            # The caller's own id, if it is fit to be repeated; else a new one.
+            given = request.headers.get("x-correlation-id", "")
+            correlation = given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
             try:
                 response = await work(request, await self.authorize(request))
             except Exception as error:
@@ -120,7 +122,9 @@ class _Documented:
 
     async def peek(self, request: Request, who: Who) -> Response:
         """Messages at the head; they are given back before the answer goes out."""
-        limit = _limit(_number(request.query_params.get("limit")), _PEEKED)
+        said = request.query_params.get("limit")
+        digits = said is not None and re.fullmatch(r"[0-9]{1,9}", said)
+        limit = _limit(int(digits[0]) if digits else said, _PEEKED)
         summary, ready = await self._queue(request)
         window = Window(limit, _PEEK_BYTES, _PEEK_S)
         try:
@@ -248,17 +252,6 @@ def _json(content: object, status: int = 200) -> Response:
     text = json.dumps(content, separators=(",", ":"))
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return Response(text, status, headers, "application/json")
-
-
-def _correlation(request: Request) -> str:
-    """The caller's own id, if it is fit to be repeated; else a new one."""
-    given = request.headers.get("x-correlation-id", "")
-    return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
-
-
-def _number(text: str | None) -> object:
-    """What a query says: a number where it is one, as text otherwise."""
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 async def _body_limit(request: Request) -> object:

@@ -103,10 +103,10 @@ class KeyStore(Protocol):
     async def all(self) -> dict[str, str]:
         """Every document, by the id of its key."""
 
-    async def add(self, ident: str, document: str) -> None:
+    async def add(self, key_id: str, document: str) -> None:
         """Keep a document."""
 
-    async def remove(self, ident: str) -> None:
+    async def remove(self, key_id: str) -> None:
         """Forget a document; none there is no error."""
 
 
@@ -120,13 +120,13 @@ class MemoryKeys:
         """Every document, by the id of its key."""
         return dict(self._documents)
 
-    async def add(self, ident: str, document: str) -> None:
+    async def add(self, key_id: str, document: str) -> None:
         """Keep a document."""
-        self._documents[ident] = document
+        self._documents[key_id] = document
 
-    async def remove(self, ident: str) -> None:
+    async def remove(self, key_id: str) -> None:
         """Forget a document."""
-        self._documents.pop(ident, None)
+        self._documents.pop(key_id, None)
 
 
 class KeyRing:
@@ -160,8 +160,8 @@ class KeyRing:
         if now - self._read_at >= _FRESH_S:
             found = await self._store.all()
             self._kept = {
-                ident: msgspec.json.decode(document, type=ApiKey)
-                for ident, document in found.items()
+                key_id: msgspec.json.decode(document, type=ApiKey)
+                for key_id, document in found.items()
             }
             self._read_at = now
 
@@ -170,15 +170,15 @@ class KeyRing:
         await self._store.add(key.id, msgspec.json.encode(key).decode())
         self._kept[key.id] = key
 
-    async def remove(self, ident: str) -> ApiKey | None:
+    async def remove(self, key_id: str) -> ApiKey | None:
         """Let that key open no more; the key, if there was one. Those of the settings stay."""
-        found = self._kept.pop(ident, None)
-        await self._store.remove(ident)
+        found = self._kept.pop(key_id, None)
+        await self._store.remove(key_id)
         return found
 
-    def get(self, ident: str, now: float) -> ApiKey | None:
+    def get(self, key_id: str, now: float) -> ApiKey | None:
         """The key of that id, if it opens now."""
-        key = self._given.get(ident) or self._kept.get(ident)
+        key = self._given.get(key_id) or self._kept.get(key_id)
         return key if key is not None and key.holds(now) else None
 
     def find(self, secret: str, now: float) -> ApiKey | None:

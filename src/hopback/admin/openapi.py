@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,7 @@ def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": row.name,
         "summary": row.summary,
-        "parameters": [*_path_parameters(row), *_query_parameters(row.query), *_headers(row)],
+        "parameters": _parameters(row),
         "responses": _responses(row, schemas),
     }
     if row.role is not None:
@@ -93,27 +92,31 @@ def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     return operation
 
 
-def _path_parameters(row: ApiEndpoint) -> list[dict[str, Any]]:
-    return [
+def _parameters(row: ApiEndpoint) -> list[dict[str, Any]]:
+    """Those in the path, in the query and in headers."""
+    name = {"type": "string", "minLength": 1, "maxLength": 255}
+    found = [
+        {"name": each, "in": "path", "required": True, "schema": name}
+        for each in re.findall(r"\{(\w+)\}", row.path)
+    ]
+    if row.query is not Empty:
+        _, components = schemas_of([row.query], _REF)
+        fields = components[row.query.__name__]["properties"]
+        found += [
+            {"name": each, "in": "query", "required": False, "schema": _inlined(said, components)}
+            for each, said in fields.items()
+        ]
+    found += [
         {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+            "name": each,
+            "in": "header",
+            "required": False,
+            "description": words,
+            "schema": {"type": "string", "maxLength": 200},
         }
-        for name in re.findall(r"\{(\w+)\}", row.path)
+        for each, words in row.headers
     ]
-
-
-def _query_parameters(kind: type) -> list[dict[str, Any]]:
-    if kind is Empty:
-        return []
-    _, components = schemas_of([kind], _REF)
-    schema = components[kind.__name__]
-    return [
-        {"name": name, "in": "query", "required": False, "schema": _inlined(value, components)}
-        for name, value in schema["properties"].items()
-    ]
+    return found
 
 
 def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
@@ -125,51 +128,27 @@ def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
     return [_inlined(each, components) for each in schema] if isinstance(schema, list) else schema
 
 
-def _headers(row: ApiEndpoint) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "in": "header",
-            "required": False,
-            "description": words,
-            "schema": {"type": "string", "maxLength": 200},
-        }
-        for name, words in row.headers
-    ]
-
-
 def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {str(row.status): _success(row, schemas)}
+    success: dict[str, Any] = {"description": HTTPStatus(row.status).phrase}
+    if row.status != HTTPStatus.NO_CONTENT:
+        schema = {} if row.answer is None else schemas[id(row.answer)]
+        success["content"] = {media: {"schema": {"type": "string"}} for media in row.media}
+        for media in row.media:
+            if media == JSON:
+                success["content"][media] = {"schema": schema}
+            elif media.endswith("+json"):
+                success["content"][media] = {"schema": {"type": "object"}}
+    found = {str(row.status): success}
     for status, kind in row.further:
         content = {JSON: {"schema": schemas[id(kind)]}}
         found[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     always = _PUBLIC if row.public else _ALWAYS
     own = (404,) if "{" in row.path else ()
     asked = (413, 415, 422) if row.body is not None else ()
+    problem = {"$ref": _REF.format(name=ProblemDocument.__name__)}
     for status in sorted({*always, *own, *asked, *row.errors} - {row.status}):
-        found[str(status)] = _problem(status)
-    return found
-
-
-def _success(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": HTTPStatus(row.status).phrase}
-    schema = {} if row.answer is None else schemas[id(row.answer)]
-    if row.status != HTTPStatus.NO_CONTENT:
-        answer["content"] = {
-            media: {"schema": schema if media == JSON else _plain_schema(media)}
-            for media in row.media
+        found[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": problem}},
         }
-    return answer
-
-
-def _plain_schema(media: str) -> dict[str, Any]:
-    return {"type": "object"} if media.endswith("+json") else {"type": "string"}
-
-
-@cache
-def _problem(status: int) -> dict[str, Any]:
-    schema = {"$ref": _REF.format(name=ProblemDocument.__name__)}
-    return {
-        "description": HTTPStatus(status).phrase,
-        "content": {MEDIA_TYPE: {"schema": schema}},
-    }
+    return found

@@ -111,9 +111,6 @@ class _SignIn:
         await self._services.acting_as(principal).note(
             "access.sign-in", details={"address": address}
         )
-        return self._welcome(request, principal, onward)
-
-    def _welcome(self, request: Request, principal: Principal, onward: str) -> Response:
         value, seconds = self._services.gate.cookies.write(principal, self._services.clock.now())
         secure = request.url.scheme == "https"
         answer = see_other(onward)
@@ -140,10 +137,6 @@ def _own_page(path: str) -> str:
     return path if plain else "/"
 
 
-def _manages(visit: Visit) -> bool:
-    return visit.principal.allows_everywhere(Role.ADMIN) and visit.services.gate.asks_who
-
-
 @ACCESS_PAGES.get("/you")
 async def _you(visit: Visit) -> Response:
     return _you_page(visit, "")
@@ -152,7 +145,7 @@ async def _you(visit: Visit) -> Response:
 def _you_page(visit: Visit, secret: str) -> Response:
     return visit.page(
         "you.html",
-        manages=_manages(visit),
+        manages=visit.principal.allows_everywhere(Role.ADMIN) and visit.services.gate.asks_who,
         keys=visit.services.gate.keys.keys,
         keys_last=visit.services.gate.keys.lasts,
         secret=secret,

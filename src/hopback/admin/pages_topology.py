@@ -167,9 +167,9 @@ def _nodes(scene: Scene) -> Iterator[dict[str, Any]]:
         yield node
 
 
-def _node(ident: str, name: str, kind: str, label: str, hazards: int) -> dict[str, Any]:
+def _node(node_id: str, name: str, kind: str, label: str, hazards: int) -> dict[str, Any]:
     height = 26 + 16 * (label.count("\n") + len(name) // 26)
-    data = {"id": ident, "name": name, "kind": kind, "label": label, "hazards": hazards}
+    data = {"id": node_id, "name": name, "kind": kind, "label": label, "hazards": hazards}
     return {"data": data | {"height": height}}
 
 
@@ -183,7 +183,9 @@ def _edges(scene: Scene) -> Iterator[dict[str, Any]]:
         keys[f"x:{binding.source}", end].append(binding.routing_key)
     for (source, end), found in keys.items():
         if source in known and end in known:
-            yield _edge(source, end, "binding", _key_words(found))
+            shown = ", ".join([_short(key) for key in found if key][:2])
+            more = f" +{len(found) - 2}" if len(found) > 2 else ""
+            yield _edge(source, end, "binding", shown + more)
     for kind, paths in (("publish", _publishes(scene)), ("dead-letter", _dead_letter_paths(scene))):
         for source, end in dict.fromkeys(paths):
             if source in known and end in known:
@@ -217,14 +219,8 @@ def _dead_letter_paths(scene: Scene) -> Iterator[tuple[str, str]]:
 
 
 def _edge(source: str, end: str, kind: str, label: str) -> dict[str, Any]:
-    ident = f"{kind}:{source}>{end}"
-    return {"data": {"id": ident, "source": source, "target": end, "kind": kind, "label": label}}
-
-
-def _key_words(keys: list[str]) -> str:
-    shown = [_short(key) for key in keys if key][:2]
-    more = f" +{len(keys) - 2}" if len(keys) > 2 else ""
-    return ", ".join(shown) + more
+    data = {"source": source, "target": end, "kind": kind, "label": label}
+    return {"data": {"id": f"{kind}:{source}>{end}", **data}}
 
 
 def _short(text: str) -> str:

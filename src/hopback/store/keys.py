@@ -26,12 +26,12 @@ class KeyTable:
             rows = await connection.execute(select(api_keys).order_by(api_keys.c.id))
             return {row.id: row.document for row in rows}
 
-    async def add(self, ident: str, document: str) -> None:
+    async def add(self, key_id: str, document: str) -> None:
         """Keep a document."""
         async with self._engine.begin() as connection:
-            await connection.execute(insert(api_keys).values(id=ident, document=document))
+            await connection.execute(insert(api_keys).values(id=key_id, document=document))
 
-    async def remove(self, ident: str) -> None:
+    async def remove(self, key_id: str) -> None:
         """Forget a document; none there is no error."""
         async with self._engine.begin() as connection:
-            await connection.execute(delete(api_keys).where(api_keys.c.id == ident))
+            await connection.execute(delete(api_keys).where(api_keys.c.id == key_id))
