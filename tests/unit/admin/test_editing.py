@@ -231,6 +231,9 @@ async def test_a_lifted_limit_is_restored() -> None:
         assert not (await stage.client.get(queue)).json()["limitLifted"]
         again = await stage.client.post(f"{queue}/restore-limit")
         assert again.status_code == 204
+        unknown = await stage.client.post("/admin/dlq/queues/no.such.dlq/restore-limit")
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "not-found")
+        assert (await stage.client.post("/queues/no.such.dlq/restore-limit")).status_code == 404
         audit = await _audited(stage, "limit.restore")
         assert [entry["reason"] for entry in audit] == ["", "x"]
     rules, team = _team()
