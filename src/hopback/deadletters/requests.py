@@ -56,7 +56,12 @@ MOST_IN_FLIGHT = 10_000
 
 
 RAMP = (1, 5, 25)
-"""The careful beginning: one message, then five, then twenty-five, then the rest."""
+"""The careful beginning: one message, then five, then twenty-five, then the rest.
+
+The page proposes it, because a person who clicks looks at the first messages anyway. `Pace` has no ramp
+unless one is asked for: programs and scripts that call the API, the library or the command wait for a job
+to end, and must not begin to wait between stages because a default changed.
+"""
 
 
 _LONGEST_PAUSE_S = 30.0  # between two tries of one message; a broker under alarm recovers in less
