@@ -20,7 +20,7 @@ from hopback.cli.options import (
     format_option,
     topology_source,
 )
-from hopback.cli.terminal import document, gap, json_text, on_terminal, safe, table
+from hopback.cli.terminal import document, gap, json_text, on_terminal, safe, safe_lines, table
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.findings import findings_of
@@ -115,6 +115,10 @@ def _outage(text: str) -> tuple[float, float]:
     "--engine", type=click.Choice([str(kind) for kind in EngineKind]), default="fluid",
     show_default=True, help="Flows in milliseconds, or message by message.",
 )  # fmt: skip
+@click.option(
+    "--advise", "goals", multiple=True, metavar="GOAL",
+    help="`no dead letters up to 1h outage`, `recovered within 15m`, `at most 50 retries/s`; repeatable.",
+)  # fmt: skip
 @broker_version_option("Rehearse on this RabbitMQ, for example 3.10; by default 4.0.")
 @format_option("text", "json", "csv")
 @click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 for any error or warning.")
@@ -135,6 +139,8 @@ def rehearse(
     app = _application(name)
     topology = TopologySource(name, hardened, params).topology() if app is None else app.topology
     scenario = _scenario(topology, app, said)
+    if said["goals"]:
+        return _advise(topology, scenario, said["goals"], form)
     with _progress(engine) as progress:
         forecast = play(topology, scenario, EngineKind(engine), progress=progress)
     findings = findings_of(topology, forecast)
@@ -291,6 +297,43 @@ def _progress(engine: str) -> Iterator[Callable[[float], object] | None]:
             bar.update(max(0, round(share * 1000) - bar.pos))
 
         yield tell
+
+
+def _advise(topology: Topology, scenario: Scenario, goals: Sequence[str], form: str) -> Exit:
+    """The cheapest plans that meet the goals, as a table, and the best of them to be copied."""
+    from hopback.rehearse import advise as advice
+
+    try:
+        wanted = [advice.parse_goal(goal) for goal in goals]
+    except ValueError as error:
+        raise click.UsageError(f"--advise: {error}.") from error
+    if len(scenario.loads) != 1:
+        raise click.UsageError(
+            "--advise is for one queue: name --queue instead of a scenario of several."
+        )
+    found = advice.advise(topology, scenario, scenario.loads[0].queue, wanted)
+    met = [one for one in found if one.met]
+    columns = ("change", "plan", "dead letters", "recovery", "asked in vain", "deepest", "cost")
+    rows = list(advice.table_rows(found))
+    if form == "json":
+        told = [dict(zip(columns, row, strict=True)) for row in rows]
+        best = advice.decorator_line(met[0]) if met else None
+        document(json_text({"goals": list(goals), "proposals": told, "best": best}))
+        return Exit.OK if met else Exit.FAILED
+    if form != "text":
+        raise click.UsageError("--advise prints text or json.")
+    table(columns, rows, right=columns[2:])
+    gap()
+    if not met:
+        click.echo("Nothing that was tried meets all goals: ask for less, or for fewer at once.")
+    elif not met[0].changes:
+        click.echo("The plan of today meets them all.")
+    else:
+        click.echo(
+            f"{safe(advice.decorator_line(met[0]))}\n\n{safe_lines(advice.toml_lines(met[0]))}",
+            nl=False,
+        )
+    return Exit.OK if met else Exit.FAILED
 
 
 # --- what is shown -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
-__all__ = ["demand_of", "findings_of", "with_tier"]
+__all__ = ["demand_of", "findings_of", "load_while_down", "with_tier"]
 
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Waits that people choose; the shortest that helps is named."""
@@ -206,7 +206,7 @@ def _dependency(topology: Topology, forecast: Forecast, course: StationCourse) -
     station = course.station
     if not station.outages:
         return
-    hit, peak = _load_while_down(forecast, course)
+    hit, peak = load_while_down(forecast, course)
     if hit < 1:
         return
     grave = station.load.breaker is None and hit > 1000
@@ -221,7 +221,7 @@ def _dependency(topology: Topology, forecast: Forecast, course: StationCourse) -
     )
 
 
-def _load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, float]:
+def load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, float]:
     """Failing runs while an outage lasts: how many, and the highest rate."""
     times, total, peak = forecast.times, 0.0, 0.0
     for place in range(1, len(times)):
@@ -235,7 +235,7 @@ def _load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, 
 def _with_breaker(topology: Topology, forecast: Forecast, station: Station) -> str:
     tried = replace(station, load=replace(station.load, breaker=BreakerPolicy()))
     other = forecast_stations(topology, forecast.scenario, (tried,))
-    hit, _ = _load_while_down(other, other.stations[0])
+    hit, _ = load_while_down(other, other.stations[0])
     return (
         f"A breaker (BreakerPolicy()) would ask {show_count(hit)} times and park"
         f" {show_count(other.dead_letters)}."

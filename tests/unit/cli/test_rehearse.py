@@ -114,3 +114,15 @@ def test_findings_can_decide_the_exit_code() -> None:
     assert run([*_LONG, "--detailed-exit-code"]) == 10
     calm = ("rehearse", "recommended", "--rate", "5/s", "--detailed-exit-code")
     assert run(calm) == 0
+
+
+def test_advice_is_a_table_and_a_line_to_copy(capsys: _Output) -> None:
+    """Today's plan first; the best as a decorator and as TOML. A goal out of reach leaves with 1."""
+    goal = ("--advise", "no dead letters up to 1h outage")
+    assert run([*_LONG, *goal]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[1].startswith("nothing ")
+    assert '@app.handler("orders", retry=(' in said
+    assert '[queues."orders"]' in said
+    assert run([*_LONG, "--advise", "recovered within 1s"]) == 1
+    assert run([*_LONG, "--advise", "be good"]) == 2

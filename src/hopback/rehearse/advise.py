@@ -1,0 +1,300 @@
+"""Advice: the cheapest change of a plan that meets a goal, tried with the fluid model."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+from typing import TYPE_CHECKING
+
+from hopback.policy.breaker import BreakerPolicy
+from hopback.rehearse.engine import forecast_stations
+from hopback.rehearse.findings import load_while_down
+from hopback.rehearse.quantities import parse_rate, parse_seconds, show_rate, show_seconds
+from hopback.rehearse.scenario import Outage
+from hopback.rehearse.station import Wait, stations_of
+from hopback.topology.durations import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hopback.rehearse.forecast import Forecast
+    from hopback.rehearse.scenario import Scenario
+    from hopback.rehearse.station import Station
+    from hopback.topology.model import Topology
+
+__all__ = [
+    "Goal",
+    "GoalKind",
+    "Proposal",
+    "advise",
+    "decorator_line",
+    "parse_goal",
+    "plan_text",
+    "table_rows",
+    "toml_lines",
+]
+
+_FORMS = (
+    (re.compile(r"no dead letters(?: up to (\S+)(?: outage)?)?"), "dead-letters"),
+    (re.compile(r"recovered within (\S+)"), "recovery"),
+    (re.compile(r"at most (\S+?)(?: retries)?(/s)(?: at the dependency)?"), "asked"),
+)
+_LADDERS_S = (
+    (30, 300, 1800, 3600),
+    (30, 300, 1800, 7200),
+    (30, 300, 1800, 14_400),
+    (30, 300, 1800, 7200, 28_800),
+    (30, 120, 600),
+    (30, 120, 600, 3600),
+    (10, 60, 300),
+)
+"""Waits that people choose, for short and for long outages."""
+_MORE_ATTEMPTS = (0, 3, 8)
+"""Attempts beyond the tiers: the last wait serves them all."""
+_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0)
+_BREAKERS = (
+    BreakerPolicy(),
+    BreakerPolicy(failures=20, cool_down=5.0, longest_cool_down=60.0),
+    BreakerPolicy(failures=10, cool_down=2.0, longest_cool_down=15.0),
+)
+# What a change costs, in consumers of today: machines are dear, a retry queue and a setting are not.
+_TIER_COST = 0.02
+_ATTEMPT_COST = 0.005
+_BREAKER_COST = 0.01
+_CHANGE_COST = 0.05
+
+
+class GoalKind(StrEnum):
+    """What a goal bounds."""
+
+    DEAD_LETTERS = "dead-letters"
+    RECOVERY = "recovery"
+    ASKED = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a plan is to achieve; `outage_s` is the outage that it must survive, if it names one."""
+
+    kind: GoalKind
+    text: str
+    limit: float = 0.0
+    outage_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan that was tried: what is changed, what it costs, and what came of it."""
+
+    station: Station
+    changes: tuple[str, ...]
+    cost: float
+    dead_letters: float
+    recovery_s: float | None
+    asked: float
+    asked_peak: float
+    peak: float
+    met: bool
+
+
+def parse_goal(text: str) -> Goal:
+    """A goal from words; ValueError shows the three forms."""
+    words = " ".join(text.split()).lower()
+    for form, kind in _FORMS:
+        found = form.fullmatch(words)
+        if found is None:
+            continue
+        if kind == GoalKind.DEAD_LETTERS:
+            outage = found[1]
+            return Goal(GoalKind(kind), words, 0.0, parse_seconds(outage) if outage else None)
+        if kind == GoalKind.RECOVERY:
+            return Goal(GoalKind(kind), words, parse_seconds(found[1]))
+        return Goal(GoalKind(kind), words, parse_rate(found[1] + "/s"))
+    raise ValueError(
+        "expected `no dead letters up to 1h outage`, `recovered within 15m` or"
+        f" `at most 50 retries/s at the dependency`, got {text!r}"
+    )
+
+
+def advise(
+    topology: Topology, scenario: Scenario, queue: str, goals: Sequence[Goal]
+) -> tuple[Proposal, ...]:
+    """The plan of today first; then, for each kind of change, the cheapest that meets all goals.
+
+    The cheapest of all comes right after today's. Where nothing meets them, only today's is there.
+    """
+    scenario = _for_goals(scenario, goals)
+    station = next(one for one in stations_of(topology, scenario) if one.queue == queue)
+    today = _tried(topology, scenario, station, (), 0.0, goals)
+    if today.met:
+        return (today,)
+    found: list[Proposal] = []
+    for kinds in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)):
+        if sum(kinds) == 3 and found:
+            break  # a change of everything is worth trying only if nothing less helps
+        for cost, changes, other in _variants(station, kinds):
+            tried = _tried(topology, scenario, other, changes, cost, goals)
+            if tried.met:
+                found.append(tried)
+                break
+    return (today, *sorted(found, key=lambda one: one.cost))
+
+
+def _for_goals(scenario: Scenario, goals: Sequence[Goal]) -> Scenario:
+    """With the longest outage that a goal names, and time enough to see its end."""
+    named = max((goal.outage_s or 0.0 for goal in goals), default=0.0)
+    outages = scenario.outages
+    if named:
+        start = outages[0].start_s if outages else min(300.0, scenario.duration_s / 4)
+        outages = (Outage(start, named, outages[0].hits if outages else ()),)
+    end = max((one.end_s for one in outages), default=0.0)
+    longest = end + max(sum(ladder) for ladder in _LADDERS_S[:3]) + named + 3600
+    return replace(scenario, outages=outages, duration_s=max(scenario.duration_s, longest))
+
+
+def _tried(
+    topology: Topology,
+    scenario: Scenario,
+    station: Station,
+    changes: tuple[str, ...],
+    cost: float,
+    goals: Sequence[Goal],
+) -> Proposal:
+    forecast = forecast_stations(topology, scenario, (station,))
+    asked, asked_peak = load_while_down(forecast, forecast.stations[0])
+    recovery_s, dead_letters = forecast.recovery_s, forecast.dead_letters
+    measured = {
+        GoalKind.DEAD_LETTERS: dead_letters - _by_themselves(forecast),
+        GoalKind.RECOVERY: math.inf if recovery_s is None else recovery_s,
+        GoalKind.ASKED: asked_peak,
+    }
+    met = all(measured[goal.kind] <= max(goal.limit, 0.5) for goal in goals)
+    peak = sum(max(queue.depth) for queue in forecast.queues if queue.role == "main")
+    return Proposal(station, changes, cost, dead_letters, recovery_s, asked, asked_peak, peak, met)
+
+
+def _by_themselves(forecast: Forecast) -> float:
+    """Dead letters that no plan avoids: poison, and those that fail by chance in every run."""
+    course = forecast.stations[0]
+    load = course.station.load
+    hopeless = load.poison + (1 - load.poison) * load.fail ** (len(course.station.wait_after) + 1)
+    return course.published * hopeless * 1.05
+
+
+def _variants(
+    station: Station, kinds: tuple[int, int, int]
+) -> list[tuple[float, tuple[str, ...], Station]]:
+    """Stations with these kinds of change (waits, breaker, consumers), the cheapest first."""
+    found = []
+    ladders = list(_ladders(station)) if kinds[0] else [None]
+    breakers = _BREAKERS if kinds[1] else (None,)
+    factors = _FACTORS if kinds[2] else (None,)
+    for ladder, breaker, factor in product(ladders, breakers, factors):
+        other, cost = station, 0.0
+        changes: list[str] = []
+        if ladder is not None:
+            waits, attempts = ladder
+            other = _with_ladder(other, waits, attempts)
+            cost += _TIER_COST * len(waits) + _ATTEMPT_COST * attempts + _CHANGE_COST
+            changes.append("waits")
+        if breaker is not None:
+            if breaker == station.load.breaker:
+                continue
+            other = replace(other, load=replace(other.load, breaker=breaker))
+            cost += _BREAKER_COST + _CHANGE_COST
+            changes.append("breaker")
+        if factor is not None:
+            more = math.ceil(station.load.concurrency * factor)
+            other = replace(other, load=replace(other.load, concurrency=more))
+            cost += more / station.load.concurrency - 1 + _CHANGE_COST
+            changes.append("consumers")
+        found.append((cost, tuple(changes), other))
+    return sorted(found, key=lambda one: one[0])
+
+
+def _ladders(station: Station) -> Iterator[tuple[tuple[float, ...], int]]:
+    """Waits and attempts: those of today with more attempts, and the usual ladders."""
+    own = tuple(wait.delay_s for wait in station.waits)
+    for more in _MORE_ATTEMPTS:
+        if own and more:
+            yield own, len(station.wait_after) + 1 + more
+    for ladder in _LADDERS_S:
+        for more in _MORE_ATTEMPTS:
+            yield tuple(float(wait) for wait in ladder), len(ladder) + 1 + more
+
+
+def _with_ladder(station: Station, delays: tuple[float, ...], attempts: int) -> Station:
+    waits = tuple(
+        Wait(f"{station.queue}.retry.{_text(delay)}", delay, _text(delay), ()) for delay in delays
+    )
+    places = tuple(min(number, len(waits) - 1) for number in range(attempts - 1))
+    return replace(station, waits=waits, wait_after=places)
+
+
+def _text(seconds: float) -> str:
+    return format_duration(round(seconds * 1000))
+
+
+# --- how it is written down ----------------------------------------------------------------------
+
+
+def plan_text(proposal: Proposal) -> str:
+    """Waits, attempts, consumers and breaker in a few words."""
+    station = proposal.station
+    load = station.load
+    waits = ", ".join(_text(wait.delay_s) for wait in station.waits)
+    breaker = (
+        ""
+        if load.breaker is None
+        else f"; breaker {load.breaker.failures}, {_text(load.breaker.cool_down)}"
+        f" to {_text(load.breaker.longest_cool_down)}"
+    )
+    attempts = len(station.wait_after) + 1
+    return f"{waits}; {attempts} attempts; {load.processes}×{load.concurrency}{breaker}"
+
+
+def decorator_line(proposal: Proposal) -> str:
+    """The handler's decorator that makes the proposal true."""
+    station = proposal.station
+    load = station.load
+    waits = ", ".join(f'"{_text(wait.delay_s)}"' for wait in station.waits)
+    parts = [
+        f'"{station.queue}"',
+        f"retry=({waits},)" if len(station.waits) == 1 else f"retry=({waits})",
+        f"attempts={len(station.wait_after) + 1}",
+        f"concurrency={load.concurrency}",
+    ]
+    if load.breaker is not None:
+        one = load.breaker
+        parts.append(
+            f"breaker=BreakerPolicy(failures={one.failures}, cool_down={one.cool_down:g},"
+            f" longest_cool_down={one.longest_cool_down:g})"
+        )
+    return f"@app.handler({', '.join(parts)})"
+
+
+def toml_lines(proposal: Proposal) -> str:
+    """The queue as a topology file declares it; what runs handlers is not part of that."""
+    station = proposal.station
+    waits = ", ".join(f'{{ delay = "{_text(wait.delay_s)}" }}' for wait in station.waits)
+    return (
+        f'[queues."{station.queue}"]\nretry = [{waits}]\nattempts = {len(station.wait_after) + 1}\n'
+    )
+
+
+def table_rows(proposals: Sequence[Proposal]) -> Iterator[tuple[str, ...]]:
+    """The trade-off: what changes, the plan, and what comes of it."""
+    for proposal in proposals:
+        recovery = proposal.recovery_s
+        yield (
+            " and ".join(proposal.changes) or "nothing",
+            plan_text(proposal),
+            f"{proposal.dead_letters:,.0f}",
+            "not in time" if recovery is None else show_seconds(recovery),
+            show_rate(proposal.asked_peak),
+            f"{proposal.peak:,.0f}",
+            f"{proposal.cost:.2f}" if proposal.changes else "",
+        )

@@ -1,0 +1,71 @@
+"""Advice: what it proposes meets the goals when it is played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hopback.designs.recommended import recommended
+from hopback.rehearse import Outage, rehearse
+from hopback.rehearse.advise import Goal, GoalKind, advise, decorator_line, parse_goal, toml_lines
+from tests.unit.rehearse.worlds import scenario
+
+_ORDERS = recommended("orders")
+
+
+def test_goals_are_read_from_words() -> None:
+    """The three forms of the reference; others are refused with all three."""
+    assert parse_goal("no dead letters up to 1h outage") == Goal(
+        GoalKind.DEAD_LETTERS, "no dead letters up to 1h outage", 0.0, 3600.0
+    )
+    assert parse_goal("recovered within 15m").limit == 900.0
+    assert parse_goal("at most 50 retries/s at the dependency").limit == 50.0
+    with pytest.raises(ValueError, match="recovered within 15m"):
+        parse_goal("be good")
+
+
+def test_the_best_proposal_survives_what_was_asked() -> None:
+    """A plan built from its waits and attempts parks nothing in the outage of the goal."""
+    played = scenario(concurrency=20)
+    today, best, *_ = advise(
+        _ORDERS, played, "orders", [parse_goal("no dead letters up to 1h outage")]
+    )
+    assert not today.met
+    assert today.dead_letters > 1000
+    assert best.met
+    assert best.changes == ("breaker",)
+    waits = next(
+        one
+        for one in advise(
+            _ORDERS, played, "orders", [parse_goal("no dead letters up to 1h outage")]
+        )
+        if one.changes == ("waits",)
+    )
+    delays = [round(wait.delay_s * 1000) for wait in waits.station.waits]
+    better = recommended("orders", tiers_ms=delays, attempts=len(waits.station.wait_after) + 1)
+    hour = replace(played, outages=(Outage(300.0, 3600.0),), duration_s=36_000.0)
+    assert rehearse(better, hour).dead_letters < 1
+    assert decorator_line(waits).startswith('@app.handler("orders", retry=("30s", "5m", "30m"')
+    assert "attempts = " in toml_lines(waits)
+
+
+def test_several_goals_hold_at_once() -> None:
+    """Recovery and the load on the dependency, of the scenario's own outage."""
+    played = scenario(outage=(300.0, 1800.0), rate=20.0)
+    goals = [parse_goal("recovered within 15m"), parse_goal("at most 5 retries/s")]
+    found = advise(_ORDERS, played, "orders", goals)
+    assert not found[0].met
+    for proposal in found[1:]:
+        assert proposal.recovery_s is not None
+        assert proposal.recovery_s <= 900
+        assert proposal.asked_peak <= 5
+    assert len(found) > 1
+
+
+def test_a_plan_that_is_good_enough_stays() -> None:
+    """Nothing is changed for its own sake."""
+    found = advise(
+        _ORDERS, scenario(concurrency=20), "orders", [parse_goal("no dead letters up to 20m")]
+    )
+    assert [one.changes for one in found] == [()]
