@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Request", "Respond", "Response", "is_loopback"]
 
-_MOST_BYTES = 16_384
-_MOST_AT_ONCE = 64
+_MOST_BYTES = 16_384  # probes and commands are tiny: what is larger is none
+_MOST_AT_ONCE = 64  # a probe and a scrape or two at a time; more than this is no probe
 
 
 def is_loopback(address: str) -> bool:

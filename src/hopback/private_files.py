@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["make_private", "private_folder", "write_private"]
 
-_FILE = 0o600
-_FOLDER = 0o700
+_FILE = 0o600  # for its owner alone
+_FOLDER = 0o700  # for its owner alone
 
 
 def make_private(path: Path) -> None:

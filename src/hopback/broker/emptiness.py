@@ -50,7 +50,7 @@ queues at once; statistics, which alone name what is held back, up to 9.9 s.
 PATIENCE_S = 60.0
 """How long to wait for those who hold something: longer than the 30 s of grace of a consumer."""
 
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 1.0  # the management API's figures change every five seconds; a look costs little
 
 
 class Ledger(Protocol):

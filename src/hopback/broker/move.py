@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["move_all"]
 
-_IN_FLIGHT = 200
-_LOOK_AGAIN_S = 0.05
+_IN_FLIGHT = 200  # enough to hide the confirm's round trip; so few copies if we die in between
+_LOOK_AGAIN_S = 0.05  # nothing tells that a queue has become empty: ask twenty times a second
 
 
 async def move_all(

@@ -30,7 +30,7 @@ __all__ = [
     "whole_number",
 ]
 
-_LONGEST_NAME_BYTES = 255
+_LONGEST_NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 

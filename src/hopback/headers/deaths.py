@@ -33,9 +33,9 @@ __all__ = [
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""
 
-_NAME_BYTES = 255
-_KEYS = 3
-_LONGEST_JSON = 32 * 1024
+_NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
+_KEYS = 3  # the first is where it came from; CC brings the others, which only inform
+_LONGEST_JSON = 32 * 1024  # we never write more: what is longer is not ours, and not worth parsing
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ __all__ = [
 FAILURE_BYTES = 8 * 1024
 """The largest failure record."""
 
-_MESSAGE_BYTES = 1024
-_NAME_BYTES = 255
-_STACK_BYTES = 4096
-_FRAMES = 30
-_CAUSES = 3
-_LONGEST_JSON = 64 * 1024
+_MESSAGE_BYTES = 1024  # a screenful: enough to know the failure again
+_NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
+_STACK_BYTES = 4096  # so that the record leaves room for the rest
+_FRAMES = 30  # the innermost thirty of each cause: the rest is the framework's
+_CAUSES = 3  # a chain of more says nothing new, and a cycle ends here
+_LONGEST_JSON = 64 * 1024  # we never write half as much: what is longer is not ours
 # Where the standard library lies; whatever is installed lies there too, or says so in its path.
 _LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")

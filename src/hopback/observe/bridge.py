@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LogBridge"]
 
-_LONGEST_STACK = 1900
+_LONGEST_STACK = 1900  # below the 2,000 characters that a field of a log line may have
 
 
 class LogBridge(logging.Handler):

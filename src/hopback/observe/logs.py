@@ -58,7 +58,7 @@ _OUTCOMES = {
     "delivery.abandoned": "abandoned",
     "delivery.copy": "copy",
 }
-_LONGEST = 2000
+_LONGEST = 2000  # a reason may quote a whole page; a line of a log must stay one that tools take
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 

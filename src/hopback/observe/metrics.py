@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounded", "Metrics"]
 
+# Each value is a time series: what comes from messages must not make endless ones.
 _MOST_VALUES = 50
+# From a lookup in memory to a handler that waits for others, two or three to each decade.
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+# Two or three buckets to each decade, up to the largest usual batch.
 _SIZES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000)
 _STATES = ("connecting", "ready", "blocked", "closed")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEADLY", "can_suspect", "deadly", "is_suspected", "returns_of", "suspect_token"]
 
-_ORDINARY_RETURNS = 1
+_ORDINARY_RETURNS = 1  # see rule 1
 DEADLY = 3
 """Deaths that convict: one may be the kernel's choice, two an operator's hand."""
 

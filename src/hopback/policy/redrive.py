@@ -50,9 +50,10 @@ __all__ = [
 MAX_REDRIVES = 3
 """How often a message may be re-driven when nothing else is said."""
 
-_TEXT_BYTES = 255
+_TEXT_BYTES = 255  # what every name in AMQP 0-9-1 is held to
 _SMALL_BYTES = 64 * 1024
 """With so little in its header frame a message has room for everything that is added."""
+# Producers with endless keys must not fill the memory; beyond that each is made anew.
 _SHARED_ROUTES = 256
 _BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 

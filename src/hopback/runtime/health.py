@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Condition", "Health"]
 
-_LOOK_EVERY = 1.0
+_LOOK_EVERY = 1.0  # whoever asks each second hears of a change at once
 
 
 @dataclass(frozen=True, slots=True)

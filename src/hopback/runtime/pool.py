@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("hopback.runtime")
 
-_CANCELLATIONS = 3
-_SECONDS_FOR_EACH = 1.0
+_CANCELLATIONS = 3  # a handler may swallow one or two; one that swallows three is left behind
+_SECONDS_FOR_EACH = 1.0  # a handler that cleans up gets a moment; shutdown has a limit of its own
 
 
 async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:

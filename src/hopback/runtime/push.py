@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["PushHandler", "PushRunner", "PushTarget"]
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
+# A day: longer than any retry queue of a sensible plan, short of what overflows.
 _LONGEST_WAIT = 86_400.0
 _IDLE_S = 3.0
 """How long an idle connection is used again: shorter than servers keep theirs (many of them 5 s), or an

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes", "changed", "python_files"]
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
-_LOOK_EVERY = 0.5
+_LOOK_EVERY = 0.5  # short for whoever has just saved a file, and cheap: only times are read
 
 
 def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:

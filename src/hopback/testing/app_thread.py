@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AppThread"]
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0  # far more than a start takes on a slow machine: what takes longer hangs
 
 
 class AppThread:

@@ -19,7 +19,7 @@ __all__ = ["BrokerThread"]
 
 T = TypeVar("T")
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0  # far more than an answer takes on a slow machine: what takes longer hangs
 
 
 class BrokerThread:

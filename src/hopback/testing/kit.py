@@ -37,7 +37,7 @@ P = ParamSpec("P")
 
 _INSTANT = 1e-5
 """In virtual time, a wait of any length lets everything run that can run now."""
-_DAY = 86_400.0
+_DAY = 86_400.0  # virtual: longer than the tiers of any sensible plan together
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

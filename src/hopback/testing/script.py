@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Script"]
 
-_MOST_RUNS = 10_000
+_MOST_RUNS = 10_000  # a plan of more attempts is a slip; the simulation must end
 _DONE = Done()
 _OUTCOMES: dict[str, Outcome] = {
     ".": _DONE,

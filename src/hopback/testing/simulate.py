@@ -36,7 +36,7 @@ __all__ = ["DEFAULT_VERSION", "play", "simulate"]
 DEFAULT_VERSION = BrokerVersion(4, 0)
 """The RabbitMQ that is simulated when nothing else is said."""
 
-_MOST_RUNS = 10_000
+_MOST_RUNS = 10_000  # what runs on after that never ends
 _MOST_IDLE_DEADLINES = 100
 """A dead letter that cannot be delivered is tried again for ever; so often we watch it."""
 

@@ -24,17 +24,17 @@ from typing import Protocol
 
 __all__ = ["PatternFlaw", "pattern_flaw", "pattern_matches"]
 
-_LONGEST = 4096
-_DEEPEST = 40
+_LONGEST = 4096  # far beyond any pattern that people write
+_DEEPEST = 40  # each group costs a level of Python's own stack
 _MOST_STEPS = 5000
 """Patterns that people write take some tens; this many take a few milliseconds."""
 _MOST_WAYS = 1024
 """One repetition without end has as many ways as a name has bytes; two have the square of that."""
-_LONGEST_NAME = 255
-_ENDLESS = 1 << 64
-_MOST_REPETITIONS = 65_535
+_LONGEST_NAME = 255  # no queue or exchange has a longer name, in bytes
+_ENDLESS = 1 << 64  # stands for any larger number: counting further would only cost time
+_MOST_REPETITIONS = 65_535  # PCRE's own limit
 
-_ALL = (1 << 256) - 1
+_ALL = (1 << 256) - 1  # a bit for each value of a byte
 
 
 class PatternFlaw(ValueError):

@@ -36,7 +36,7 @@ PREDECLARED: tuple[Exchange, ...] = (
 """The exchanges every virtual host is born with. A `RoutingTable` holds them only when given."""
 
 _NO_HEADERS: Headers = MappingProxyType({})
-_MEMO_SIZE = 4096
+_MEMO_SIZE = 4096  # more keys than most systems have; endless ones must not fill the memory
 
 # A destination of a binding: its name, and whether it is an exchange.
 _Destination: TypeAlias = "tuple[str, bool]"

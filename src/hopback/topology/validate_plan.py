@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_problems"]
 
-_LONGEST_HEADER_BYTES = 255
+_LONGEST_HEADER_BYTES = 255  # the longest key of an AMQP 0-9-1 table
 
 
 def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["did_you_mean", "either", "path_to", "quoted", "shown"]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-_LONGEST = 60
+_LONGEST = 60  # a value in a sentence: enough to know it again
 
 
 def quoted(text: str) -> str:

@@ -23,7 +23,7 @@ __all__ = ["Assembler"]
 _envelope = struct.Struct(">BHI").unpack_from
 _header = struct.Struct(">HHQ").unpack_from
 _lengths = struct.Struct(">BHIHHQ").unpack_from
-_BASIC = 60
+_BASIC = 60  # the number of the class basic, the only one whose methods carry content
 
 
 class Assembler:

@@ -12,6 +12,7 @@ __all__ = ["Broken", "ReplyCode"]
 class ReplyCode(IntEnum):
     """AMQP's reply codes for a connection that has to end."""
 
+    # As AMQP 0-9-1 numbers the faults that end a connection.
     FRAME_ERROR = 501
     SYNTAX_ERROR = 502
     COMMAND_INVALID = 503

@@ -21,6 +21,7 @@ __all__ = [
     "frame",
 ]
 
+# The types of frames, and the byte that ends each, as AMQP 0-9-1 numbers them.
 METHOD = 1
 HEADER = 2
 BODY = 3
@@ -28,14 +29,14 @@ HEARTBEAT = 8
 END = 0xCE
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-MIN_FRAME = 4096
+MIN_FRAME = 4096  # what every peer must accept, and the least that may be agreed on
 
 _ENVELOPE = struct.Struct(">BHI")
 _HEADER = struct.Struct(">BHIHHQ")
 _BODY = struct.Struct(">BBHI")
 _pack_header = _HEADER.pack
 _pack_body = _BODY.pack
-_BASIC = 60
+_BASIC = 60  # the number of the class basic
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ _FLAGS = (
     *_LATE,
 )
 """Everything that may follow, in its order on the wire."""
-_UNKNOWN = 0b11
+_UNKNOWN = 0b11  # the bits after the fourteen properties: the second says that more flags follow
 _NAMES = tuple(field.name for field in fields(Properties))
 
 

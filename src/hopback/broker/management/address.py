@@ -13,8 +13,8 @@ from hopback.errors import ConnectionFailed
 
 __all__ = ["ManagementAddress", "virtual_host"]
 
-_PLAIN_PORT = 15672
-_TLS_PORT = 15671
+_PLAIN_PORT = 15672  # RabbitMQ's default
+_TLS_PORT = 15671  # RabbitMQ's default
 _SCHEMES = {"amqp": "http", "amqps": "https", "http": "http", "https": "https"}
 
 

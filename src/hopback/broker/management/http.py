@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT_BYTES", "TIMEOUT_S", "Http", "path"]
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 15.0  # a busy node takes seconds to gather its figures; nobody waits longer at a prompt
+# The largest definitions fit well; an endless answer must not fill the memory.
 LIMIT_BYTES = 64 * 1024 * 1024
-_REASON_CHARACTERS = 300
+_REASON_CHARACTERS = 300  # enough for a sentence of the broker, too little for a page of HTML
 
 
 def path(*segments: str) -> str:

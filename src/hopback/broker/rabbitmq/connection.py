@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RabbitConnection"]
 
-_CLOSE_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 5.0  # a broker that does not answer the close is left alone after that
 
 
 class RabbitConnection:

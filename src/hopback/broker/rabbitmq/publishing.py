@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Publishing"]
 
 _PUBLISH = METHODS["basic.publish"]
-_PERSISTENT = 2
+_PERSISTENT = 2  # the delivery mode of messages that survive a restart of the broker
+# Few applications publish to more; producers with endless keys must not fill the memory.
 _CACHED_ROUTES = 512
 _ABANDONED_WINDOWS = 4
 """A channel on which more than so many windows were never answered is closed: they are kept in

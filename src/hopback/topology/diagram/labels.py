@@ -7,7 +7,7 @@ import re
 __all__ = ["Ids", "label"]
 
 _WORD = re.compile(r"[^A-Za-z0-9]+", re.ASCII)
-_LONGEST_ID = 40
+_LONGEST_ID = 40  # names of nodes stay readable in the source of the diagram
 _PLAIN = frozenset(" .,_-*/()+=→…")
 
 

@@ -26,7 +26,7 @@ Keys: TypeAlias = "defaultdict[str, set[str]]"
 ANY_KEY = "<any key>"
 """Stands for a key that nothing is known of: what a fanout passes on."""
 
-_MOST_HASHES = 3
+_MOST_HASHES = 3  # the work grows with each: nobody writes more
 
 
 def samples(pattern: str) -> tuple[str, ...]:

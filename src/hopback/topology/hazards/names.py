@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES"]
 
-_LONGEST_BYTES = 255
+_LONGEST_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _GENERATED = "amq.gen"
 
 

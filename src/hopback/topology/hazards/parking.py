@@ -35,7 +35,7 @@ _LOOKING_WITH_OWN_LIMIT = (
     VersionedSeverity.of(Severity.ERROR, before="4.3"),
     VersionedSeverity.of(Severity.WARNING, "4.3"),
 )
-_MANY_LOOKS = 1000
+_MANY_LOOKS = 1000  # each look at a dead-letter queue costs one delivery
 
 
 def _resting(analysis: Analysis) -> Iterator[Queue]:

@@ -26,7 +26,7 @@ HARDENED = "run the hardened form (`--hardened` for a documented design)"
 THE_TOPOLOGY = "topology"
 """The place of what concerns everything."""
 
-_MOST_NAMES = 12
+_MOST_NAMES = 12  # a list of more is no longer read
 
 
 def named(name: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TEN_YEARS_MS = 315_360_000_000
+_TEN_YEARS_MS = 315_360_000_000  # RabbitMQ's own limit of an expiration
 
 
 @row("4.1", "Messages expire only at the head: a long one holds up a short one behind it")

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+# Bytes in a mebibyte, the unit of RabbitMQ's limits.
 _MIB = 1024 * 1024
-_FRAME_BYTES = 131_064
+_FRAME_BYTES = 131_064  # RabbitMQ's usual frame_max of 131,072 less the frame's own 8 bytes
 _VALUES: dict[str, FieldValue] = {
     "text": "größer",
     "empty": "",
