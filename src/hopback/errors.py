@@ -24,6 +24,19 @@
     │       ├── Nacked            a queue refused it
     │       ├── ConfirmTimeout    the broker said nothing in time
     │       └── PublishInterrupted  the channel died before the broker answered
+    ├── OperationRefused          yours: an operation on dead letters cannot be done as asked
+    │   ├── BadRequest            a part of the request has to change
+    │   ├── BadFilter             a term of a filter cannot be read
+    │   ├── BadLine               a line is not an exported message
+    │   ├── NoSuch                no such queue, session, message or job
+    │   │   └── SessionOver       the browse session has ended
+    │   ├── CountMismatch         the selection has another size than expected
+    │   ├── JobConflict           another job, or another state, stands in the way
+    │   └── NotAllowed            switched off here, or not granted
+    ├── LeaseLost                 theirs: another process runs the job now
+    ├── StoreUnavailable          theirs: the database of jobs and audit does not answer
+    ├── ServerUnavailable         theirs: the server that was asked does not answer
+    ├── ServerFailed              theirs: the server that was asked failed
     ├── MissingExtra              yours: a library is not installed; an ImportError, too
     └── UnsafeOperation           ours: we refuse, because something could be lost
 
@@ -33,24 +46,33 @@ Each class carries its `remedy`: one sentence that says what to do about it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, Self
 
 __all__ = [
     "AccessRefused",
+    "BadFilter",
+    "BadLine",
+    "BadRequest",
     "BrokerError",
     "ChannelClosed",
     "ConfirmTimeout",
     "ConnectionFailed",
     "ConnectionLost",
+    "CountMismatch",
     "HopbackError",
     "InvalidTopology",
+    "JobConflict",
+    "LeaseLost",
     "LoginRefused",
     "ManagementError",
     "ManagementNotFound",
     "ManagementRefused",
     "MissingExtra",
     "Nacked",
+    "NoSuch",
+    "NotAllowed",
     "NotFound",
+    "OperationRefused",
     "PreconditionFailed",
     "Problem",
     "ProtocolError",
@@ -58,6 +80,10 @@ __all__ = [
     "PublishInterrupted",
     "ResourceLocked",
     "Returned",
+    "ServerFailed",
+    "ServerUnavailable",
+    "SessionOver",
+    "StoreUnavailable",
     "TopologyConflict",
     "TopologyError",
     "UnsafeOperation",
@@ -244,6 +270,139 @@ class PublishInterrupted(PublishFailed):
     """The channel or connection ended before the broker answered."""
 
     remedy: ClassVar[str] = "Send again with the same message id: it may have been stored."
+
+
+class OperationRefused(HopbackError):
+    """An operation on dead letters was not begun. It is about the request, never about a broker."""
+
+    remedy: ClassVar[str] = "Change the request as the text says."
+
+    @classmethod
+    def in_words(cls, text: str, remedy: str = "") -> Self:
+        """The same refusal in the words of a server, which knows more of it than its kind."""
+        error = cls.__new__(cls, text)
+        if remedy:
+            vars(error)["remedy"] = remedy
+        return error
+
+
+class BadRequest(OperationRefused):
+    """The request cannot be carried out as it stands; `field` is the part that has to change."""
+
+    remedy: ClassVar[str] = "Correct the part that is named; the text says what is expected there."
+    field: str = ""
+    expected: str = ""
+
+    def __init__(self, field: str, expected: str) -> None:
+        self.field = field
+        self.expected = expected
+        super().__init__(f"{field}: expected {expected}")
+
+
+class BadFilter(OperationRefused):
+    """A term of a filter cannot be read; `term` is that term."""
+
+    remedy: ClassVar[str] = "Correct the term named; the reference of filters lists them all."
+    term: str = ""
+    expected: str = ""
+
+    def __init__(self, term: str, expected: str) -> None:
+        self.term = term
+        self.expected = expected
+        # A filter may be a page long; its beginning is enough to find the term.
+        shown = term if len(term) <= 80 else f"{term[:80]}…"
+        super().__init__(f"filter term {shown!r}: expected {expected}")
+
+
+class BadLine(OperationRefused):
+    """A line is not a message as the format of exports has it."""
+
+    remedy: ClassVar[str] = (
+        "Check that the file came from an export, and where it was cut or changed."
+    )
+
+
+class NoSuch(OperationRefused):
+    """There is no such queue, session, message or job; `kind` says which, `name` what was asked for."""
+
+    remedy: ClassVar[str] = "Correct the name, or list what there is."
+    kind: str = ""
+    name: str = ""
+
+    def __init__(self, kind: str, name: str, hint: str = "") -> None:
+        self.kind = kind
+        self.name = name
+        super().__init__(f"there is no {kind} {name!r}{hint and f': {hint}'}")
+
+
+class SessionOver(NoSuch):
+    """The browse session was there, and holds nothing any more."""
+
+    remedy: ClassVar[str] = "Open another session; what the last one held is in its queue again."
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__("open session", name, f"it holds nothing any more ({why})")
+
+
+class CountMismatch(OperationRefused):
+    """The selection has another size than was expected; nothing was touched."""
+
+    remedy: ClassVar[str] = "Look again at what is there now, then repeat with the present count."
+    expected: int = 0
+    found: int = 0
+
+    def __init__(self, expected: int, found: int) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(f"expected {expected} messages, found {found}; nothing was touched")
+
+
+class _Job(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+class JobConflict(OperationRefused):
+    """Another job, or another state, stands in the way; `job` is the one that does, where it is known."""
+
+    remedy: ClassVar[str] = (
+        "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
+    )
+    job: _Job | None = None
+
+    def __init__(self, text: str, job: _Job) -> None:
+        self.job = job
+        super().__init__(text)
+
+
+class NotAllowed(OperationRefused):
+    """This operation is switched off here, or the caller may not do it."""
+
+    remedy: ClassVar[str] = "Switch it on in the settings of whoever runs this, if it is wanted."
+
+
+class LeaseLost(HopbackError):
+    """Another process has taken the job over; this one must not touch anything more."""
+
+    remedy: ClassVar[str] = "Look at the job where it runs now; nothing was lost."
+
+
+class StoreUnavailable(HopbackError):
+    """The database of jobs, audit and keys does not answer, or refused."""
+
+    remedy: ClassVar[str] = "Check that the database is up and has room; then try again."
+
+
+class ServerUnavailable(HopbackError):
+    """The server that was asked does not answer, or cannot reach its broker or database."""
+
+    remedy: ClassVar[str] = "Check the address and that `hopback serve` runs there; then try again."
+
+
+class ServerFailed(HopbackError):
+    """The server that was asked failed while it answered."""
+
+    remedy: ClassVar[str] = "Look at the server's log."
 
 
 class MissingExtra(HopbackError, ImportError):

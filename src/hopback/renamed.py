@@ -45,6 +45,7 @@ RENAMED = {
     "hopback.deadletters.audit": "hopback.deadletters.contract",
     "hopback.deadletters.overview": "hopback.deadletters.contract",
     "hopback.deadletters.plans": "hopback.deadletters.contract",
+    "hopback.deadletters.refusals": "hopback.errors",
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
     "hopback.systems.stage": "hopback.systems.host",

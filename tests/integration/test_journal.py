@@ -15,8 +15,8 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.clock import ManualClock, SystemClock
 from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.documents import read_job, write_job
-from hopback.deadletters.jobs import Checkpoint, JobConflict, JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.journal import LeaseLost, Wish
+from hopback.deadletters.jobs import Checkpoint, JobRecord, JobSpec, SelectionSnapshot
+from hopback.deadletters.journal import Wish
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import (
     AuditQuery,
@@ -32,6 +32,7 @@ from hopback.deadletters.retention import Retention, forget_old
 from hopback.deadletters.settings import Settings
 from hopback.deadletters.sql_journal import SqlJournal
 from hopback.designs import DESIGNS
+from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.store import migrate, open_database, schema
@@ -73,6 +74,7 @@ async def test_one_queue_has_one_active_job(engine: AsyncEngine) -> None:
     other = replace(JOB, id="j-2")
     with pytest.raises(JobConflict) as refused:
         await SqlJournal(engine, SystemClock()).begin(other, "you")
+    assert refused.value.job is not None
     assert refused.value.job.id == "j-1"
     elsewhere = replace(JOB, id="j-3", spec=replace(SPEC, queue="bills.dlq"))
     assert await journal.begin(elsewhere, "you") == elsewhere

@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
 from hopback.deadletters.codec import convert, encode
-from hopback.deadletters.refusals import BadRequest
+from hopback.errors import BadRequest
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:

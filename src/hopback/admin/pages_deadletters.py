@@ -16,7 +16,6 @@ from hopback.admin.rendering import Form, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
 from hopback.deadletters.contract import Page
-from hopback.deadletters.filters import BadFilter
 from hopback.deadletters.plain import (
     amqp_type,
     plain_headers,
@@ -24,9 +23,8 @@ from hopback.deadletters.plain import (
     plain_value,
     pretty_json,
 )
-from hopback.deadletters.refusals import BadRequest, NotAllowed
 from hopback.deadletters.requests import Edit, EditRequest, GroupBy, Window
-from hopback.errors import HopbackError
+from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -18,7 +18,6 @@ from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import span_words
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
-from hopback.deadletters.refusals import NoSuch
 from hopback.deadletters.requests import (
     RAMP,
     DiscardRequest,
@@ -27,7 +26,7 @@ from hopback.deadletters.requests import (
     Pace,
     RedriveRequest,
 )
-from hopback.errors import HopbackError
+from hopback.errors import HopbackError, NoSuch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,11 @@ import msgspec
 from starlette.responses import Response
 
 from hopback import errors
-from hopback.deadletters.filters import BadFilter
-from hopback.deadletters.jobs import JobConflict
-from hopback.deadletters.refusals import (
+from hopback.errors import (
+    BadFilter,
     BadRequest,
     CountMismatch,
+    JobConflict,
     NoSuch,
     NotAllowed,
     SessionOver,
@@ -74,7 +74,7 @@ def refusal_of(error: Exception) -> Refused | None:
     """The answer to an error that is known; None for one that nobody expected."""
     if isinstance(error, Refused):
         return error
-    if isinstance(error, JobConflict):
+    if isinstance(error, JobConflict) and error.job is not None:
         url = f"/admin/dlq/jobs/{error.job.id}"
         return Refused(409, "job-conflict", str(error), more={"job": url})
     if type(error).__module__.startswith("sqlalchemy"):

@@ -265,7 +265,7 @@ class LibraryDesk:
     async def interrupt(self, ident: str) -> Document:
         """Let a job finish what is in flight, and put it down; it can be resumed."""
         from hopback.deadletters.contract import JobState
-        from hopback.deadletters.jobs import JobConflict
+        from hopback.errors import JobConflict
 
         with suppress(JobConflict):  # it has just come to its end
             await self._operations.pause(ident, by=self._who)

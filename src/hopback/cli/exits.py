@@ -49,17 +49,15 @@ _CODES: dict[type[BaseException], Exit] = {
     errors.TopologyConflict: Exit.CONFLICT,
     errors.ConnectionFailed: Exit.UNREACHABLE,
     errors.ConnectionLost: Exit.UNREACHABLE,
-}
-
-# Errors of parts that are loaded on demand are known by their names.
-_CODES_BY_NAME = {
-    "hopback.deadletters.filters.BadFilter": Exit.USAGE,
-    "hopback.deadletters.jobs.JobConflict": Exit.CONFLICT,
-    "hopback.deadletters.journal.LeaseLost": Exit.CONFLICT,
-    "hopback.deadletters.refusals.BadRequest": Exit.USAGE,
-    "hopback.deadletters.refusals.CountMismatch": Exit.CONFLICT,
-    "hopback.deadletters.refusals.NoSuch": Exit.NOT_FOUND,
-    "hopback.deadletters.refusals.NotAllowed": Exit.NOT_ALLOWED,
+    errors.ServerUnavailable: Exit.UNREACHABLE,
+    errors.StoreUnavailable: Exit.UNREACHABLE,
+    errors.BadFilter: Exit.USAGE,
+    errors.BadRequest: Exit.USAGE,
+    errors.NoSuch: Exit.NOT_FOUND,
+    errors.NotAllowed: Exit.NOT_ALLOWED,
+    errors.CountMismatch: Exit.CONFLICT,
+    errors.JobConflict: Exit.CONFLICT,
+    errors.LeaseLost: Exit.CONFLICT,
 }
 
 
@@ -68,7 +66,6 @@ def exit_of(error: errors.HopbackError) -> Exit:
     if isinstance(error, CommandFailed):
         return error.code
     for kind in type(error).__mro__:
-        code = _CODES.get(kind) or _CODES_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
-        if code is not None:
-            return code
+        if kind in _CODES:
+            return _CODES[kind]
     return Exit.FAILED

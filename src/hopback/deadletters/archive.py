@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from hopback.errors import HopbackError
+from hopback.errors import BadLine
 from hopback.fields import (
     Float32,
     Int8,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
 
-__all__ = ["VERSION", "Archived", "BadLine", "read_line", "write_line"]
+__all__ = ["VERSION", "Archived", "read_line", "write_line"]
 
 VERSION = 1
 """The version of the format; a reader refuses a newer one."""
@@ -69,14 +69,6 @@ _PLAIN = tuple(
     if field.name not in {"headers", "further_headers", "opaque_headers"}
 )
 _NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
-
-
-class BadLine(HopbackError):
-    """A line is not a message as this format has it."""
-
-    remedy: ClassVar[str] = (
-        "Check that the file came from an export, and where it was cut or changed."
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import Moment, Price, SessionView
-from hopback.deadletters.refusals import BadRequest, NoSuch, SessionOver
 from hopback.deadletters.sessions import BrowseSession
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadRequest, NoSuch, SessionOver, UnsafeOperation
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker

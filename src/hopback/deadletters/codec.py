@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from hopback.deadletters.contract import Moment
-from hopback.deadletters.refusals import BadRequest
+from hopback.errors import BadRequest
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:

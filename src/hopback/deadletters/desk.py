@@ -21,13 +21,12 @@ from hopback.deadletters.freezing import (
 from hopback.deadletters.held_size import held_size
 from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
 from hopback.deadletters.planning import Rehearsal, order_kept, watch_seconds
-from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
 from hopback.deadletters.requests import FromSession, JobKind, RedriveRequest
 from hopback.deadletters.targets import known_ways, target_flaw
 from hopback.deadletters.turns import Turns
 from hopback.deadletters.walking import walk
 from hopback.deadletters.workshop import Bench
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadRequest, CountMismatch, NoSuch, UnsafeOperation
 from hopback.headers.names import UNREAD
 from hopback.topology.model import QueueType
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.refusals import BadRequest
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadRequest, UnsafeOperation
 from hopback.headers.names import is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
 from hopback.message import Message, Received

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hopback.deadletters.archive import BadLine
+from hopback.errors import BadLine
 from hopback.extras import needs
 from hopback.private_files import private_folder
 

@@ -15,10 +15,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hopback.deadletters.envelopes import parsed_body
-from hopback.errors import HopbackError
+from hopback.errors import BadFilter
 from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "EVERYTHING",
     "PAYLOAD_BYTES",
-    "BadFilter",
     "Filter",
     "Judgement",
     "Term",
@@ -57,18 +56,6 @@ _KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
 
 PAYLOAD_BYTES = 1024 * 1024
 """The largest body that `payload.` terms look into: reading it takes some tens of milliseconds."""
-
-
-class BadFilter(HopbackError):
-    """A term of a filter cannot be read; `term` is that term."""
-
-    remedy: ClassVar[str] = "Correct the term named; the reference of filters lists them all."
-
-    def __init__(self, term: str, expected: str) -> None:
-        self.term = term
-        self.expected = expected
-        shown = term if len(term) <= 80 else f"{term[:80]}…"
-        super().__init__(f"filter term {shown!r}: expected {expected}")
 
 
 class Judgement(Enum):

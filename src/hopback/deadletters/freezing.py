@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.files import check_writable
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
-from hopback.deadletters.refusals import BadRequest
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     MOST_IN_FLIGHT,
@@ -16,6 +15,7 @@ from hopback.deadletters.requests import (
     RedriveRequest,
 )
 from hopback.deadletters.sessions import Sifted
+from hopback.errors import BadRequest
 
 if TYPE_CHECKING:
     from hopback.deadletters.contract import DeadLetter

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.archive import BadLine, read_line
+from hopback.deadletters.archive import read_line
 from hopback.deadletters.contract import Imported
 from hopback.deadletters.pacing import Control, Pacer
-from hopback.errors import BrokerError, HopbackError, NotFound
+from hopback.errors import BadLine, BrokerError, HopbackError, NotFound
 from hopback.headers import moved_properties
 from hopback.message import Message
 from hopback.topology.model import Queue

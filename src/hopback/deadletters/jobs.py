@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import ACTIVE, Counts, Job, JobState, Moment
 from hopback.deadletters.requests import BY_DESIGN, NOBODY, UNHURRIED, JobKind
-from hopback.errors import HopbackError
+from hopback.errors import JobConflict
 
 if TYPE_CHECKING:
     from hopback.deadletters.requests import Pace, Target, Who
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NOTHING_DONE",
     "Checkpoint",
-    "JobConflict",
     "JobRecord",
     "JobSpec",
     "SelectionSnapshot",
@@ -182,15 +181,3 @@ class JobRecord:
         return replace(
             self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
         )
-
-
-class JobConflict(HopbackError):
-    """Another job, or another state, stands in the way; `job` is the one that does."""
-
-    remedy: ClassVar[str] = (
-        "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
-    )
-
-    def __init__(self, text: str, job: JobRecord) -> None:
-        self.job = job
-        super().__init__(text)

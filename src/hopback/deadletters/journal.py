@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from hopback.deadletters.jobs import JobConflict
 from hopback.deadletters.retention import Forgotten
-from hopback.errors import HopbackError
+from hopback.errors import JobConflict, LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,13 +18,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.jobs import JobRecord
     from hopback.deadletters.requests import AuditQuery
 
-__all__ = ["Journal", "LeaseLost", "MemoryJournal", "Wish"]
-
-
-class LeaseLost(HopbackError):
-    """Another process has taken the job over; this one must not touch anything more."""
-
-    remedy: ClassVar[str] = "Look at the job where it runs now; nothing was lost."
+__all__ = ["Journal", "MemoryJournal", "Wish"]
 
 
 @dataclass(frozen=True, slots=True)

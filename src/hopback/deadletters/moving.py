@@ -21,12 +21,11 @@ from hopback.deadletters.acts import LeftOut
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
 from hopback.deadletters.cost import spent_too_much
 from hopback.deadletters.held_size import rough_size
-from hopback.deadletters.journal import LeaseLost
 from hopback.deadletters.letters import delivery_count, read_dead_letter
 from hopback.deadletters.pacing import Pacer
 from hopback.deadletters.trouble import Verdict, may_pass, verdict_on
 from hopback.deadletters.turns import Turns
-from hopback.errors import BrokerError, HopbackError
+from hopback.errors import BrokerError, HopbackError, LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

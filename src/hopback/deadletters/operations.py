@@ -22,10 +22,8 @@ from hopback.deadletters.desk import Desk
 from hopback.deadletters.editing import edited_copy
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.importing import import_lines
-from hopback.deadletters.jobs import JobConflict
 from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.places import Places
-from hopback.deadletters.refusals import BadRequest, NoSuch, NotAllowed
 from hopback.deadletters.requests import (
     BY_DESIGN,
     HIGHEST_RATE,
@@ -39,7 +37,7 @@ from hopback.deadletters.settings import Settings
 from hopback.deadletters.showing import Showing, summary_of
 from hopback.deadletters.targets import Aim, aim_at, queues_beyond, target_flaw
 from hopback.deadletters.workshop import Workshop, new_job_id
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed, UnsafeOperation
 from hopback.policy.redrive import RedriveOccasion
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, li
 from hopback.deadletters.contract import Depth, Moment
 from hopback.deadletters.cost import cost_of_looking
 from hopback.deadletters.discovery import dead_letter_queues
-from hopback.deadletters.refusals import NoSuch
 from hopback.errors import (
     AccessRefused,
     ManagementNotFound,
     ManagementRefused,
+    NoSuch,
     NotFound,
     UnsafeOperation,
 )

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import Group, Groups, Moment, Page
 from hopback.deadletters.cost import spent_too_much
-from hopback.deadletters.filters import EVERYTHING, BadFilter, Judgement
+from hopback.deadletters.filters import EVERYTHING, Judgement
 from hopback.deadletters.held_size import held_size, rough_size
 from hopback.deadletters.letters import read_dead_letter
-from hopback.deadletters.refusals import NoSuch, SessionOver
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.deadletters.taking import ROOM_BYTES, Head
 from hopback.deadletters.turns import Turns
-from hopback.errors import BrokerError, UnsafeOperation
+from hopback.errors import BadFilter, BrokerError, NoSuch, SessionOver, UnsafeOperation
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from hopback.deadletters.documents import (
     write_job,
     write_wish,
 )
-from hopback.deadletters.jobs import JobConflict
-from hopback.deadletters.journal import LeaseLost, Wish
-from hopback.deadletters.refusals import NoSuch
+from hopback.deadletters.journal import Wish
 from hopback.deadletters.retention import Forgotten
+from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.store.audit import AuditRow, AuditTable
 from hopback.store.database import open_database
 from hopback.store.jobs import JobRow, JobTable, RowTaken

@@ -19,19 +19,18 @@ from hopback.deadletters.ceremonies import completion_event
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.files import FileSink, run_file
 from hopback.deadletters.filters import EVERYTHING, parse_filter
-from hopback.deadletters.jobs import Checkpoint, JobConflict, JobRecord
-from hopback.deadletters.journal import LeaseLost, Wish
+from hopback.deadletters.jobs import Checkpoint, JobRecord
+from hopback.deadletters.journal import Wish
 from hopback.deadletters.moving import Engine
 from hopback.deadletters.pacing import Control
 from hopback.deadletters.planning import watch_seconds
-from hopback.deadletters.refusals import SessionOver
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.selecting import Selecting
 from hopback.deadletters.taking import Head, Held
 from hopback.deadletters.trouble import may_pass
 from hopback.deadletters.watching import Watch
 from hopback.deadletters.work import Work
-from hopback.errors import BrokerError, HopbackError
+from hopback.errors import BrokerError, HopbackError, JobConflict, LeaseLost, SessionOver
 from hopback.policy.redrive import RedriveOccasion
 from hopback.topology.durations import format_duration
 

@@ -20,7 +20,6 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_progress import Signals, ending, follow, see_through
 from hopback.cli.jobs import resume_job, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
-from hopback.deadletters.refusals import BadRequest
 from hopback.deadletters.requests import (
     DiscardRequest,
     FromHead,
@@ -29,6 +28,7 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
+from hopback.errors import BadRequest
 from hopback.testing import in_virtual_time
 from tests.unit.cli.desks import ANN, DLQ, MAIN, Office, office
 

@@ -21,7 +21,6 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.server_desk import ServerDesk
 from hopback.deadletters.codec import convert, encode, from_json, to_json
 from hopback.deadletters.contract import FailedMessage, Moment
-from hopback.deadletters.refusals import BadRequest
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     MOST_IN_FLIGHT,
@@ -34,7 +33,7 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadRequest, UnsafeOperation
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.unit.cli.desks import DLQ, MAIN, Office, office

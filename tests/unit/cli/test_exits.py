@@ -6,11 +6,18 @@ import pytest
 
 from hopback import errors
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.deadletters.filters import BadFilter
-from hopback.deadletters.jobs import JobConflict, JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.journal import LeaseLost
-from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch, NotAllowed, SessionOver
+from hopback.deadletters.jobs import JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.requests import JobKind
+from hopback.errors import (
+    BadFilter,
+    BadRequest,
+    CountMismatch,
+    JobConflict,
+    LeaseLost,
+    NoSuch,
+    NotAllowed,
+    SessionOver,
+)
 
 _JOB = JobRecord("j-1", JobSpec(JobKind.REDRIVE, "q.dlq", "here", SelectionSnapshot(1)))
 

@@ -8,7 +8,6 @@ import pytest
 
 from hopback.deadletters.codec import convert, encode, from_json, schemas, to_json
 from hopback.deadletters.contract import Counts, Job, JobState, Moment, QueueDetail
-from hopback.deadletters.refusals import BadRequest
 from hopback.deadletters.requests import (
     DiscardRequest,
     FromSession,
@@ -19,15 +18,22 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
+from hopback.errors import BadRequest
 
 if TYPE_CHECKING:
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.operations import Operations
+    from hopback.deadletters.remote import RemoteDeadLetters
 
 
 def _here(operations: Operations) -> DeadLetters:
     """What the type checker is asked: the operations of this process are the interface."""
     return operations
+
+
+def _by_http(remote: RemoteDeadLetters) -> DeadLetters:
+    """And so is a server."""
+    return remote
 
 
 def test_a_job_is_one_value_in_python_and_json() -> None:

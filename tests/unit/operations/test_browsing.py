@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.deadletters.contract import HeldBack, Price
-from hopback.deadletters.filters import BadFilter
-from hopback.deadletters.refusals import BadRequest, NoSuch, SessionOver
 from hopback.deadletters.requests import FromHead, FromSession, GroupBy, Window
 from hopback.deadletters.settings import Settings
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy

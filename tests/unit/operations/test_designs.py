@@ -8,8 +8,8 @@ import pytest
 
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.refusals import NoSuch
 from hopback.deadletters.requests import FromHead, Pace, Target, TargetKind
+from hopback.errors import NoSuch
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time

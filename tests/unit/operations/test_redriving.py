@@ -10,8 +10,6 @@ import pytest
 
 from hopback.broker.embedded import Fault
 from hopback.deadletters.contract import Job, JobState
-from hopback.deadletters.jobs import JobConflict
-from hopback.deadletters.refusals import BadRequest, CountMismatch, NoSuch
 from hopback.deadletters.requests import (
     RAMP,
     FromHead,
@@ -25,11 +23,15 @@ from hopback.deadletters.settings import Settings
 from hopback.deadletters.trouble import may_pass
 from hopback.errors import (
     AccessRefused,
+    BadRequest,
     ConnectionFailed,
     ConnectionLost,
+    CountMismatch,
+    JobConflict,
     LoginRefused,
     ManagementError,
     ManagementRefused,
+    NoSuch,
     NotFound,
     UnsafeOperation,
 )
@@ -162,6 +164,7 @@ async def test_one_active_job_for_a_queue() -> None:
         first = await scene.operations.start(redrive(pace=Pace(rate=1), key="k"))
         with pytest.raises(JobConflict) as refused:
             await scene.operations.start(redrive())
+        assert refused.value.job is not None
         assert refused.value.job.id == first.id
         assert (await scene.operations.start(redrive(key="k"))).id == first.id
         await scene.operations.wait(first.id)

@@ -1,0 +1,442 @@
+"""The operations on dead letters by HTTP: the same interface, carried out by a server of `hopback serve`.
+
+Needs the extra `management`. The server knows who asks by the token; jobs run there and go on when
+this process ends. What it refuses is raised as the library itself would, in the server's words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+from msgspec import structs
+
+from hopback.deadletters.codec import encode, from_json
+from hopback.deadletters.contract import (
+    AuditList,
+    EditedCopy,
+    FailureList,
+    Groups,
+    Job,
+    JobList,
+    JobPlan,
+    LimitPolicy,
+    MessageView,
+    Overview,
+    Page,
+    QueueDetail,
+    SessionView,
+    Survey,
+)
+from hopback.deadletters.requests import (
+    BY_DESIGN,
+    NEWEST,
+    SMALL_WINDOW,
+    UNHURRIED,
+    DiscardRequest,
+    EditRequest,
+    GroupBy,
+    JobRequest,
+    LimitReason,
+    NewRate,
+    Renewal,
+    RetryRequest,
+    SessionRequest,
+)
+from hopback.errors import (
+    BadFilter,
+    BadRequest,
+    CountMismatch,
+    HopbackError,
+    JobConflict,
+    NoSuch,
+    NotAllowed,
+    OperationRefused,
+    ServerFailed,
+    ServerUnavailable,
+    SessionOver,
+    UnsafeOperation,
+)
+from hopback.extras import needs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+
+    import httpx
+
+    from hopback.deadletters.contract import AuditEntry, FailedMessage, Imported, QueueSummary
+    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+
+__all__ = ["RemoteDeadLetters"]
+
+ValueT = TypeVar("ValueT")
+
+_QUEUES = "/admin/dlq/queues"
+_SESSIONS = "/admin/dlq/sessions"
+_JOBS = "/admin/dlq/jobs"
+_TIMEOUT_S = 60.0  # a dry run of a large queue takes seconds; a minute means that nobody answers
+_LARGEST_PAGE = 200  # what the server gives at once; more is asked for page by page
+_MOST_HELD = 10_000  # messages of one session of a server: a survey sees as many
+_BY_CODE: dict[str, type[OperationRefused]] = {
+    "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
+    "job-conflict": JobConflict,
+}  # fmt: skip
+_BY_STATUS: dict[int, type[OperationRefused]] = {
+    400: BadRequest, 401: NotAllowed, 403: NotAllowed, 404: NoSuch, 409: JobConflict,
+    422: BadRequest,
+}  # fmt: skip
+_AWAY = frozenset({502, 503, 504})
+_REMEDIES = {
+    401: "Give a token or API key of this server (--token, HOPBACK_TOKEN).",
+    403: "Ask whoever runs the server for the role that is named.",
+}
+
+
+class RemoteDeadLetters:
+    """The operations of a server; use it as an async context manager.
+
+    `token` is a bearer token or an API key. BadRequest for a URL that is no server's.
+    """
+
+    runs_jobs_here = False
+    keeps_jobs = True
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        with needs("management", "--server"):
+            import httpx
+        if not url.startswith(("http://", "https://")) or "@" in url.partition("://")[2]:
+            raise BadRequest("server", "http(s)://host[:port] without user or password")
+        self._url = url.rstrip("/")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._client = httpx.AsyncClient(
+            base_url=self._url, headers=headers, timeout=_TIMEOUT_S, transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connections. Sessions that are still open end at the server when their time is over."""
+        await self._client.aclose()
+
+    def acting_as(self, who: Who) -> Self:
+        """The same: the server knows its caller by the token."""
+        del who
+        return self
+
+    # --- queues
+
+    async def queues(self) -> tuple[QueueSummary, ...]:
+        """Every dead-letter queue that the caller may see, by name."""
+        return (await self._get(Overview, "/admin/dlq/overview")).items
+
+    async def queue(self, name: str) -> QueueDetail:
+        """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
+        return await self._get(QueueDetail, _path(_QUEUES, name))
+
+    async def lift_limit(self, queue: str, *, reason: str = "") -> str:
+        """Lift the queue's delivery limit by a policy of its own; the name of that policy."""
+        path = _path(_QUEUES, queue, "lift-limit")
+        return (await self._post(LimitPolicy, path, LimitReason(reason))).policy
+
+    async def restore_limit(self, queue: str, *, reason: str = "") -> None:
+        """Take that policy away again; none there is no error."""
+        await self._ask("POST", _path(_QUEUES, queue, "restore-limit"), LimitReason(reason))
+
+    # --- looking
+
+    async def open_session(
+        self,
+        queue: str,
+        window: Window = SMALL_WINDOW,
+        *,
+        forced: bool = False,
+        lift: bool = False,
+    ) -> SessionView:
+        """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
+        asked = SessionRequest(window.limit, window.max_bytes, window.seconds, forced, lift)
+        return await self._post(SessionView, _path(_QUEUES, queue, "sessions"), asked)
+
+    async def renew(self, session: str, seconds: float | None = None) -> SessionView:
+        """Hold on for as long again from now, or for so many seconds."""
+        return await self._post(SessionView, _path(_SESSIONS, session, "renew"), Renewal(seconds))
+
+    async def release(self, session: str) -> None:
+        """Give everything back, in order; a session that has ended already is no error."""
+        try:
+            await self._ask("DELETE", _path(_SESSIONS, session))
+        except SessionOver:
+            return
+
+    async def messages(
+        self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
+    ) -> Page:
+        """Dead letters of a session that match, after the cursor; larger pages are put together."""
+        path, found = _path(_SESSIONS, session, "messages"), Page((), 0, str(cursor))
+        while found.next is not None and len(found.letters) < size:
+            limit = min(size - len(found.letters), _LARGEST_PAGE)
+            page = await self._get(Page, path, filter=where, cursor=found.next, limit=limit)
+            found = structs.replace(page, letters=(*found.letters, *page.letters))
+        return found
+
+    async def message(self, session: str, message: str) -> MessageView:
+        """One message with everything about it, and where it would go; audited as shown."""
+        return await self._get(MessageView, _path(_SESSIONS, session, "messages", message))
+
+    async def body(self, session: str, message: str) -> bytes:
+        """The bytes of one message; audited as shown."""
+        return await self._ask("GET", _path(_SESSIONS, session, "messages", message, "body"))
+
+    async def groups(
+        self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
+    ) -> Groups:
+        """The dead letters of a session by what they have in common, the largest group first."""
+        path = _path(_SESSIONS, session, "groups")
+        return await self._get(Groups, path, by=by.value, filter=where)
+
+    async def survey(
+        self,
+        queue: str,
+        by: GroupBy = GroupBy.FINGERPRINT,
+        where: str = "",
+        *,
+        limit: int | None = None,
+        forced: bool = False,
+    ) -> Survey:
+        """Group a queue, or as much of it as a session of the server holds."""
+        held = min(limit or _MOST_HELD, _MOST_HELD)
+        session = await self.open_session(
+            queue, structs.replace(SMALL_WINDOW, limit=held), forced=forced
+        )
+        try:
+            found = await self.groups(session.id, by, where)
+        finally:
+            await self.release(session.id)
+        return Survey(
+            queue,
+            by,
+            found.items,
+            session.held,
+            found.matching,
+            session.complete,
+            found.not_looked_into,
+        )
+
+    # --- jobs
+
+    async def plan(self, request: Request) -> JobPlan:
+        """What a job would do, without doing it."""
+        _check_export(request)
+        return await self._post(JobPlan, _JOBS, JobRequest.of(request, dry_run=True))
+
+    async def start(self, request: Request) -> Job:
+        """Begin a job at the server and return it; it goes on by itself."""
+        _check_export(request)
+        headers = {} if request.key is None else {"Idempotency-Key": request.key}
+        return await self._post(Job, _JOBS, JobRequest.of(request), headers)
+
+    async def job(self, job: str) -> Job:
+        """One job as it is now."""
+        return await self._get(Job, _path(_JOBS, job))
+
+    async def jobs(
+        self, *, queue: str = "", active: bool = False, limit: int = 100
+    ) -> tuple[Job, ...]:
+        """Jobs, the newest first."""
+        return (await self._get(JobList, _JOBS, queue=queue, active=active, limit=limit)).items
+
+    async def failures(
+        self, job: str, *, cursor: int = 0, limit: int = 100
+    ) -> tuple[FailedMessage, ...]:
+        """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
+        path = _path(_JOBS, job, "failures")
+        return (await self._get(FailureList, path, cursor=cursor, limit=limit)).items
+
+    async def events(self, job: str) -> AsyncIterator[Job]:
+        """The job now and after every change, until it runs no more."""
+        import httpx
+
+        waits = httpx.Timeout(_TIMEOUT_S, read=None)
+        path = _path(_JOBS, job, "events")
+        try:
+            async with self._client.stream("GET", path, timeout=waits) as answer:
+                if answer.status_code >= 400:
+                    await answer.aread()
+                    raise _refusal(answer)
+                kind = ""
+                async for line in answer.aiter_lines():
+                    name, _, value = line.partition(":")
+                    if name == "event":
+                        kind = value.strip()
+                    elif name == "data" and kind == "job":
+                        yield from_json(Job, value)
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+
+    async def wait(self, job: str) -> Job:
+        """Return when the job is neither running nor paused."""
+        async for _job in self.events(job):
+            pass
+        return await self.job(job)
+
+    async def pause(self, job: str) -> Job:
+        """Let it finish what is in flight, then wait."""
+        return await self._post(Job, _path(_JOBS, job, "pause"))
+
+    async def resume(self, job: str) -> Job:
+        """Let a paused job go on, or begin an interrupted or failed one again, at the server."""
+        return await self._post(Job, _path(_JOBS, job, "resume"))
+
+    async def cancel(self, job: str) -> Job:
+        """Let it finish what is in flight, then give the rest back."""
+        return await self._post(Job, _path(_JOBS, job, "cancel"))
+
+    async def interrupt(self, job: str) -> Job:
+        """Nothing: the job is the server's and goes on there."""
+        return await self.job(job)
+
+    async def set_rate(self, job: str, rate: float | None) -> Job:
+        """Another rate, messages per second, from now on; None for no limit."""
+        return from_json(Job, await self._ask("PATCH", _path(_JOBS, job), NewRate(rate)))
+
+    async def retry_failures(self, job: str, *, reason: str = "") -> Job:
+        """A new job for exactly what this one could not move; BadRequest if there is nothing."""
+        return await self._post(Job, _path(_JOBS, job, "retry-failures"), RetryRequest(reason))
+
+    async def edit_and_redrive(
+        self,
+        session: str,
+        message: str,
+        edit: Edit,
+        *,
+        target: Target = BY_DESIGN,
+        reason: str = "",
+    ) -> str:
+        """Send a changed copy back; its new message id. The original stays where it is."""
+        asked = EditRequest(edit=edit, reason=reason, target=target)
+        path = _path(_SESSIONS, session, "messages", message, "edit")
+        return (await self._post(EditedCopy, path, asked)).message_id
+
+    # --- archives
+
+    def export(
+        self,
+        queue: str = "",
+        *,
+        session: str = "",
+        where: str = "",
+        limit: int | None = None,
+        forced: bool = False,
+    ) -> AsyncIterator[bytes]:
+        """Not by a server: its answers do not keep the types of headers."""
+        raise BadRequest("server", "a broker instead: a server does not export messages")
+
+    async def import_lines(
+        self,
+        lines: AsyncIterable[bytes],
+        *,
+        queue: str | None = None,
+        pace: Pace = UNHURRIED,
+        reason: str = "",
+    ) -> Imported:
+        """Not by a server."""
+        raise BadRequest("server", "a broker instead: a server does not import messages")
+
+    # --- audit
+
+    async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
+        """What was done, the newest first."""
+        asked = structs.asdict(query)
+        asked["cursor"] = asked.pop("before")
+        return (await self._get(AuditList, "/admin/audit", **asked)).items
+
+    # --- HTTP
+
+    async def _get(self, kind: type[ValueT], path: str, **query: Any) -> ValueT:
+        given = {
+            name: "true" if value is True else str(value)
+            for name, value in query.items()
+            if value not in ("", None, False)
+        }
+        return from_json(kind, await self._ask("GET", path, params=given))
+
+    async def _post(
+        self,
+        kind: type[ValueT],
+        path: str,
+        value: object = None,
+        headers: dict[str, str] | None = None,
+    ) -> ValueT:
+        return from_json(kind, await self._ask("POST", path, value, headers=headers))
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        value: object = None,
+        *,
+        params: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
+        """The bytes of the answer; what the server refuses is raised."""
+        import httpx
+
+        content = None if value is None else encode(value)
+        said = {} if value is None else {"Content-Type": "application/json"}
+        try:
+            answer = await self._client.request(
+                method, path, content=content, params=params, headers={**said, **(headers or {})}
+            )
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+        if answer.status_code >= 400:
+            raise _refusal(answer)
+        return answer.content
+
+    def _unavailable(self, error: Exception) -> ServerUnavailable:
+        why = str(error) or type(error).__name__
+        return ServerUnavailable(f"the server at {self._url} does not answer: {why}")
+
+
+def _path(*parts: str) -> str:
+    first, *names = parts
+    return "/".join([first, *(quote(name, safe="") for name in names)])
+
+
+def _check_export(request: Request) -> None:
+    """A server writes to files of its own: one that is named here would be silently forgotten."""
+    if isinstance(request, DiscardRequest) and request.export_to:
+        raise BadRequest(
+            "exportTo (--export-to)",
+            "nothing for a server, which writes to its own files; its plan says where",
+        )
+
+
+def _refusal(answer: httpx.Response) -> HopbackError:
+    """What the server says, as the library's own error of that kind."""
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = {}
+    problem = problem if isinstance(problem, dict) else {}
+    status, code = answer.status_code, str(problem.get("code", ""))
+    text = str(problem.get("detail") or f"the server answered {status} {answer.reason_phrase}")
+    remedy = str(problem.get("remedy") or _REMEDIES.get(status, ""))
+    if code == "unsafe":
+        return UnsafeOperation(text)
+    if status in _AWAY:
+        return ServerUnavailable(text)
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if kind is not None:
+        return kind.in_words(text, remedy)
+    logged = problem.get("correlationId")
+    return ServerFailed(f"{text} (its log has more under {logged})" if logged else text)
