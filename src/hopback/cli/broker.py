@@ -148,7 +148,7 @@ class _VersionType(click.ParamType[BrokerVersion]):
 @click.option(
     "--connections",
     type=click.IntRange(min=1),
-    default=1000,
+    default=4096,
     show_default=True,
     metavar="N",
     help="How many clients may be connected at once.",

@@ -16,6 +16,7 @@ DELETE       /api/queues/{vhost}/{name}/contents
 GET, POST    /api/definitions, /api/definitions/{vhost}
 GET  /clock                     {"clock": "virtual", "now": …, "next_deadline": …}
 POST /clock/advance             {"seconds": 1800}
+GET, PUT /alarm                 {"memory": true}
 """
 
 from __future__ import annotations
@@ -92,6 +93,10 @@ class Api:
                 return _json(self._clock())
             case ["clock", "advance"] if request.method == "POST":
                 return await self._advance(_object(request))
+            case ["alarm"] if request.method in ("GET", "HEAD", "PUT"):
+                if request.method == "PUT":
+                    self._house.alarm(on=_alarm(_object(request)))
+                return _json({"memory": self._house.blocked})
             case [""]:
                 return _json({"product": "hopback broker", "api": "/api/overview"})
         raise Missing
@@ -289,6 +294,13 @@ class Api:
         except OverflowError:
             raise ValueError("expected seconds that can be counted, got a larger number") from None
         return _json({"now": found.now, "deadlines": found.deadlines})
+
+
+def _alarm(asked: Mapping[str, Any]) -> bool:
+    on = asked.get("memory")
+    if not isinstance(on, bool):
+        raise ValueError(f'expected {{"memory": true or false}}, got {on!r}')
+    return on
 
 
 def _change_in(access: VhostAccess, request: Request, section: str, rest: list[str]) -> Response:

@@ -207,6 +207,10 @@ class ServerChannel:
     def cancelled(self, tag: str) -> None:
         """The node has ended a consumer; clients that cannot be told so are not."""
         self.forget_tag(tag)
+        if not self.client.keep_for_later(lambda: self._tell_cancelled(tag)):
+            self._tell_cancelled(tag)
+
+    def _tell_cancelled(self, tag: str) -> None:
         if self.is_open and self.client.knows_cancel:
             self.client.core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
             self.client.line.wake()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.embedded.refusal import Refusal
@@ -23,6 +24,8 @@ from hopback.wire.properties import decode_properties
 from hopback.wire.states import ConnectionState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from hopback.broker.embedded.session import Session
     from hopback.broker.server.house import House
     from hopback.errors import BrokerError
@@ -76,6 +79,7 @@ class Client:
         """Whether deliveries wait, because there are enough on the way."""
         self._unread: deque[Event] | None = None
         self._refused = False
+        self._later: list[Callable[[], None]] | None = None
 
     # The line.
 
@@ -246,6 +250,24 @@ class Client:
         """The client reads why and says goodbye, or is left alone."""
         self._stop_timer()
         self._timer = self._loop.call_later(_CLOSE_SECONDS, self.line.abort)
+
+    @contextmanager
+    def answer_first(self) -> Iterator[None]:
+        """Whoever deletes a queue is answered before its own consumers hear of it, as in RabbitMQ."""
+        self._later = []
+        try:
+            yield
+        finally:
+            later, self._later = self._later, None
+            for say in later:
+                say()
+
+    def keep_for_later(self, say: Callable[[], None]) -> bool:
+        """Whether it is said after the answer that is being given."""
+        if self._later is None:
+            return False
+        self._later.append(say)
+        return True
 
     # Publishing.
 

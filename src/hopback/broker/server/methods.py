@@ -189,10 +189,12 @@ def _purge_queue(channel: ServerChannel, asked: _Arguments) -> None:
 
 @_on("queue.delete")
 def _delete_queue(channel: ServerChannel, asked: _Arguments) -> None:
-    count = channel.state.delete_queue(
-        _named(channel, asked["queue"]), if_unused=asked["if_unused"], if_empty=asked["if_empty"]
-    )
-    channel.reply("queue.delete-ok", asked, message_count=count)
+    name = _named(channel, asked["queue"])
+    with channel.client.answer_first():
+        count = channel.state.delete_queue(
+            name, if_unused=asked["if_unused"], if_empty=asked["if_empty"]
+        )
+        channel.reply("queue.delete-ok", asked, message_count=count)
 
 
 # Consuming.

@@ -34,7 +34,7 @@ class ClockKind(StrEnum):
 class ServerLimits:
     """What clients may use together, or each, before they are held back or refused."""
 
-    connections: int = 1000
+    connections: int = 4096
     channels: int = 2047
     """Of one connection; this is what it is told when it tunes."""
     all_channels: int = 20_000
