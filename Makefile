@@ -16,7 +16,7 @@ FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/con
 CODE := src tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-needs test-fast test-brokers test-faults pristine check audit format bench pin clean
+.PHONY: help demo test test-needs test-fast test-brokers test-peers test-faults pristine check audit format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -48,6 +48,10 @@ test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, 
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
 	$(PYTEST) -m all_brokers tests/integration tests/faults --all-brokers
+
+test-peers: $(READY) ## other projects' own tests on `hopback broker` and RabbitMQ; half an hour, root, the network
+	@$(BIN)/python -m tests.harness.packages rabbitmq peers
+	$(BIN)/python -m tests.peers $(PEERS)
 
 test-faults: $(READY) ## the proof, long: faults, load and bad input; an hour, and root for a cluster's cuts
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql cluster

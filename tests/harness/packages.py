@@ -30,6 +30,8 @@ PURPOSES = {
     "commands": ("curl", "git", "openssl", "procps"),
     "cluster": ("iproute2",),
     "chroots": ("debootstrap",),
+    # A network of its own for each broker: `unshare` and `ip`.
+    "peers": ("iproute2", "util-linux"),
 }
 """Purpose → the packages it takes; the parts of a client's purpose are of no use one by one."""
 

@@ -66,6 +66,7 @@ class RabbitNode:
     shared_epmd_port: int = 0
     """The port of its own epmd, where the nodes of a cluster have to know it."""
     amqp_port: int = 0
+    """By default a free one; so the other."""
     management_port: int = 0
     name: str = ""
     inside: Path = Path("/nonexistent")
@@ -207,7 +208,9 @@ class RabbitNode:
         made = Path(tempfile.mkdtemp(prefix="hopback-rabbitmq-", dir=shared))
         self.inside = Path("/") / made.relative_to(self.installation.root)
         self.name = self.name or f"{made.name.replace('_', 'x')}@localhost"
-        self.amqp_port, self.management_port, epmd_port, dist_port = _free_ports(4)
+        amqp_port, management_port, epmd_port, dist_port = _free_ports(4)
+        self.amqp_port = self.amqp_port or amqp_port
+        self.management_port = self.management_port or management_port
         self._environment = write_files(
             self, self.epmd_port or self.shared_epmd_port or epmd_port, dist_port
         )

@@ -1,0 +1,15 @@
+"""Tests that pass on RabbitMQ and not on `hopback broker`, each with its reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["REASONS"]
+
+REASONS: Mapping[str, str] = {
+    "test_big_message": "20 MiB, and from 4.0 on RabbitMQ takes 16 MiB",
+}
+"""The last part of a test's name, without its parameters → why."""

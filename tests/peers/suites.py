@@ -1,0 +1,110 @@
+"""Which suites are run, what each needs, and what of it is left out, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["REQUIREMENTS", "SUITES", "WITHOUT_TESTS", "Suite"]
+
+_NO_TLS = "neither side has TLS here"
+_MAIN_URL = "amqp://guest:guest@127.0.0.1:5672/%2F"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Tests inside the source package of another project."""
+
+    package: str
+    """As the registry calls it; one release, which is also the one that is installed."""
+    paths: tuple[str, ...]
+    """Below the folder of the source package."""
+    arguments: tuple[str, ...] = ()
+    """For pytest."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: int = 300
+    """For the whole suite; what has not run by then counts as not run."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """A part of a test's name → why tests with it in their names are not of the run."""
+
+    @property
+    def name(self) -> str:
+        """Without the version."""
+        return self.package.partition("==")[0]
+
+
+SUITES: tuple[Suite, ...] = (
+    Suite(
+        package="aio-pika==10.2.1",
+        paths=("tests",),
+        left_out={
+            "test_amqps": _NO_TLS,
+            "test_robust_recovery": "stops and starts a broker in a container of its own",
+        },
+    ),
+    Suite(
+        package="aiormq==7.2.4",
+        paths=("tests",),
+        left_out={"amqps": _NO_TLS, "ssl": _NO_TLS},
+        seconds=600,
+    ),
+    Suite(
+        package="amqp==5.4.2",
+        paths=("t/integration/test_rmq.py",),
+        left_out={"[tls": _NO_TLS},
+    ),
+    Suite(package="kombu==5.7.0", paths=("t/integration/test_py_amqp.py",)),
+    Suite(
+        package="celery==5.7.0",
+        paths=("t/integration/test_tasks.py", "t/integration/test_inspect.py"),
+        # Its own default is Redis, which is not what is compared here.
+        environment={
+            "TEST_BROKER": "pyamqp://guest:guest@127.0.0.1//",
+            "TEST_BACKEND": "rpc://guest:guest@127.0.0.1//",
+        },
+        seconds=420,
+    ),
+    Suite(
+        package="amqpstorm==3.1.4",
+        paths=("amqpstorm/tests/functional",),
+        # It has no configuration, and pytest must not take that of a folder above.
+        arguments=("-c", "/dev/null", "--rootdir=."),
+        # Without these its tests would call a host of their author's.
+        environment={
+            "AMQP_HOST": "127.0.0.1",
+            "AMQP_USERNAME": "guest",
+            "AMQP_PASSWORD": "guest",
+            "AMQP_URI": _MAIN_URL,
+            "AMQP_HTTP_URL": "http://127.0.0.1:15672",
+        },
+        left_out={"/ssl/": _NO_TLS, "test_web_based": _NO_TLS},
+    ),
+)
+"""All that come inside source packages of the registry."""
+
+WITHOUT_TESTS: Mapping[str, str] = {
+    "dramatiq": "its source package has the tests without the modules that they import",
+    "pika": "its source package has no tests",
+    "faststream": "its source package has no tests",
+}
+"""Looked for, and not found."""
+
+REQUIREMENTS = (
+    "aiomisc-pytest",
+    "freezegun",
+    "hypothesis",
+    "pydantic",
+    "pytest",
+    "pytest-celery",
+    "pytest-order",
+    "pytest-rerunfailures",
+    "pytest-subtests",
+    "pytest-timeout",
+    "redis",
+    "requests",
+    "shortuuid",
+)
+"""What the suites import beside the packages themselves."""
