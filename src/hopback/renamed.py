@@ -48,11 +48,17 @@ RENAMED = {
     "hopback.deadletters.refusals": "hopback.errors",
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
+    "hopback.runtime.braking": "hopback.runtime.consumer",
+    "hopback.runtime.isolating": "hopback.runtime.batches",
+    "hopback.runtime.vetting": "hopback.runtime.service",
     "hopback.systems.stage": "hopback.systems.host",
     "hopback.testing.entrance": "hopback.topology.entrance",
     "hopback.topology.capabilities": "hopback.topology.rabbitmq_arguments",
+    "hopback.topology.hazards.arrivals": "hopback.topology.hazards.analysis",
     "hopback.topology.hazards.scene": "hopback.topology.hazards.analysis",
     "hopback.topology.places": "hopback.topology.located",
+    "hopback.wire.credentials": "hopback.wire.handshake",
+    "hopback.wire.pulse": "hopback.wire.transport",
 }
 """Old name → new name, of modules and packages; what stands below a package follows it."""
 

@@ -25,7 +25,7 @@ from hopback.runtime.outgoing import Outlet
 from hopback.runtime.settling import Environment
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.upkeep import Upkeep
-from hopback.runtime.vetting import vet
+from hopback.topology.check import Severity, check
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -36,8 +36,27 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.runtime.app import App
     from hopback.runtime.consumer import Consumer
+    from hopback.topology.check import Finding
+    from hopback.topology.model import Topology
+    from hopback.version import BrokerVersion
 
-__all__ = ["Report", "Service", "ServiceOptions"]
+__all__ = ["Report", "Service", "ServiceOptions", "vet"]
+
+
+def vet(
+    topology: Topology, version: BrokerVersion, accepted: Collection[str]
+) -> tuple[Finding, ...]:
+    """The warnings to be said; UnsafeOperation lists the errors that nobody accepted by name."""
+    findings = check(topology, version)
+    grave = [one for one in findings if one.severity is Severity.ERROR and one.rule not in accepted]
+    if grave:
+        listed = "\n".join(f"  {one.rule} at {one.place}: {one.explanation}" for one in grave)
+        raise UnsafeOperation(
+            f"{topology.name} is not started on RabbitMQ {version}:\n{listed}\n"
+            "Mend these, or accept them by name."
+        )
+    return tuple(one for one in findings if one.severity is not Severity.INFO)
+
 
 _LOG = logging.getLogger("hopback.runtime")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from hopback.wire.connection import Connection
 from hopback.wire.contents import Delivered, Got, Published, ReturnedMessage
-from hopback.wire.credentials import Credentials
 from hopback.wire.events import (
     Event,
     HeaderReceived,
@@ -17,6 +16,7 @@ from hopback.wire.events import (
     Violation,
 )
 from hopback.wire.frames import Limits
+from hopback.wire.handshake import Credentials
 from hopback.wire.methods import Role
 from hopback.wire.url import Address, parse_url
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from hopback.errors import ConnectionFailed, ConnectionLost, ProtocolError
 from hopback.wire.events import Violation
-from hopback.wire.pulse import Pulse
 
 if TYPE_CHECKING:
     from hopback.errors import BrokerError
@@ -19,7 +18,44 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.url import TlsOptions
 
-__all__ = ["Owner", "Wire", "tls_context"]
+__all__ = ["Owner", "Pulse", "Wire", "tls_context"]
+
+
+class Pulse:
+    """Both directions of one connection's heartbeat. An interval of 0 means no heartbeats.
+
+    A peer must send something in each interval; after two silent ones it is taken for dead. We
+    send after half an interval without other traffic.
+    """
+
+    __slots__ = ("_interval", "_received_at", "_sent_at")
+
+    def __init__(self, interval: float, now: float) -> None:
+        self._interval = interval
+        self._received_at = now
+        self._sent_at = now
+
+    @property
+    def tick(self) -> float | None:
+        """How often to look, in seconds; None if never."""
+        return self._interval / 4 if self._interval else None
+
+    def received(self, now: float) -> None:
+        """Something came in."""
+        self._received_at = now
+
+    def sent(self, now: float) -> None:
+        """Something went out."""
+        self._sent_at = now
+
+    def due(self, now: float) -> bool:
+        """Whether a heartbeat has to be sent."""
+        return bool(self._interval) and now - self._sent_at >= self._interval / 2
+
+    def dead(self, now: float) -> bool:
+        """Whether the peer has been silent for too long."""
+        return bool(self._interval) and now - self._received_at > 2 * self._interval
+
 
 _LINGER = 5.0
 """Seconds that a closing line may take to write its last words to a peer that does not read."""

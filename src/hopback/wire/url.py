@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
-from hopback.wire.credentials import Credentials, secret_from_environment, secret_from_file
+from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
 
 if TYPE_CHECKING:
-    from hopback.wire.credentials import Secret
+    from hopback.wire.handshake import Secret
 
 __all__ = ["Address", "TlsOptions", "parse_url"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopback.wire.pulse import Pulse
+from hopback.wire.transport import Pulse
 
 
 def test_we_speak_after_half_an_interval_of_silence() -> None:

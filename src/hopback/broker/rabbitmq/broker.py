@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq.connection import RabbitConnection
 from hopback.errors import ConnectionFailed, LoginRefused
-from hopback.wire.credentials import Credentials
+from hopback.wire.handshake import Credentials
 from hopback.wire.transport import tls_context
 from hopback.wire.url import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopback.wire.credentials import Secret
+    from hopback.wire.handshake import Secret
     from hopback.wire.url import Address
 
 __all__ = ["RabbitMQ"]

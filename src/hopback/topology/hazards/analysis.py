@@ -8,35 +8,122 @@ dead-letter queue. So a live broker, which knows no plans, can be looked at too.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
-from hopback.topology.hazards.arrivals import arrivals, pass_on
 from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
 from hopback.topology.parameters import operator_policies
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from hopback.topology.model import Exchange
+    from hopback.topology.model import Binding, Exchange, Topology
     from hopback.topology.plan import Plan, Route
     from hopback.version import BrokerVersion
 
 __all__ = [
+    "ANY_KEY",
     "Analysis",
+    "Keys",
     "Leg",
     "Limit",
     "Loop",
+    "arrivals",
     "drops_head",
     "limited",
     "number",
+    "pass_on",
+    "samples",
     "seems_resting",
     "seems_waiting",
     "text",
 ]
+
+
+Keys: TypeAlias = "defaultdict[str, set[str]]"
+
+ANY_KEY = "<any key>"
+"""Stands for a key that nothing is known of: what a fanout passes on."""
+
+_MOST_HASHES = 3  # the work grows with each: nobody writes more
+
+
+def samples(pattern: str) -> tuple[str, ...]:
+    """Keys that stand for all that a topic pattern matches: each `#` as none, one and two words."""
+    words = pattern.split(".") if pattern else []
+    if words.count("#") > _MOST_HASHES:
+        return (pattern,)
+    choices = [((), ("#",), ("#", "#")) if word == "#" else ((word,),) for word in words]
+    return tuple(".".join(sum(chosen, ())) for chosen in product(*choices))
+
+
+def arrivals(topology: Topology, exchanges: Sequence[Exchange], table: RoutingTable) -> Keys:
+    """The keys with which bindings and plans bring messages to each queue."""
+    keys: Keys = defaultdict(set)
+    known = {"", *(exchange.name for exchange in exchanges)}
+    for exchange, key in (*_bound(exchanges, topology.bindings), *_planned(topology)):
+        if exchange in known:
+            for queue in table.route(exchange, key):
+                keys[queue].add(key)
+    return keys
+
+
+def pass_on(keys: Keys, kept: Mapping[str, str], table: RoutingTable) -> None:
+    """Carry keys on through the queues that keep them: `kept` is their dead-letter exchange."""
+    waiting = [(queue, key) for queue in kept for key in keys[queue]]
+    while waiting:
+        queue, key = waiting.pop()
+        for target in table.route(kept[queue], key):
+            if key not in keys[target]:
+                keys[target].add(key)
+                waiting.extend([(target, key)] if target in kept else [])
+
+
+def _bound(exchanges: Sequence[Exchange], bindings: Iterable[Binding]) -> Iterator[tuple[str, str]]:
+    """Each exchange with the keys that its bindings, and those of exchanges behind it, name."""
+    own: defaultdict[str, set[str]] = defaultdict(set)
+    behind: defaultdict[str, set[str]] = defaultdict(set)
+    kinds = {exchange.name: exchange.type for exchange in exchanges}
+    for binding in bindings:
+        own[binding.source].update(_named(kinds.get(binding.source, ""), binding))
+        if binding.to_exchange:
+            behind[binding.source].add(binding.destination)
+    for exchange in exchanges:
+        for name in _reached(exchange.name, behind):
+            yield from ((exchange.name, key) for key in sorted(own[name]))
+
+
+def _named(kind: str, binding: Binding) -> Iterable[str]:
+    match kind:
+        case ExchangeType.DIRECT:
+            return (binding.routing_key,)
+        case ExchangeType.TOPIC:
+            return samples(binding.routing_key)
+    return (ANY_KEY,)
+
+
+def _reached(start: str, behind: Mapping[str, set[str]]) -> set[str]:
+    found, waiting = {start}, [start]
+    while waiting:
+        fresh = behind.get(waiting.pop(), set()) - found
+        found |= fresh
+        waiting.extend(fresh)
+    return found
+
+
+def _planned(topology: Topology) -> Iterator[tuple[str, str]]:
+    """What plans publish themselves."""
+    for plan in topology.plans:
+        yield plan.parking.exchange, plan.parking.routing_key
+        yield plan.redrive.exchange, plan.redrive.routing_key
+        for tier in plan.tiers:
+            yield from ((route.exchange, route.routing_key) for route in tier.routes)
+
 
 _RESTING_NAME = re.compile(
     r"dlq|dead.?letter|(^|\W|_)(dead|parked|parking|poison)($|\W|_)", re.IGNORECASE
