@@ -35,7 +35,7 @@ with the RabbitMQ in the first column: what differs between versions shows as a 
 
 {differing}
 
-## What fails on both
+## What fails on RabbitMQ itself
 
 {both}
 
