@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hopback import errors
-from tests.architecture.source import Module, library
+from tests.architecture.source import Module, functions, library
 
 _MODULES = library()
 _FORBIDDEN = (
@@ -109,6 +109,26 @@ def test_every_error_says_what_to_do() -> None:
     for kind in kinds:
         assert "remedy" in vars(kind), kind
         assert kind.remedy.endswith("."), kind
+
+
+def test_the_command_passes_values_on_and_no_json_objects() -> None:
+    """No function of the command takes a `dict[str, Any]`: what it prints are values of the contract."""
+    # `rehearse` hands on the options of its one command as click read them.
+    commands = [
+        module
+        for module in _MODULES
+        if module.name.startswith("hopback.cli") and module.name != "hopback.cli.rehearse"
+    ]
+    assert commands
+    taken = {
+        f"{module.name}.{node.name}({argument.arg})"
+        for module in commands
+        for node in functions(module)
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if argument.annotation is not None
+        and "dict[str, Any]" in ast.unparse(argument.annotation).replace("typing.", "")
+    }
+    assert taken == set()
 
 
 def _loaded_by(statement: str) -> set[str]:

@@ -174,6 +174,10 @@ _DLQ = {
     "discard": LazyCommand(
         "hopback.cli.dlq_actions:discard", "Remove messages for good, after writing them to a file."
     ),
+    "edit": LazyCommand("hopback.cli.dlq_actions:edit", "Send a changed copy of one message back."),
+    "restore-limit": LazyCommand(
+        "hopback.cli.dlq_actions:restore_limit", "Take back a delivery limit that was lifted."
+    ),
     "watch": LazyCommand("hopback.cli.dlq:watch", "Follow the depths until stopped."),
 }
 

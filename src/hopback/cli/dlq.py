@@ -1,69 +1,98 @@
-"""`hopback dlq`: look at dead letters, send them back, discard them, keep them in files."""
+"""`hopback dlq ls`, `show`, `groups`, `peek`, `get` and `watch`: nothing here changes anything."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from hopback.cli.desk import Look
 from hopback.cli.dlq_print import (
     count_of,
     form_option,
+    output,
     print_groups,
-    print_letters,
     print_message,
+    print_messages,
     print_not_looked_into,
     print_queue,
     print_queues,
-    tell,
 )
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import on_terminal, safe_lines
-from hopback.cli.where import Place, at_desk, complete_queue, desk_options
+from hopback.cli.where import complete_queue, where_options, with_dead_letters
+from hopback.deadletters.contract import Price
+from hopback.deadletters.requests import GroupBy, Window
 from hopback.errors import UnsafeOperation
 from hopback.private_files import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from hopback.cli.desk import Desk
-    from hopback.cli.documents import Document
+    from hopback.cli.where import Where
+    from hopback.deadletters.contract import DeadLetter, QueueSummary
+    from hopback.deadletters.interface import DeadLetters
 
 __all__ = [
-    "chosen_letter",
+    "Look",
+    "chosen_message",
     "filter_option",
     "get",
     "groups",
+    "hold",
+    "hold_for",
+    "lift_if_needed",
     "list_groups",
-    "list_letters",
+    "list_messages",
     "list_queues",
     "look_options",
     "ls",
     "peek",
     "queue_argument",
-    "refusing",
+    "refusals_explained",
     "show",
     "show_message",
     "show_queue",
     "watch",
     "watch_queues",
+    "within_option",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
+_SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
+
 queue_argument = click.argument("queue", shell_complete=complete_queue)
 filter_option = click.option(
     "--filter",
-    "where",
+    "terms",
     default="",
     metavar="TERMS",
     help="Only messages for which all terms hold, as in 'reason:rejected age>2h'.",
 )
+within_option = click.option(
+    "--within",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Look for it among the first N messages.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is to be looked at: how many messages, and whether a danger is accepted or removed."""
+
+    queue: str
+    limit: int | None = None
+    terms: str = ""
+    forced: bool = False
+    lift: bool = False
 
 
 def look_options(command: _Command) -> _Command:
@@ -84,49 +113,124 @@ def look_options(command: _Command) -> _Command:
 
 
 @contextmanager
-def refusing(queue: str) -> Iterator[None]:
+def refusals_explained(queue: str) -> Iterator[None]:
     """Say of a refused look which options make it possible."""
     try:
         yield
     except UnsafeOperation as refused:
         raise CommandFailed(
             str(refused),
-            do="--lift-limit lifts the queue's delivery limit by a policy (`hopback topology revert"
-            f" --queue {queue}` takes it back); --force looks in spite of the danger.",
+            do="--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"
+            f" {queue}` takes it back); --force looks in spite of the danger.",
             code=Exit.NOT_ALLOWED,
         ) from refused
 
 
+async def lift_if_needed(dead_letters: DeadLetters, queue: str) -> None:
+    """Lift the delivery limit of a queue by a policy, if looking at it could lose messages."""
+    if (await dead_letters.queue(queue)).cost.price is Price.REFUSED:
+        await dead_letters.lift_limit(queue, reason="to look at it")
+
+
+@asynccontextmanager
+async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
+    """A browse session of so many messages; they are given back however this ends."""
+    session = await dead_letters.open_session(
+        look.queue, Window(limit=size), forced=look.forced, lift=look.lift
+    )
+    try:
+        yield session.id
+    finally:
+        await dead_letters.release(session.id)
+
+
+# --- queues
+
+
 @click.command(short_help="List dead-letter queues with their depths.")
-@desk_options
+@where_options
 @form_option
 @click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if there is a dead letter.")
-def ls(form: str, detailed_exit_code: bool, **place: Any) -> int:
+def ls(form: str, detailed_exit_code: bool, where: Where) -> int:
     """List the dead-letter queues with their depths; never looks into one."""
-    found = at_desk(Place(**place), lambda desk: list_queues(desk, form))
-    return Exit.FOUND if detailed_exit_code and any(one["messages"] for one in found) else Exit.OK
+    found = with_dead_letters(where, lambda letters: list_queues(letters, form))
+    return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
 
 
-async def list_queues(desk: Desk, form: str) -> list[Document]:
+async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSummary]:
     """Print every queue."""
-    found = await desk.queues()
-    tell(form, found, lambda: print_queues(found))
+    found = await dead_letters.queues()
+    output(form, found, lambda: print_queues(found))
     return found
 
 
 @click.command(short_help="Show a queue: type, cost of looking, targets.")
 @queue_argument
-@desk_options
+@where_options
 @form_option
-def show(queue: str, form: str, **place: Any) -> None:
+def show(queue: str, form: str, where: Where) -> None:
     """Show what is known of QUEUE without looking into it: depth, type, cost of looking, targets."""
-    at_desk(Place(**place), lambda desk: show_queue(desk, queue, form))
+    with_dead_letters(where, lambda letters: show_queue(letters, queue, form))
 
 
-async def show_queue(desk: Desk, queue: str, form: str) -> None:
+async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
     """Print one queue."""
-    found = await desk.queue(queue)
-    tell(form, found, lambda: print_queue(found))
+    found = await dead_letters.queue(queue)
+    output(form, found, lambda: print_queue(found))
+
+
+@click.command(short_help="Follow the depths until stopped.")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks at the depths.",
+)
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after N looks.")
+@where_options
+@form_option
+def watch(
+    queues: tuple[str, ...], interval: float, times: int | None, form: str, where: Where
+) -> None:
+    """Follow the depths of all dead-letter queues, or of those named, until Ctrl-C."""
+    with_dead_letters(where, lambda letters: watch_queues(letters, queues, interval, times, form))
+
+
+async def watch_queues(
+    dead_letters: DeadLetters, names: tuple[str, ...], interval: float, times: int | None, form: str
+) -> None:
+    """Print the queues again and again: a table in place, or a line for each change."""
+    last: dict[str, object] = {}
+    count = 0
+    while True:
+        found = [one for one in await dead_letters.queues() if not names or one.queue in names]
+        if form == "table":
+            if on_terminal() and count:
+                click.clear()
+            print_queues(found)
+        else:
+            now = {one.queue: _compared(one) for one in found}
+            changed = [one for one in found if now[one.queue] != last.get(one.queue)]
+            output("ndjson", changed, lambda: None)
+            last = dict(now)
+        count += 1
+        if times is not None and count >= times:
+            return
+        await asyncio.sleep(interval)
+
+
+def _compared(queue: QueueSummary) -> object:
+    """What counts as a change: not the moment at which it was read."""
+    from hopback.deadletters.codec import to_json
+
+    told = to_json(queue)
+    return {name: value for name, value in told.items() if name not in ("depth", "idleSince")}
+
+
+# --- messages
 
 
 @click.command(short_help="Count messages by what they have in common.")
@@ -143,33 +247,37 @@ async def show_queue(desk: Desk, queue: str, form: str) -> None:
     "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N; by default all."
 )
 @look_options
-@desk_options
+@where_options
 @form_option
 def groups(
     queue: str,
     by: str,
-    where: str,
+    terms: str,
     limit: int | None,
     lift: bool,
     forced: bool,
     form: str,
-    **place: Any,
+    where: Where,
 ) -> None:
     """Count the messages of QUEUE by what they have in common, the largest group first.
 
     Each message is taken once, and all are given back in order. The fingerprint of a failure can be
     used as a filter: --filter group:3f9a.
     """
-    look = Look(queue, limit, where, forced, lift)
-    at_desk(Place(**place), lambda desk: list_groups(desk, look, by, form))
+    look = Look(queue, limit, terms, forced, lift)
+    with_dead_letters(where, lambda letters: list_groups(letters, look, GroupBy(by), form))
 
 
-async def list_groups(desk: Desk, look: Look, by: str, form: str) -> None:
+async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy, form: str) -> None:
     """Print the groups of a queue."""
-    with refusing(look.queue):
-        found = await desk.groups(look, by)
-    items = found if form == "json" else found["items"]
-    tell(form, items, lambda: print_groups(found, time.time()))
+    with refusals_explained(look.queue):
+        if look.lift:
+            await lift_if_needed(dead_letters, look.queue)
+        found = await dead_letters.survey(
+            look.queue, by, look.terms, limit=look.limit, forced=look.forced
+        )
+    shown = found if form == "json" else found.groups
+    output(form, shown, lambda: print_groups(found, time.time()))
 
 
 @click.command(short_help="List the messages at the head.")
@@ -184,97 +292,38 @@ async def list_groups(desk: Desk, look: Look, by: str, form: str) -> None:
     help="Hold so many messages.",
 )
 @look_options
-@desk_options
+@where_options
 @form_option
 def peek(
-    queue: str, where: str, limit: int, lift: bool, forced: bool, form: str, **place: Any
+    queue: str, terms: str, limit: int, lift: bool, forced: bool, form: str, where: Where
 ) -> None:
     """List the messages at the head of QUEUE. They are held for a moment and given back in order."""
-    look = Look(queue, limit, where, forced, lift)
-    at_desk(Place(**place), lambda desk: list_letters(desk, look, form))
+    look = Look(queue, limit, terms, forced, lift)
+    with_dead_letters(where, lambda letters: list_messages(letters, look, form))
 
 
-async def list_letters(desk: Desk, look: Look, form: str) -> None:
-    """Print the letters at the head of a queue."""
-    size = look.limit or 20
-    with refusing(look.queue):
-        async with desk.hold(look) as held:
-            found = await held.letters(look.where, size)
-    letters = found["items"]
+async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
+    """Print the messages at the head of a queue."""
+    size = look.limit or 20  # a screen of them
+    with refusals_explained(look.queue):
+        async with hold(dead_letters, look, size) as session:
+            found = await dead_letters.messages(session, look.terms, size=size)
 
     def in_words() -> None:
-        print_letters(letters, time.time())
-        if look.where:
-            click.echo(f"{found['matching']:,} of the first {count_of(size)} match.")
-            print_not_looked_into(found)
+        print_messages(found.letters, time.time())
+        if look.terms:
+            click.echo(f"{found.matching:,} of the first {count_of(size)} match.")
+            print_not_looked_into(found.not_looked_into)
 
-    tell(form, letters, in_words)
-
-
-@click.command(short_help="Follow the depths until stopped.")
-@click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between two looks at the depths.",
-)
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after N looks.")
-@desk_options
-@form_option
-def watch(
-    queues: tuple[str, ...], interval: float, times: int | None, form: str, **place: Any
-) -> None:
-    """Follow the depths of all dead-letter queues, or of those named, until Ctrl-C."""
-    at_desk(Place(**place), lambda desk: watch_queues(desk, queues, interval, times, form))
-
-
-async def watch_queues(
-    desk: Desk, names: tuple[str, ...], interval: float, times: int | None, form: str
-) -> None:
-    """Print the queues again and again: a table in place, or a line for each change."""
-    last: dict[str, Document] = {}
-    count = 0
-    while True:
-        found = [one for one in await desk.queues() if not names or one["queue"] in names]
-        if form == "table":
-            if on_terminal() and count:
-                click.clear()
-            print_queues(found)
-        else:
-            changed = [one for one in found if _told(one) != last.get(one["queue"])]
-            tell("ndjson", changed, lambda: None)
-            last = {one["queue"]: _told(one) for one in found}
-        count += 1
-        if times is not None and count >= times:
-            return
-        await asyncio.sleep(interval)
-
-
-def _told(queue: Document) -> Document:
-    """What counts as a change: not the moment at which it was read."""
-    return {name: value for name, value in queue.items() if name not in ("depth", "idleSince")}
-
-
-_SHORTEST_DIGEST = 6
+    output(form, found.letters, in_words)
 
 
 @click.command(short_help="Show one message with everything about it.")
 @queue_argument
-@click.argument("ident", metavar="ID")
-@click.option(
-    "--within",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Look for it among the first N messages.",
-)
+@click.argument("message", metavar="ID")
+@within_option
 @click.option(
     "--payload",
-    "view",
     type=click.Choice(("pretty", "raw", "hex")),
     default="pretty",
     show_default=True,
@@ -285,67 +334,82 @@ _SHORTEST_DIGEST = 6
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the bytes to this file."
 )
 @look_options
-@desk_options
+@where_options
 @form_option
 def get(
     queue: str,
-    ident: str,
+    message: str,
     within: int,
-    view: str,
+    payload: str,
     body: bool,
     save: Path | None,
     lift: bool,
     forced: bool,
     form: str,
-    **place: Any,
+    where: Where,
 ) -> None:
     """Show one message of QUEUE. ID is what `peek` shows, a place in the queue, or a message id."""
-    limit = max(within, _place(ident) or 0)
-    look = Look(queue, limit, "", forced, lift)
+    look = Look(queue, within, "", forced, lift)
     form = "bytes" if body else form
-    at_desk(Place(**place), lambda desk: show_message(desk, look, ident, form, view, save))
-
-
-def _place(ident: str) -> int | None:
-    """The place that an id begins with; a bare number is a place, too."""
-    first = ident.partition("-")[0]
-    return int(first) if first.isdecimal() and first.isascii() and len(first) <= 4 else None
+    with_dead_letters(
+        where, lambda letters: show_message(letters, look, message, form, payload, save)
+    )
 
 
 async def show_message(
-    desk: Desk, look: Look, ident: str, form: str, view: str = "pretty", save: Path | None = None
+    dead_letters: DeadLetters,
+    look: Look,
+    name: str,
+    form: str,
+    payload: str = "pretty",
+    save: Path | None = None,
 ) -> None:
     """Find a message and print it; `form` may also be `bytes`."""
-    with refusing(look.queue):
-        async with desk.hold(look) as held:
-            found = await held.letters("", look.limit or 100)
-            letter = chosen_letter(found["items"], ident, look)
-            message = None if form == "bytes" else await held.message(letter["id"])
-            bytes_wanted = form in ("bytes", "table") or save is not None
-            body = await held.body(letter["id"]) if bytes_wanted else b""
+    with refusals_explained(look.queue):
+        async with hold_for(dead_letters, look, name) as (session, letter):
+            message = None
+            if form != "bytes":
+                message = await dead_letters.message(session, letter.id)
+            body = b""
+            if form in ("bytes", "table") or save is not None:
+                body = await dead_letters.body(session, letter.id)
     if save is not None:
         _save(save, body)
-    if message is None:
-        _print_bytes(body, saved=save is not None)
-    else:
-        tell(form, message, lambda: print_message(message, body, view))
+    if message is not None:
+        output(form, message, lambda: print_message(message, body, payload))
+    elif save is None:
+        _print_bytes(body)
 
 
-def chosen_letter(letters: Sequence[Document], ident: str, look: Look) -> Document:
-    """The letter that is meant: by id, by what its id hashes, by message id, or by place."""
-    digest = ident.partition("-")[2] or ident
+@asynccontextmanager
+async def hold_for(
+    dead_letters: DeadLetters, look: Look, name: str
+) -> AsyncIterator[tuple[str, DeadLetter]]:
+    """A browse session that reaches as far as one message, and that message."""
+    # An id begins with its place; a bare number is a place, too.
+    place = name.partition("-")[0]
+    reach = int(place) if place.isdecimal() and place.isascii() and len(place) <= 4 else 0
+    size = max(look.limit or 100, reach)
+    async with hold(dead_letters, look, size) as session:
+        found = await dead_letters.messages(session, size=size)
+        yield session, chosen_message(found.letters, name, look.queue)
+
+
+def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:
+    """The message that is meant: by id, by what its id hashes, by message id, or by place."""
+    digest = name.partition("-")[2] or name
     ways = (
-        lambda one: one["id"] == ident,
-        lambda one: len(digest) >= _SHORTEST_DIGEST and one["digest"].startswith(digest),
-        lambda one: one["messageId"] == ident,
-        lambda one: str(one["place"]) == ident,
+        lambda one: one.id == name,
+        lambda one: len(digest) >= _SHORTEST_DIGEST and one.digest.startswith(digest),
+        lambda one: one.message_id == name,
+        lambda one: str(one.place) == name,
     )
     for way in ways:
-        found = [one for one in letters if way(one)]
-        if found:
-            return found[0]
+        found = next((one for one in messages if way(one)), None)
+        if found is not None:
+            return found
     raise CommandFailed(
-        f"there is no message {ident!r} among the first {len(letters)} of {look.queue!r}",
+        f"there is no message {name!r} among the first {len(messages)} of {queue!r}",
         do="`hopback dlq peek` lists ids; --within N looks further.",
         code=Exit.NOT_FOUND,
     )
@@ -361,10 +425,8 @@ def _save(path: Path, body: bytes) -> None:
     click.echo(f"Wrote {len(body)} bytes to {path}.", err=True)
 
 
-def _print_bytes(body: bytes, *, saved: bool) -> None:
+def _print_bytes(body: bytes) -> None:
     """Exactly as they are into a file or pipe, made safe on a terminal."""
-    if saved:
-        return
     if on_terminal():
         click.echo(safe_lines(body.decode("utf-8", "backslashreplace")))
     else:

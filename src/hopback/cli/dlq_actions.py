@@ -1,36 +1,88 @@
-"""`hopback dlq redrive` and `discard`: the plan, a question, then a job that is followed to its end."""
+"""`hopback dlq redrive`, `discard`, `edit` and `restore-limit`: the plan, a question, then the act.
+
+A re-drive or a discard is a job that is followed to its end. Questions are asked between two visits:
+nothing is held meanwhile.
+"""
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from msgspec import structs
 
-from hopback.cli.dlq import filter_option, look_options, queue_argument, refusing
-from hopback.cli.dlq_print import count_of, form_option, print_plan, tell
+from hopback.cli.dlq import (
+    Look,
+    filter_option,
+    hold_for,
+    lift_if_needed,
+    look_options,
+    queue_argument,
+    refusals_explained,
+    within_option,
+)
+from hopback.cli.dlq_print import count_of, form_option, output, print_plan
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_progress import see_through
-from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, json_line, on_terminal
-from hopback.cli.where import Place, at_desk, desk_options, resume_command
-from hopback.deadletters.requests import HIGHEST_RATE, MOST_IN_FLIGHT, UNHURRIED
+from hopback.cli.terminal import (
+    ask,
+    ask_for_name,
+    ask_for_reason,
+    details,
+    json_line,
+    on_terminal,
+    safe,
+)
+from hopback.cli.where import resume_command, where_options, with_dead_letters
+from hopback.deadletters.contract import EditedCopy, Price
+from hopback.deadletters.requests import (
+    HIGHEST_RATE,
+    MOST_IN_FLIGHT,
+    UNHURRIED,
+    DiscardRequest,
+    Edit,
+    FromHead,
+    JobKind,
+    Pace,
+    RedriveRequest,
+    Target,
+    TargetKind,
+)
+from hopback.policy.redrive import MAX_REDRIVES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from hopback.cli.desk import Desk
-    from hopback.cli.documents import Document
-    from hopback.deadletters.requests import Request, Target
+    from hopback.cli.where import Where
+    from hopback.deadletters.contract import JobPlan, MessageView, QueueDetail
+    from hopback.deadletters.interface import DeadLetters
+    from hopback.deadletters.requests import Request
 
-__all__ = ["Choices", "Ramp", "carry_out", "discard", "redrive", "target_of"]
+__all__ = [
+    "ActionChoices",
+    "Ramp",
+    "carry_out",
+    "discard",
+    "edit",
+    "redrive",
+    "restore_limit",
+    "send_edited",
+    "target_of",
+    "target_options",
+]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"
+_MOST_EDITED_BYTES = 128 * 1024 * 1024  # no RabbitMQ takes a larger message by default
+_BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
 
 
-_PLAIN = ("design", "failed-queue", "retry-exchange", "origin-exchange")
+# --- what is said
 
 
 class Ramp(click.ParamType[tuple[int, ...]]):
@@ -50,27 +102,54 @@ class Ramp(click.ParamType[tuple[int, ...]]):
         return tuple(map(int, parts))
 
 
+def target_options(command: _Command) -> _Command:
+    """Where messages are sent back to: --to, --routing-key and --reset, as `target`."""
+
+    @wraps(command)
+    def called(to: str, routing_key: str, reset: bool | None, **said: Any) -> object:
+        return command(target=target_of(to, routing_key, reset), **said)
+
+    found = cast("_Command", called)
+    for option in (
+        click.option(
+            "--reset/--keep-attempts",
+            default=None,
+            help="Whether attempts begin again at 1; by default as the design says.",
+        ),
+        click.option(
+            "--routing-key", default="", metavar="KEY", help="The key for --to exchange:NAME."
+        ),
+        click.option(
+            "--to",
+            default="design",
+            metavar="TARGET",
+            show_default=True,
+            help="design, failed-queue, retry-exchange, origin-exchange, queue:NAME or exchange:NAME.",
+        ),
+    ):
+        found = option(found)
+    return found
+
+
 def target_of(text: str, routing_key: str, reset: bool | None) -> Target:
     """The target that `--to` names; a usage error says what there is."""
-    from hopback.deadletters.requests import Target, TargetKind
-
     kind, _, name = text.partition(":")
-    if routing_key and kind != "exchange":
+    if routing_key and kind != TargetKind.EXCHANGE:
         raise click.UsageError("--routing-key belongs to --to exchange:NAME.")
-    if text in _PLAIN:
+    if text in _BY_NAME:
         return Target(TargetKind(text), reset=reset)
-    if kind == "queue" and name:
+    if kind == TargetKind.QUEUE and name:
         return Target(TargetKind.QUEUE, routing_key=name, reset=reset)
-    if kind == "exchange" and name:
+    if kind == TargetKind.EXCHANGE and name:
         return Target(TargetKind.EXCHANGE, name, routing_key, reset)
     raise click.BadParameter(
-        f"expected {', '.join(_PLAIN)}, queue:NAME or exchange:NAME, got {text!r}.",
+        f"expected {', '.join(_BY_NAME)}, queue:NAME or exchange:NAME, got {text!r}.",
         param_hint="--to",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ActionChoices:
     """How the user wants to be asked and told."""
 
     form: str
@@ -80,10 +159,22 @@ class Choices:
     lift: bool
 
 
-def _act_options(command: _Command) -> _Command:
-    """What both acts understand."""
+def _action_options(command: _Command) -> _Command:
+    """What re-drives and discards understand, and how to ask and tell, as `choices`."""
+
+    @wraps(command)
+    def called(**said: Any) -> object:
+        own = {name: said.pop(name) for name in ActionChoices.__slots__}
+        return command(choices=ActionChoices(**own), **said)
+
+    found = cast("_Command", called)
     for option in (
-        click.option("--detailed-exit-code", "detailed", is_flag=True, help=_DETAILED),
+        click.option(
+            "--detailed-exit-code",
+            "detailed",
+            is_flag=True,
+            help="With --dry-run: leave with 10 if there is something to do.",
+        ),
         click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         look_options,
@@ -108,30 +199,17 @@ def _act_options(command: _Command) -> _Command:
         ),
         filter_option,
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
-_DETAILED = "With --dry-run: leave with 10 if there is something to do."
+# --- re-drive and discard
 
 
 @click.command(short_help="Send messages back to where they failed, safely.")
 @queue_argument
-@_act_options
-@click.option(
-    "--to",
-    "target",
-    default="design",
-    metavar="TARGET",
-    show_default=True,
-    help="design, failed-queue, retry-exchange, origin-exchange, queue:NAME or exchange:NAME.",
-)
-@click.option("--routing-key", default="", metavar="KEY", help="The key for --to exchange:NAME.")
-@click.option(
-    "--reset/--keep-attempts",
-    default=None,
-    help="Whether attempts begin anew; by default as the design says.",
-)
+@_action_options
+@target_options
 @click.option(
     "--in-flight",
     type=click.IntRange(1, MOST_IN_FLIGHT),
@@ -159,20 +237,18 @@ _DETAILED = "With --dry-run: leave with 10 if there is something to do."
 @click.option(
     "--max-redrives",
     type=click.IntRange(min=0),
-    default=3,
+    default=MAX_REDRIVES,
     show_default=True,
     metavar="N",
     help="Leave out what was re-driven N times before; 0 leaves out nothing.",
 )
-@desk_options
+@where_options
 @form_option
 def redrive(
     queue: str,
-    where: str,
+    terms: str,
     limit: int | None,
-    target: str,
-    routing_key: str,
-    reset: bool | None,
+    target: Target,
     rate: float | None,
     in_flight: int,
     ramp: tuple[int, ...] | None,
@@ -181,31 +257,30 @@ def redrive(
     expect_count: int | None,
     reason: str,
     forced: bool,
-    **rest: Any,
+    choices: ActionChoices,
+    where: Where,
 ) -> int:
     """Send the messages of QUEUE back, by default to where its design says: the queue that failed.
 
     Shows the plan and asks. Each message is published, mandatory and confirmed, before it leaves the
     queue. The first Ctrl-C finishes what is in flight and prints how to go on; a second one leaves.
     """
-    from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
-
     request = RedriveRequest(
         queue=queue,
-        selection=FromHead(limit, where),
+        selection=FromHead(limit, terms),
         reason=reason,
-        target=target_of(target, routing_key, reset),
+        target=target,
         pace=Pace(rate, in_flight, ramp or (), watch_s),
         max_redrives=max_redrives or None,
         expected_count=expect_count,
         forced=forced,
     )
-    return _act(request, Place.taken_from(rest), Choices(**rest))
+    return _act(request, where, choices)
 
 
 @click.command(short_help="Remove messages for good, after writing them to a file.")
 @queue_argument
-@_act_options
+@_action_options
 @click.option(
     "--export-to",
     default="",
@@ -213,11 +288,11 @@ def redrive(
     help="Write the messages here first (.zst compresses); by default a file of the user's own.",
 )
 @click.option("--no-export", is_flag=True, help="Write them nowhere: they are gone for good.")
-@desk_options
+@where_options
 @form_option
 def discard(
     queue: str,
-    where: str,
+    terms: str,
     limit: int | None,
     rate: float | None,
     expect_count: int | None,
@@ -225,19 +300,25 @@ def discard(
     forced: bool,
     export_to: str,
     no_export: bool,
-    **rest: Any,
+    choices: ActionChoices,
+    where: Where,
 ) -> int:
     """Remove messages of QUEUE for good. Each is written to a file before it goes.
 
     Shows the plan and asks for the queue's name. `hopback dlq import` publishes the file again.
     """
-    from hopback.deadletters.requests import DiscardRequest, FromHead, Pace
-
     if no_export and export_to:
         raise click.UsageError("--no-export and --export-to exclude each other.")
+    if export_to and where.server is not None:
+        raise CommandFailed(
+            "--export-to names a file of this machine, and a server writes to its own",
+            do="Leave it out: the plan says where the server writes. Or say --broker URL instead of"
+            " --server.",
+            code=Exit.USAGE,
+        )
     request = DiscardRequest(
         queue=queue,
-        selection=FromHead(limit, where),
+        selection=FromHead(limit, terms),
         reason=reason,
         confirm=queue,
         export=not no_export,
@@ -246,18 +327,27 @@ def discard(
         expected_count=expect_count,
         forced=forced,
     )
-    return _act(request, Place.taken_from(rest), Choices(**rest))
+    return _act(request, where, choices)
 
 
-def _act(request: Request, place: Place, choices: Choices) -> int:
-    """Plan, ask, act. Questions are asked between two visits: nothing is held meanwhile."""
-    plan = at_desk(place, lambda desk: _plan(desk, request, choices))
+def _act(request: Request, where: Where, choices: ActionChoices) -> int:
+    """Plan, ask, act."""
+    plan = with_dead_letters(where, lambda letters: _plan(letters, request, choices))
     if choices.dry_run:
-        return _rehearsed(plan, choices)
+        output(choices.form, plan, lambda: print_plan(plan, err=False))
+        if plan.flaws:
+            return Exit.NOT_ALLOWED
+        return Exit.FOUND if choices.detailed and plan.matching else Exit.OK
     _show(plan, choices)
-    _may_start(plan)
-    if not plan["selected"] or (plan["seen"] == plan["selected"] and not plan["matching"]):
-        tell(choices.form, plan, lambda: click.echo("Nothing to do."))
+    if plan.flaws:
+        raise CommandFailed(
+            f"nothing was touched: {'; '.join(plan.flaws)}",
+            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
+            " --to, or accept the danger with --force.",
+            code=Exit.NOT_ALLOWED,
+        )
+    if not plan.selected or (plan.seen == plan.selected and not plan.matching):
+        output(choices.form, plan, lambda: click.echo("Nothing to do."))
         return Exit.OK
     if not choices.yes:
         _ask(plan)
@@ -265,82 +355,232 @@ def _act(request: Request, place: Place, choices: Choices) -> int:
         request,
         reason=ask_for_reason(request.reason),
         # What was shown is what is meant: messages that arrive meanwhile are not touched.
-        selection=structs.replace(request.selection, limit=plan["selected"]),
+        selection=structs.replace(request.selection, limit=plan.selected),
     )
     if request.expected_count is None and not request.selection.filter:
-        decided = structs.replace(decided, expected_count=plan["selected"])
-    with refusing(request.queue) if plan["cost"]["price"] == "refused" else nullcontext():
-        return at_desk(place, lambda desk: carry_out(desk, decided, choices.form, resume_command))
+        decided = structs.replace(decided, expected_count=plan.selected)
+    refused = plan.cost.price is Price.REFUSED
+    with refusals_explained(request.queue) if refused else nullcontext():
+        return with_dead_letters(
+            where, lambda letters: carry_out(letters, decided, choices.form, resume_command)
+        )
 
 
-async def _plan(desk: Desk, request: Request, choices: Choices) -> Document:
+async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> JobPlan:
     if not choices.dry_run:
-        _must_be_free(await desk.queue(request.queue))
+        _must_be_free(await dead_letters.queue(request.queue))
     if choices.lift and not choices.dry_run:
-        await desk.lift(request.queue)
-    return await desk.plan(structs.replace(request, reason=request.reason.strip() or _PLANNED))
+        await lift_if_needed(dead_letters, request.queue)
+    reason = request.reason.strip() or _PLANNED
+    return await dead_letters.plan(structs.replace(request, reason=reason))
 
 
-def _must_be_free(queue: Document) -> None:
+def _must_be_free(queue: QueueDetail) -> None:
     """A queue has one job at a time; what that one holds would not even be seen by another."""
-    job = queue["activeJob"]
+    job = queue.active_job
     if job is not None:
         raise CommandFailed(
-            f"{queue['queue']} has an active job: {job['id']}, a {job['kind']} that is {job['state']}",
-            do=f"Follow it with `hopback jobs watch {job['id']}`, or end it with `jobs cancel`.",
+            f"{queue.queue} has an active job: {job.id}, a {job.kind} that is {job.state}",
+            do=f"Follow it with `hopback jobs watch {job.id}`, or end it with `jobs cancel`.",
             code=Exit.CONFLICT,
         )
 
 
-def _rehearsed(plan: Document, choices: Choices) -> int:
-    tell(choices.form, plan, lambda: print_plan(plan, err=False))
-    if plan["flaws"]:
-        return Exit.NOT_ALLOWED
-    return Exit.FOUND if choices.detailed and plan["matching"] else Exit.OK
-
-
-def _show(plan: Document, choices: Choices) -> None:
+def _show(plan: JobPlan, choices: ActionChoices) -> None:
     """The plan on stderr: for people, or as a record where people do not look."""
     if choices.form == "table" or on_terminal(err=True):
         print_plan(plan, err=True)
-    else:
-        click.echo(json_line(_record(plan)), err=True)
+        return
+    from hopback.deadletters.codec import to_json
 
-
-def _record(plan: Document) -> Document:
-    """The plan for a log: counts instead of samples."""
-    counted = {
-        name: {group["key"]: group["count"] for group in plan[name]}
-        for name in ("reasons", "errors")
+    # For a log: counts instead of samples.
+    counts = {
+        "reasons": {group.key: group.count for group in plan.reasons},
+        "errors": {group.key: group.count for group in plan.errors},
     }
-    return {"event": "plan", **plan, **counted, "cost": plan["cost"]["text"]}
+    record = {"event": "plan", **to_json(plan), **counts, "cost": plan.cost.text}
+    click.echo(json_line(record), err=True)
 
 
-def _may_start(plan: Document) -> None:
-    if plan["flaws"]:
-        raise CommandFailed(
-            f"nothing was touched: {'; '.join(plan['flaws'])}",
-            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
-            " --to, or accept the danger with --force.",
-            code=Exit.NOT_ALLOWED,
-        )
-
-
-def _ask(plan: Document) -> None:
-    exact = plan["seen"] == plan["selected"]
-    number = plan["matching"] if exact else plan["selected"]
-    some = count_of(number) if exact or plan["matching"] == plan["seen"] else "what matches"
-    if plan["kind"] == "discard":
-        ask_for_name(f"Type the queue's name to discard {some}", plan["queue"])
+def _ask(plan: JobPlan) -> None:
+    exact = plan.seen == plan.selected
+    number = plan.matching if exact else plan.selected
+    some = count_of(number) if exact or plan.matching == plan.seen else "what matches"
+    if plan.kind is JobKind.DISCARD:
+        ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
     else:
         ask(f"Re-drive {some}?", changes="this moves messages")
 
 
 async def carry_out(
-    desk: Desk, request: Request, form: str, how_to_resume: Callable[[str], str]
+    dead_letters: DeadLetters, request: Request, form: str, how_to_resume: Callable[[str], str]
 ) -> int:
     """Begin the job and see it through."""
-    if not desk.keeps_jobs:
+    if not dead_letters.keeps_jobs:
         click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
-    job = await desk.start(request)
-    return await see_through(desk, job, form, how_to_resume(job["id"]))
+    job = await dead_letters.start(request)
+    return await see_through(dead_letters, job, form, how_to_resume(job.id))
+
+
+# --- edit
+
+
+@click.command(short_help="Send a changed copy of one message back.")
+@queue_argument
+@click.argument("message", metavar="ID")
+@within_option
+@click.option(
+    "--body",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="The new payload; `-` is stdin.",
+)
+@click.option("--content-type", metavar="TYPE", help="The new content type.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="Set this header; repeatable. Hopback's own and the broker's cannot be changed.",
+)
+@click.option("--without", multiple=True, metavar="NAME", help="Leave this header out; repeatable.")
+@target_options
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent and stop.")
+@look_options
+@where_options
+@form_option
+def edit(
+    queue: str,
+    message: str,
+    within: int,
+    body: Path | None,
+    content_type: str | None,
+    headers: tuple[str, ...],
+    without: tuple[str, ...],
+    target: Target,
+    reason: str,
+    yes: bool,
+    dry_run: bool,
+    lift: bool,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> int:
+    """Send a copy of one message of QUEUE back, with another payload or other headers.
+
+    ID is what `peek` shows, a place in the queue, or a message id. Shows what is changed and asks.
+    The copy has a message id of its own, and the original's in a header; the original stays in QUEUE
+    until it is discarded.
+    """
+    change = Edit(
+        None if body is None else _payload(body),
+        content_type,
+        _headers(headers),
+        frozenset(without),
+    )
+    if change == Edit():
+        raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
+    look = Look(queue, within, "", forced, lift)
+    shown = with_dead_letters(where, lambda letters: _found(letters, look, message))
+    if dry_run:
+        output(form, shown, lambda: details(_edit_lines(shown, change, target)))
+        return Exit.OK
+    if form == "table" or on_terminal(err=True):
+        details(_edit_lines(shown, change, target), err=True)
+    if not yes:
+        ask("Send the changed copy?", changes="this publishes a message")
+    why = ask_for_reason(reason)
+    # By its hash: others may have come or gone before it meanwhile.
+    digest = shown.letter.digest
+    sent = with_dead_letters(
+        where, lambda letters: send_edited(letters, look, digest, change, target, why)
+    )
+    output(
+        form, sent, lambda: click.echo(safe(f"Sent a changed copy as message {sent.message_id}."))
+    )
+    return Exit.OK
+
+
+def _payload(path: Path) -> bytes:
+    try:
+        if str(path) == "-":
+            body = sys.stdin.buffer.read(_MOST_EDITED_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                body = file.read(_MOST_EDITED_BYTES + 1)
+    except OSError as error:
+        raise CommandFailed(
+            f"{path} cannot be read: {error.strerror or error}",
+            do="Name the file of the new payload with --body.",
+            code=Exit.NOT_FOUND if isinstance(error, FileNotFoundError) else Exit.FAILED,
+        ) from error
+    if len(body) > _MOST_EDITED_BYTES:
+        raise CommandFailed(
+            f"expected a payload of at most {_MOST_EDITED_BYTES:,} bytes, got more in {path}",
+            do="Name the file of the new payload with --body.",
+            code=Exit.USAGE,
+        )
+    return body
+
+
+def _headers(said: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in said:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"expected NAME=TEXT, got {text!r}.", param_hint="--header")
+        found[name] = value
+    return found
+
+
+async def _found(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
+    with refusals_explained(look.queue):
+        async with hold_for(dead_letters, look, name) as (session, letter):
+            return await dead_letters.message(session, letter.id)
+
+
+def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[tuple[str, str]]:
+    letter = message.letter
+    yield "edit", f"a copy of {letter.id} from {letter.queue}; the original stays"
+    if change.body is not None:
+        yield "payload", f"{message.payload_bytes:,} -> {len(change.body):,} bytes"
+    if change.content_type is not None:
+        yield "type", change.content_type
+    for name, value in change.headers.items():
+        yield "set", f"{name}: {value}"
+    for name in sorted(change.without):
+        yield "without", name
+    yield "to", str(target)
+
+
+async def send_edited(
+    dead_letters: DeadLetters, look: Look, name: str, change: Edit, target: Target, reason: str
+) -> EditedCopy:
+    """Find the message again and send its changed copy."""
+    async with hold_for(dead_letters, look, name) as (session, letter):
+        sent = await dead_letters.edit_and_redrive(
+            session, letter.id, change, target=target, reason=reason
+        )
+    return EditedCopy(sent)
+
+
+# --- the delivery limit
+
+
+@click.command(name="restore-limit", short_help="Take back a delivery limit that was lifted.")
+@queue_argument
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@where_options
+def restore_limit(queue: str, reason: str, yes: bool, where: Where) -> None:
+    """Delete the policy by which --lift-limit lifted the delivery limit of QUEUE.
+
+    What was in force before is in force again. Refused while the queue has messages that came back so
+    often that the limit would remove them.
+    """
+    if not yes:
+        ask(f"Put the former delivery limit of {queue} back in force?")
+    with_dead_letters(where, lambda letters: letters.restore_limit(queue, reason=reason))
+    click.echo(safe(f"The former delivery limit of {queue} is in force again."), err=True)

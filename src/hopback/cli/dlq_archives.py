@@ -9,26 +9,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.desk import Look
-from hopback.cli.dlq import filter_option, look_options, queue_argument, refusing
-from hopback.cli.dlq_print import count_of, form_option, tell
+from hopback.cli.dlq import (
+    Look,
+    filter_option,
+    lift_if_needed,
+    look_options,
+    queue_argument,
+    refusals_explained,
+)
+from hopback.cli.dlq_print import count_of, form_option, output
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, details, on_terminal, safe
-from hopback.cli.where import Place, at_desk, desk_options
+from hopback.cli.where import where_options, with_dead_letters
+from hopback.deadletters.requests import Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from hopback.cli.desk import Desk
+    from hopback.cli.where import Where
     from hopback.deadletters.contract import Imported
+    from hopback.deadletters.interface import DeadLetters
 
 __all__ = ["export", "export_messages", "import_", "import_messages"]
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 20  # bytes for one write: few calls, and little to lose when it fails
 
 
 @click.command(short_help="Write messages to a file; nothing is removed.")
@@ -44,29 +52,32 @@ _AT_ONCE = 1 << 20
     "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N; by default all."
 )
 @look_options
-@desk_options
+@where_options
 def export(
     queue: str,
     path: Path | None,
-    where: str,
+    terms: str,
     limit: int | None,
     lift: bool,
     forced: bool,
-    **place: Any,
+    where: Where,
 ) -> None:
     """Write the messages of QUEUE as lines of JSON, bytes and types exact; nothing is removed."""
-    look = Look(queue, limit, where, forced, lift)
-    count = at_desk(Place(**place), lambda desk: export_messages(desk, look, path))
+    look = Look(queue, limit, terms, forced, lift)
+    count = with_dead_letters(where, lambda letters: export_messages(letters, look, path))
     to = "" if path is None else f" to {path}"
     click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)
 
 
-async def export_messages(desk: Desk, look: Look, path: Path | None) -> int:
+async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | None) -> int:
     """Write the lines to a file or to stdout; how many."""
-    with refusing(look.queue):
-        if path is None:
-            return await _to_stdout(desk.export(look))
-        return await _to_file(desk.export(look), path)
+    with refusals_explained(look.queue):
+        if look.lift:
+            await lift_if_needed(dead_letters, look.queue)
+        lines = dead_letters.export(
+            look.queue, where=look.terms, limit=look.limit, forced=look.forced
+        )
+        return await (_to_stdout(lines) if path is None else _to_file(lines, path))
 
 
 async def _to_stdout(lines: AsyncIterator[bytes]) -> int:
@@ -132,7 +143,7 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 @click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Read the file, say what is in it and stop.")
-@desk_options
+@where_options
 @form_option
 def import_(
     path: Path,
@@ -143,7 +154,7 @@ def import_(
     yes: bool,
     dry_run: bool,
     form: str,
-    **place: Any,
+    where: Where,
 ) -> int:
     """Publish the messages of FILE, written by `export` or `discard`, into the queues they were in.
 
@@ -153,18 +164,24 @@ def import_(
         found = asyncio.run(_contents(file, queue, skip))
         plan = {"file": str(path), "messages": found.total(), "queues": dict(found)}
         if dry_run:
-            tell(form, plan, lambda: _print_contents(path, found))
+            output(form, plan, lambda: _print_contents(path, found))
             return Exit.OK
         if form == "table":
             _print_contents(path, found, err=True)
         if not yes and found:
             ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
-        done = at_desk(
-            Place(**place), lambda desk: import_messages(desk, file, queue, rate, skip, reason)
+        done = with_dead_letters(
+            where, lambda letters: import_messages(letters, file, queue, rate, skip, reason)
         )
     result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}
-    tell(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))
-    return _ended(done, skip)
+    output(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))
+    if done.problem:
+        raise CommandFailed(
+            f"stopped after {count_of(done.published)}: {done.problem}",
+            do=f"Correct that and go on with --skip {skip + done.lines}.",
+            code=Exit.PARTIAL if done.published else Exit.FAILED,
+        )
+    return Exit.OK
 
 
 @contextmanager
@@ -177,16 +194,6 @@ def _file(path: Path) -> Iterator[Path]:
         copyfileobj(sys.stdin.buffer, spooled)
         spooled.flush()
         yield Path(spooled.name)
-
-
-def _ended(done: Imported, skip: int) -> int:
-    if not done.problem:
-        return Exit.OK
-    raise CommandFailed(
-        f"stopped after {count_of(done.published)}: {done.problem}",
-        do=f"Mend that and go on with --skip {skip + done.lines}.",
-        code=Exit.PARTIAL if done.published else Exit.FAILED,
-    )
 
 
 def _print_contents(path: Path, found: Counter[str], *, err: bool = False) -> None:
@@ -227,9 +234,14 @@ async def _lines(path: Path, skip: int) -> AsyncIterator[bytes]:
 
 
 async def import_messages(
-    desk: Desk, path: Path, queue: str | None, rate: float | None, skip: int, reason: str
+    dead_letters: DeadLetters,
+    path: Path,
+    queue: str | None,
+    rate: float | None,
+    skip: int,
+    reason: str,
 ) -> Imported:
     """Publish the lines of a file."""
-    from hopback.deadletters.requests import Pace
-
-    return await desk.import_lines(_lines(path, skip), queue, Pace(rate), reason or "import")
+    return await dead_letters.import_lines(
+        _lines(path, skip), queue=queue, pace=Pace(rate), reason=reason or "import"
+    )

@@ -1,9 +1,8 @@
-"""Dead-letter queues, messages, groups, plans and jobs as people read them."""
+"""Dead-letter queues, messages, groups, plans and jobs as people read them, or as JSON."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -21,31 +20,55 @@ from hopback.cli.terminal import (
 )
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.plain import pretty_json
+from hopback.deadletters.requests import GroupBy, JobKind
+from hopback.headers import timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from hopback.cli.documents import Document
+    from hopback.deadletters.contract import (
+        DeadLetter,
+        Group,
+        Job,
+        JobPlan,
+        MessageView,
+        QueueDetail,
+        QueueSummary,
+        Survey,
+        WayCheck,
+    )
 
 __all__ = [
     "ago",
     "count_of",
     "form_option",
+    "output",
     "payload_text",
+    "plan_lines",
     "print_groups",
     "print_job",
     "print_jobs",
-    "print_letters",
     "print_message",
+    "print_messages",
     "print_not_looked_into",
     "print_plan",
     "print_queue",
     "print_queues",
     "size_text",
-    "tell",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
+
+_ERROR_CELL = (
+    60  # characters of an error in a table: enough to tell errors apart, room for the rest
+)
+_HEADER_CELL = 100  # of a header's value; an export has it whole
+_SHOWN_BYTES = 64 * 1024  # of a payload: some thousand lines, more than anybody reads on a terminal
+_PRETTY_BYTES = (
+    4 * _SHOWN_BYTES
+)  # laying out a large payload takes time, and only its head is shown
+_HEX_BYTES = 2048  # 128 rows: enough to recognise a format
+_HEX_ROW = 16  # bytes, as hexdump has them
 
 
 def form_option(command: _Command) -> _Command:
@@ -62,15 +85,17 @@ def form_option(command: _Command) -> _Command:
     )(command)
 
 
-def tell(form: str, found: object, in_words: Callable[[], None]) -> None:
-    """Print documents in the form that is wanted: one document, or a list of them."""
+def output(form: str, found: object, in_words: Callable[[], None]) -> None:
+    """Print a value of the contract, or several, in the form that is wanted."""
+    from hopback.deadletters.codec import to_json
+
     if form == "table":
         in_words()
     elif form == "json":
-        document(json_text(found))
+        document(json_text(to_json(found)))
     else:
-        for each in found if isinstance(found, list) else [found]:
-            click.echo(json_line(each))
+        for each in found if isinstance(found, list | tuple) else (found,):
+            click.echo(json_line(to_json(each)))
 
 
 # --- numbers and times
@@ -81,12 +106,11 @@ def count_of(number: int, what: str = "message") -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def ago(moment: str | None, now: float) -> str:
+def ago(moment: float | None, now: float) -> str:
     """How long ago a moment was: `12s ago`, `4m ago`, `2d ago`; empty if nobody knows."""
-    if not moment:
+    if moment is None:
         return ""
-    then = datetime.fromisoformat(moment).astimezone(UTC).timestamp()
-    seconds = max(int(now - then), 0)
+    seconds = max(int(now - moment), 0)
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= size:
             return f"{seconds // size}{unit} ago"
@@ -107,30 +131,10 @@ def _number(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
-# --- queues
-
-
-def print_queues(queues: Sequence[Document]) -> None:
-    """A row for each queue."""
-    if not queues:
-        click.echo("No dead-letter queues were found; --topology and --dlq name some.")
-        return
-    columns = ["queue", "from", "messages", "held", "job", "note"]
-    rows = [
-        (
-            one["queue"],
-            ", ".join(one.get("origins") or [one.get("mainQueue") or "?"]),
-            _number(one["messages"]) if one.get("exists", True) else "-",
-            _number(one["messagesUnacknowledged"]),
-            _job_cell(one.get("activeJob")),
-            _note(one),
-        )
-        for one in queues
-    ]
-    _filled(columns, rows, right=("messages", "held"))
-    if any(one.get("heldBack") for one in queues):
-        gap()
-        click.echo(HELD_BACK)
+def _clipped(text: str) -> str:
+    """On one line, and not wider than a cell."""
+    line = " ".join(text.split())
+    return line if len(line) <= _ERROR_CELL else f"{line[: _ERROR_CELL - 1]}…"
 
 
 def _filled(
@@ -145,340 +149,209 @@ def _filled(
     )
 
 
-def _job_cell(job: Document | None) -> str:
-    return "" if job is None else f"{job['kind']} {job['state']} {job['id']}"
+# --- queues
 
 
-def _note(one: Document) -> str:
-    notes = []
-    if not one.get("exists", True):
-        notes.append("not on the broker")
-    if one.get("consumers"):
-        notes.append(f"{count_of(one['consumers'], 'consumer')} take from it")
-    notes += [
-        f"{held['messages']:,} held back in {held['queue']}" for held in one.get("heldBack") or ()
+def print_queues(queues: Sequence[QueueSummary]) -> None:
+    """A row for each queue."""
+    if not queues:
+        click.echo("No dead-letter queues were found; --topology and --dlq name some.")
+        return
+    rows = [
+        (
+            one.queue,
+            ", ".join(one.origins or (one.main_queue or "?",)),
+            _number(one.messages) if one.exists else "-",
+            _number(one.messages_unacknowledged),
+            _job_cell(one.active_job),
+            "; ".join(_notes(one)),
+        )
+        for one in queues
     ]
-    if one.get("state") not in (None, "running", "idle"):
-        notes.append(str(one["state"]))
-    if one.get("knownBy") == "name":
-        notes.append("by its name only")
-    return "; ".join(notes)
+    columns = ("queue", "from", "messages", "held", "job", "note")
+    _filled(columns, rows, right=("messages", "held"))
+    if any(one.held_back for one in queues):
+        gap()
+        click.echo(HELD_BACK)
 
 
-def print_queue(queue: Document) -> None:
+def _job_cell(job: Job | None) -> str:
+    return "" if job is None else f"{job.kind} {job.state} {job.id}"
+
+
+def _notes(one: QueueSummary) -> Iterator[str]:
+    if not one.exists:
+        yield "not on the broker"
+    if one.consumers:
+        yield f"{count_of(one.consumers, 'consumer')} take from it"
+    for held in one.held_back:
+        yield f"{held.messages:,} held back in {held.queue}"
+    if one.state not in (None, "running", "idle"):  # RabbitMQ's words for a queue that is well
+        yield str(one.state)
+    if one.known_by == "name":
+        yield "by its name only"
+
+
+def print_queue(queue: QueueDetail) -> None:
     """One queue with everything known."""
-    depth = queue["depth"]
-    numbers = (
-        f"{_number(depth['messagesReady'])} ready, {_number(depth['messagesUnacknowledged'])} held"
-    )
-    source = f"by {depth['source']}, {depth['ageSeconds']:.0f} s old"
+    depth = queue.depth
+    numbers = f"{_number(depth.ready)} ready, {_number(depth.unacked)} held"
     pairs = [
-        ("queue", queue["queue"]),
-        ("from", ", ".join(queue["origins"]) or "unknown"),
-        ("messages", f"{numbers} ({source})"),
-        ("type", f"{queue['type'] or 'unknown'} on RabbitMQ {queue['brokerVersion']}"),
+        ("queue", queue.queue),
+        ("from", ", ".join(queue.origins) or "unknown"),
+        ("messages", f"{numbers} (by {depth.source}, {depth.age_s:.0f} s old)"),
+        ("type", f"{queue.type or 'unknown'} on RabbitMQ {queue.broker_version}"),
         ("limit", _limit(queue)),
-        ("looking", queue["cost"]["text"]),
-        ("known by", queue["knownBy"]),
+        ("looking", queue.cost.text),
+        ("known by", queue.known_by),
     ]
-    if queue["activeJob"]:
-        pairs.append(("job", _job_cell(queue["activeJob"])))
-    held_back = [f"{held['messages']:,} in {held['queue']}" for held in queue.get("heldBack") or ()]
-    if held_back:
-        pairs.append(("held back", ", ".join(held_back)))
+    if queue.active_job is not None:
+        pairs.append(("job", _job_cell(queue.active_job)))
+    if queue.held_back:
+        held_back = ", ".join(f"{held.messages:,} in {held.queue}" for held in queue.held_back)
+        pairs.append(("held back", held_back))
     details(pairs)
-    if held_back:
+    if queue.held_back:
         click.echo(HELD_BACK)
     gap()
     rows = [
         (
-            one["kind"] + (" (default)" if one["isDefault"] else ""),
-            one["text"],
-            one["flaw"] or one["warning"] or "",
+            f"{one.kind}{' (default)' if one.is_default else ''}",
+            one.text,
+            one.flaw or one.warning,
         )
-        for one in queue["targets"]
+        for one in queue.targets
     ]
     _filled(("target", "where", "note"), rows)
 
 
-def _limit(queue: Document) -> str:
-    limit = "none" if queue["deliveryLimit"] is None else f"{queue['deliveryLimit']:,} deliveries"
-    if queue["limitLifted"]:
+def _limit(queue: QueueDetail) -> str:
+    limit = "none" if queue.limit is None else f"{queue.limit:,} deliveries"
+    if queue.limit_lifted:
         return f"{limit}, lifted by a policy of Hopback"
-    return f"{limit}; --lift-limit can lift it" if queue["canLift"] else limit
+    return f"{limit}; --lift-limit can lift it" if queue.can_lift else limit
 
 
 # --- messages
 
 
-def print_letters(letters: Sequence[Document], now: float) -> None:
+def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
     """A row for each message."""
-    if not letters:
+    if not messages:
         click.echo("No messages.")
         return
-    columns = ("id", "type", "reason", "error", "attempts", "failed", "size")
     rows = [
         (
-            one["id"],
-            one["type"],
-            one["reason"],
+            one.id,
+            one.type,
+            one.reason,
             _clipped(_error(one)),
-            f"{one['attempts']}" + (f" +{one['redrives']} re-driven" if one["redrives"] else ""),
-            ago(one["lastFailedAt"], now),
-            size_text(one["size"]),
+            f"{one.attempts}" + (f" +{one.redrives} re-driven" if one.redrives else ""),
+            ago(one.last_failed, now),
+            size_text(one.size),
         )
-        for one in letters
+        for one in messages
     ]
+    columns = ("id", "type", "reason", "error", "attempts", "failed", "size")
     _filled(columns, rows, right=("size", "failed"))
 
 
-def _error(letter: Document) -> str:
-    return ": ".join(part for part in (letter["error"], letter["errorMessage"]) if part)
+def _error(message: DeadLetter) -> str:
+    return ": ".join(part for part in (message.error, message.error_message) if part)
 
 
-def _clipped(text: str, most: int = 60) -> str:
-    first = " ".join(text.split())
-    return first if len(first) <= most else f"{first[: most - 1]}…"
-
-
-def print_groups(found: Document, now: float) -> None:
+def print_groups(found: Survey, now: float) -> None:
     """A row for each group, the largest first."""
-    items = found["items"]
-    if not items:
+    if not found.groups:
         click.echo("No messages.")
-        print_not_looked_into(found)
+        print_not_looked_into(found.not_looked_into)
         return
-    by = found["by"]
-    columns = ("count", by, "reason", "from", "error", "first", "last")
+    columns = ["count", str(found.by), "reason", "from", "error", "first", "last"]
     rows = [
         (
-            f"{one['count']:,}",
+            f"{one.count:,}",
             _key(one),
-            one["sample"]["reason"],
-            one["sample"]["origin"] or "?",
-            _clipped(_error(one["sample"])),
-            ago(one["firstAt"], now),
-            ago(one["lastAt"], now),
+            one.sample.reason,
+            one.sample.origin or "?",
+            _clipped(_error(one.sample)),
+            ago(one.first, now),
+            ago(one.last, now),
         )
-        for one in items
+        for one in found.groups
     ]
     # What they are grouped by is shown once.
-    kept = [
-        place for place, name in enumerate(columns) if place == 1 or name not in (by, _TWIN.get(by))
-    ]
+    twin = "from" if found.by is GroupBy.ORIGIN else str(found.by)
+    kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
     _filled(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
     )
-    if found["matching"] != found["seen"] or not found["complete"]:
-        more = "" if found["complete"] else "; the queue holds more"
-        click.echo(f"{found['matching']:,} of {count_of(found['seen'])} match{more}.")
-    print_not_looked_into(found)
+    if found.matching != found.seen or not found.complete:
+        more = "" if found.complete else "; the queue holds more"
+        click.echo(f"{found.matching:,} of {count_of(found.seen)} match{more}.")
+    print_not_looked_into(found.not_looked_into)
 
 
-def print_not_looked_into(found: Document) -> None:
-    """How many messages the filter could not judge, if there are any."""
-    if found["notLookedInto"]:
-        click.echo(
-            f"{count_of(found['notLookedInto'])} not looked into: the body is too large or too"
-            " deeply nested for payload terms."
-        )
-
-
-_TWIN = {"origin": "from"}
-
-
-# --- jobs
-
-
-def print_plan(plan: Document, *, err: bool) -> None:
-    """What would happen: how many, why they are here, where they go, what it costs."""
-    details(_plan_lines(plan), err=err)
-    for title, groups in (("reason", plan["reasons"]), ("error", plan["errors"])):
-        rows = [(f"{one['count']:,}", _key(one)) for one in groups]
-        if rows:
-            gap(err=err)
-            table(("count", title), rows, right=("count",), err=err)
-    for text in plan["warnings"]:
-        click.echo(safe(f"Warning: {text}"), err=err)
-    for text in plan["flaws"]:
-        click.echo(safe(f"In the way: {text}"), err=err)
-
-
-def _key(group: Document) -> str:
+def _key(group: Group) -> str:
     """What a group has in common; an error without a type goes by its words."""
-    return group["key"] or _clipped(group["sample"]["errorMessage"]) or "(none)"
+    return group.key or _clipped(group.sample.error_message) or "(none)"
 
 
-def _plan_lines(plan: Document) -> Iterator[tuple[str, str]]:
-    yield plan["kind"], f"from {plan['queue']}"
-    yield "messages", _selected(plan)
-    if plan["kind"] == "discard":
-        yield "export", plan["exportTo"] or "none: what is discarded is gone for good"
-    else:
-        yield "to", "\n".join(_ways(plan)) or plan["target"]
-        yield "order", plan["order"]
-    for one in plan["leftOut"]:
-        yield "left out", f"{one['count']:,}: {one['reason']}"
-    yield "looking", plan["cost"]["text"]
-
-
-def _selected(plan: Document) -> str:
-    """How many are meant, as far as the plan has seen them."""
-    matching, seen, selected = plan["matching"], plan["seen"], plan["selected"]
-    if seen < selected:
-        part = (
-            f", of the first {seen:,} of which {matching:,} match"
-            if seen
-            else ", none of them seen"
+def print_not_looked_into(number: int) -> None:
+    """How many messages the filter could not judge, if there are any."""
+    if number:
+        click.echo(
+            f"{count_of(number)} not looked into: the body is too large or too deeply nested for"
+            " payload terms."
         )
-        return f"{selected:,}{part}"
-    return (
-        f"{selected:,}" if matching == selected else f"{matching:,} of {selected:,}, by the filter"
-    )
 
 
-def _ways(plan: Document) -> Iterator[str]:
-    for way in plan["ways"]:
-        where = (
-            f"exchange {way['exchange']} with key {way['routingKey']}"
-            if way["exchange"]
-            else f"queue {way['routingKey']}"
-        )
-        check = way["flaw"] or "exists and routes"
-        yield f"{where}: {way['count']:,}, {check}"
-
-
-def print_jobs(jobs: Sequence[Document], now: float) -> None:
-    """A row for each job, the newest first."""
-    if not jobs:
-        click.echo("No jobs.")
-        return
-    columns = (
-        "id",
-        "kind",
-        "queue",
-        "state",
-        "done",
-        "left out",
-        "failed",
-        "came back",
-        "by",
-        "begun",
-    )
-    rows = [
-        (
-            one["id"],
-            one["kind"],
-            one["queue"],
-            one["state"],
-            f"{one['counts']['done']:,}/{one['counts']['selected']:,}",
-            f"{one['counts']['skipped']:,}",
-            f"{one['counts']['failed']:,}",
-            f"{one['counts']['cameBack']:,}",
-            one["by"],
-            ago(one["createdAt"], now),
-        )
-        for one in jobs
-    ]
-    table(columns, rows, right=("done", "left out", "failed", "came back", "begun"))
-
-
-def print_job(job: Document) -> None:
-    """One job with everything known."""
-    details(_job_lines(job))
-
-
-def _job_lines(job: Document) -> Iterable[tuple[str, str]]:
-    counts = job["counts"]
-    yield "job", job["id"]
-    yield "what", f"{job['kind']} from {job['queue']}" + _aim(job)
-    yield "state", job["state"] + (f": {job['stateReason']}" if job["stateReason"] else "")
-    yield (
-        "messages",
-        ", ".join(
-            f"{counts[key]:,} {words}"
-            for key, words in _COUNTS
-            if counts[key] or key in ("selected", "done")
-        ),
-    )
-    if job["filter"]:
-        yield "filter", job["filter"]
-    if job["rate"] is not None:
-        yield "rate", f"{job['rate']:g} per second"
-    if job["exportTo"]:
-        yield "export", job["exportTo"]
-    yield "by", job["by"] or "nobody in particular"
-    if job["reason"]:
-        yield "why", job["reason"]
-    yield "begun", job["createdAt"]
-    yield "changed", job["updatedAt"]
-
-
-def _aim(job: Document) -> str:
-    return f" to {job['target']}" if job["kind"] == "re-drive" else ""
-
-
-_COUNTS = (
-    ("selected", "selected"),
-    ("done", "done"),
-    ("skipped", "left out"),
-    ("failed", "failed"),
-    ("remaining", "remaining"),
-    ("returned", "given back"),
-    ("arrivedMeanwhile", "arrived meanwhile"),
-    ("cameBack", "came back"),
-)
-
-
-_SHOWN_BYTES = 64 * 1024
-_HEX_BYTES = 2048
-_HEX_ROW = 16
-_SHOWN_VALUE = 100
-
-
-def print_message(message: Document, body: bytes, view: str = "pretty") -> None:
-    """Print it whole."""
-    click.echo(safe_lines(message["sentence"]))
+def print_message(message: MessageView, body: bytes, payload: str = "pretty") -> None:
+    """One message: what happened, when, its headers with their types, its payload."""
+    click.echo(safe_lines(message.sentence))
     click.echo()
     details(_facts(message))
-    _section("What happened", [(one["at"] or "", one["what"]) for one in message["timeline"]])
-    failure = message["failure"]
-    if failure is not None and failure["stack"]:
-        click.echo(f"\nStack\n{_indented(failure['stack'])}")
-    _section("Properties", [(name, str(value)) for name, value in message["properties"].items()])
-    if message["headers"]:
+    happened = [
+        ("" if one.time is None else timestamp(one.time), one.what) for one in message.timeline
+    ]
+    _section("What happened", happened)
+    if message.failure is not None and message.failure.stack:
+        click.echo(f"\nStack\n{_indented(message.failure.stack)}")
+    _section("Properties", [(name, str(value)) for name, value in message.properties.items()])
+    if message.headers:
         gap()
-        rows = [(one["name"], one["type"], _value(one["value"])) for one in message["headers"]]
+        rows = [(one.name, one.type, _header_text(one.value)) for one in message.headers]
         table(("header", "type", "value"), rows)
-        if message.get("moreHeaders"):
-            click.echo(f"and {message['moreHeaders']:,} more headers, which an export has")
-    text, note = payload_text(body, view)
+        if message.more_headers:
+            click.echo(f"and {message.more_headers:,} more headers, which an export has")
+    text, note = payload_text(body, payload)
     click.echo(f"\nPayload ({size_text(len(body))}{note and f', {note}'})\n{_indented(text)}")
 
 
-def _facts(message: Document) -> Iterator[tuple[str, str]]:
-    letter = message["letter"]
-    yield "id", letter["id"]
-    yield "queue", letter["queue"]
-    for name, key in (("type", "type"), ("from", "origin"), ("group", "fingerprint")):
-        if letter[key]:
-            yield name, letter[key]
-    yield "came by", f"exchange {letter['exchange']!r} with key {letter['routingKey']!r}"
-    yield "goes to", _way(message)
-
-
-def _way(message: Document) -> str:
-    way = message["way"]
+def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
+    letter = message.letter
+    yield "id", letter.id
+    yield "queue", letter.queue
+    for name, value in (
+        ("type", letter.type),
+        ("from", letter.origin),
+        ("group", letter.fingerprint),
+    ):
+        if value:
+            yield name, value
+    yield "came by", f"exchange {letter.exchange!r} with key {letter.routing_key!r}"
+    way = message.way
     if way is None:
-        return f"nowhere: {message['noWay']}"
-    where = (
-        f"exchange {way['exchange']} with key {way['routingKey']}"
-        if way["exchange"]
-        else f"queue {way['routingKey']}"
-    )
-    return where if way["flaw"] is None else f"{where}, but {way['flaw']}"
+        yield "goes to", f"nowhere: {message.no_way}"
+    else:
+        yield "goes to", _place(way) + ("" if way.flaw is None else f", but {way.flaw}")
+
+
+def _place(way: WayCheck) -> str:
+    if way.exchange:
+        return f"exchange {way.exchange} with key {way.routing_key}"
+    return f"queue {way.routing_key}"
 
 
 def _section(title: str, pairs: list[tuple[str, str]]) -> None:
@@ -491,21 +364,21 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in safe_lines(text).split("\n"))
 
 
-def _value(value: object) -> str:
+def _header_text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}…"
+    return text if len(text) <= _HEADER_CELL else f"{text[:_HEADER_CELL]}…"
 
 
-def payload_text(body: bytes, view: str) -> tuple[str, str]:
+def payload_text(body: bytes, form: str) -> tuple[str, str]:
     """The payload for eyes, and what was done to it; what is no text is shown in hex."""
-    if view == "hex":
+    if form == "hex":
         return _hex(body)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         shown, note = _hex(body)
         return shown, note or "not UTF-8"
-    if view == "pretty" and len(body) <= _SHOWN_BYTES * 4:
+    if form == "pretty" and len(body) <= _PRETTY_BYTES:
         text, _ = pretty_json(text, _SHOWN_BYTES + 1) or (text, False)
     if len(text) > _SHOWN_BYTES:
         return text[:_SHOWN_BYTES], f"the first {size_text(_SHOWN_BYTES)}; --save FILE has it all"
@@ -513,16 +386,117 @@ def payload_text(body: bytes, view: str) -> tuple[str, str]:
 
 
 def _hex(body: bytes) -> tuple[str, str]:
-    rows = [
-        f"{start:06x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {_ascii(row)}"
-        for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW)
-        if (row := body[start : min(start + _HEX_ROW, _HEX_BYTES)])
-    ]
+    """Rows of hex with the ASCII characters beside them, and a note if that is not all."""
+    rows = []
+    for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):
+        row = body[start : start + _HEX_ROW]
+        characters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
+        rows.append(f"{start:06x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {characters}")
     cut = len(body) > _HEX_BYTES
-    return "\n".join(
-        rows
-    ), f"the first {size_text(_HEX_BYTES)}; --save FILE has it all" if cut else ""
+    return (
+        "\n".join(rows),
+        f"the first {size_text(_HEX_BYTES)}; --save FILE has it all" if cut else "",
+    )
 
 
-def _ascii(row: bytes) -> str:
-    return "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
+# --- jobs
+
+
+def print_plan(plan: JobPlan, *, err: bool) -> None:
+    """What would happen: how many, why they are here, where they go, what it costs."""
+    details(plan_lines(plan), err=err)
+    for title, groups in (("reason", plan.reasons), ("error", plan.errors)):
+        rows = [(f"{one.count:,}", _key(one)) for one in groups]
+        if rows:
+            gap(err=err)
+            table(("count", title), rows, right=("count",), err=err)
+    for text in plan.warnings:
+        click.echo(safe(f"Warning: {text}"), err=err)
+    for text in plan.flaws:
+        click.echo(safe(f"In the way: {text}"), err=err)
+
+
+def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
+    """The facts of a plan, by name."""
+    yield plan.kind, f"from {plan.queue}"
+    yield "messages", _selected(plan)
+    if plan.kind is JobKind.DISCARD:
+        yield "export", plan.export_to or "none: what is discarded is gone for good"
+    else:
+        ways = [
+            f"{_place(way)}: {way.count:,}, {way.flaw or 'exists and routes'}" for way in plan.ways
+        ]
+        yield "to", "\n".join(ways) or plan.target
+        yield "order", plan.order
+    for one in plan.left_out:
+        yield "left out", f"{one.count:,}: {one.reason}"
+    yield "looking", plan.cost.text
+
+
+def _selected(plan: JobPlan) -> str:
+    """How many are meant, as far as the plan has seen them."""
+    if plan.seen < plan.selected:
+        part = f", of the first {plan.seen:,} of which {plan.matching:,} match"
+        return f"{plan.selected:,}{part if plan.seen else ', none of them seen'}"
+    if plan.matching == plan.selected:
+        return f"{plan.selected:,}"
+    return f"{plan.matching:,} of {plan.selected:,}, by the filter"
+
+
+def print_jobs(jobs: Sequence[Job], now: float) -> None:
+    """A row for each job, the newest first."""
+    if not jobs:
+        click.echo("No jobs.")
+        return
+    numbers = ("done", "left out", "failed", "came back", "begun")
+    columns = ("id", "kind", "queue", "state", *numbers[:4], "by", numbers[4])
+    rows = [
+        (
+            one.id,
+            one.kind,
+            one.queue,
+            one.state,
+            f"{one.counts.done:,}/{one.counts.selected:,}",
+            f"{one.counts.skipped:,}",
+            f"{one.counts.failed:,}",
+            f"{one.counts.came_back:,}",
+            one.by,
+            ago(one.created, now),
+        )
+        for one in jobs
+    ]
+    table(columns, rows, right=numbers)
+
+
+def print_job(job: Job) -> None:
+    """One job with everything known."""
+    details(_job_lines(job))
+
+
+def _job_lines(job: Job) -> Iterable[tuple[str, str]]:
+    counts = job.counts
+    yield "job", job.id
+    aim = f" to {job.target}" if job.kind is JobKind.REDRIVE else ""
+    yield "what", f"{job.kind} from {job.queue}{aim}"
+    yield "state", job.state + (f": {job.reason}" if job.reason else "")
+    further = (
+        (counts.skipped, "left out"),
+        (counts.failed, "failed"),
+        (counts.remaining, "remaining"),
+        (counts.returned, "given back"),
+        (counts.arrived_meanwhile, "arrived meanwhile"),
+        (counts.came_back, "came back"),
+    )
+    first = f"{counts.selected:,} selected, {counts.done:,} done"
+    yield "messages", ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)])
+    if job.filter:
+        yield "filter", job.filter
+    if job.rate is not None:
+        yield "rate", f"{job.rate:g} per second"
+    if job.export_to:
+        yield "export", job.export_to
+    yield "by", job.by or "unknown"
+    if job.why:
+        yield "why", job.why
+    yield "begun", timestamp(job.created)
+    yield "changed", timestamp(job.updated)

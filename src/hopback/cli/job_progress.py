@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from hopback.cli.dlq_print import count_of, tell
+from hopback.cli.dlq_print import count_of, output
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import json_line, on_terminal, safe, safe_lines
+from hopback.deadletters.contract import JobState
+from hopback.deadletters.requests import JobKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hopback.cli.desk import Desk
-    from hopback.cli.documents import Document
+    from hopback.deadletters.contract import Job
+    from hopback.deadletters.interface import DeadLetters
 
 __all__ = [
     "Bar",
@@ -32,15 +34,156 @@ __all__ = [
     "Records",
     "Signals",
     "bar_line",
-    "ending",
+    "exit_code",
     "follow",
-    "progress_to_stderr",
     "see_through",
     "signals_heard",
     "time_left",
 ]
 
-_DONE = {"re-drive": "re-driven", "discard": "discarded"}
+_SPAN_S = 10.0  # long enough to be steady, short enough to follow a new rate
+_BETWEEN_RECORDS_S = 5.0  # twelve lines a minute: a log stays readable
+_BAR_CELLS = 24
+_NARROW_CELLS = 10
+_WIDE_COLUMNS = 100  # from here on the wide bar leaves room for a long queue name
+_DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
+
+
+# --- progress
+
+
+class Meter:
+    """How fast messages come to their end, by what was counted within the last seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, settled: int) -> None:
+        """So many are through at that moment."""
+        self._samples.append((at, settled))
+        while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
+            self._samples.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Messages per second; None before anything can be said."""
+        if len(self._samples) < 2:
+            return None
+        (began, before), (now, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (now - began) if now > began else None
+
+
+def time_left(job: Job, rate: float | None) -> float | None:
+    """Seconds until it is through at this rate; None where nobody can say."""
+    return job.counts.remaining / rate if rate and job.state is JobState.RUNNING else None
+
+
+def _settled(job: Job) -> int:
+    return job.counts.done + job.counts.skipped + job.counts.failed
+
+
+def bar_line(job: Job, rate: float | None, columns: int) -> str:
+    """The bar as one line that fits."""
+    counts, running = job.counts, job.state is JobState.RUNNING
+    settled = _settled(job)
+    share = min(settled / max(counts.selected, 1), 1.0)
+    cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
+    filled = int(share * cells)
+    left = time_left(job, rate)
+    parts = [
+        f"{job.kind} {job.queue}",
+        "━" * filled + "─" * (cells - filled),
+        f"{int(share * 100):3d}%",
+        f"{settled:,}/{counts.selected:,}",
+        f"{rate:,.0f}/s" if rate is not None else "",
+        f"{_brief(left)} left" if left is not None else "",
+        f"failed {counts.failed:,}",
+        f"came back {counts.came_back:,}",
+        job.reason if running else job.state,
+    ]
+    # One column less than there are: some terminals wrap when the last one is written.
+    return safe("  ".join(part for part in parts if part))[: max(columns - 1, 10)]
+
+
+def _brief(seconds: float) -> str:
+    whole = int(seconds + 0.999)  # what has begun counts: 0.2 s is not "0s left"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Progress(Protocol):
+    """Where the progress of a job is told."""
+
+    def show(self, job: Job) -> None:
+        """The job has come so far."""
+
+    def finish(self) -> None:
+        """Nothing more is told: leave the place clean."""
+
+
+class Bar:
+    """One line of a terminal, drawn again and again. No escape sequences are needed for it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meter = Meter()
+        self._drawn = 0
+
+    def show(self, job: Job) -> None:
+        """Draw it."""
+        self._meter.add(self._now(), _settled(job))
+        columns = shutil.get_terminal_size().columns
+        line = bar_line(job, self._meter.rate, columns)
+        click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
+        self._drawn = len(line)
+
+    def finish(self) -> None:
+        """End the line: what was last drawn stays to be read."""
+        if self._drawn:
+            click.echo(err=True)
+            self._drawn = 0
+
+
+class Records:
+    """A line of JSON every few seconds, for logs."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meter = Meter()
+        self._next = now() + _BETWEEN_RECORDS_S
+        self._reason = ""
+
+    def show(self, job: Job) -> None:
+        """Write a record if it is time for one, and at once if the job has begun to wait."""
+        from hopback.deadletters.codec import to_json
+
+        now, known = self._now(), self._reason
+        self._meter.add(now, _settled(job))
+        self._reason = job.reason
+        if now < self._next and self._reason == known:
+            return
+        self._next = now + _BETWEEN_RECORDS_S
+        rate = self._meter.rate
+        left = time_left(job, rate)
+        record = {
+            "event": "progress",
+            "job": job.id,
+            "state": job.state,
+            "reason": job.reason,
+            "counts": to_json(job.counts),
+            "rate": None if rate is None else round(rate, 1),
+            "secondsLeft": None if left is None else round(left, 1),
+        }
+        click.echo(json_line(record), err=True)
+
+    def finish(self) -> None:
+        """There is nothing to leave clean."""
+
+
+# --- signals
 
 
 class Signals:
@@ -82,250 +225,106 @@ def signals_heard() -> Iterator[Signals]:
                 loop.remove_signal_handler(number)
 
 
-async def see_through(desk: Desk, job: Document, form: str, resume: str) -> int:
+# --- to the end
+
+
+async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: str) -> int:
     """Follow a job that was begun from here, print how it ended and return the exit code.
 
     `resume` is the command that goes on with it if it is interrupted.
     """
     with signals_heard() as signals:
-        last = await follow(desk, job, signals)
-        if signals.heard and last["state"] in ("running", "paused"):
-            last = await _interrupted(desk, last)
-        code = await ending(desk, last)
-    if signals.heard and last["state"] in ("running", "paused", "interrupted"):
-        tell(form, last, lambda: None)
-        _tell_how_to_go_on(desk, last, resume)
+        last = await follow(dead_letters, job, signals)
+        if signals.heard and last.is_active and dead_letters.runs_jobs_here:
+            click.echo("Finishing what is in flight; Ctrl-C again leaves at once.", err=True)
+            last = await dead_letters.interrupt(last.id)
+        code = await exit_code(dead_letters, last)
+    if signals.heard and (last.is_active or last.state is JobState.INTERRUPTED):
+        output(form, last, lambda: None)
+        _tell_how_to_go_on(dead_letters, last, resume)
         return Exit.INTERRUPTED
-    tell(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
-    if last["canResume"] and desk.keeps_jobs and code is not Exit.OK:
+    output(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
+    if last.can_resume and dead_letters.keeps_jobs and code is not Exit.OK:
         click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
     return code
 
 
-async def follow(desk: Desk, job: Document, signals: Signals | None = None) -> Document:
+async def follow(dead_letters: DeadLetters, job: Job, signals: Signals) -> Job:
     """Tell the progress until the job runs no more, or a signal comes; the job as it then is."""
-    progress = progress_to_stderr(asyncio.get_running_loop().time)
+    now = asyncio.get_running_loop().time
+    progress: Progress = Bar(now) if on_terminal(err=True) else Records(now)
     last = job
 
     async def watch() -> None:
         nonlocal last
-        async for last in desk.events(job["id"]):
+        async for last in dead_letters.events(job.id):
             progress.show(last)
 
     watching = asyncio.ensure_future(watch())
-    stopped = asyncio.ensure_future(signals.first.wait()) if signals is not None else None
+    stopped = asyncio.ensure_future(signals.first.wait())
     try:
-        waits = {watching} if stopped is None else {watching, stopped}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({watching, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if watching.done():
             watching.result()
     finally:
         progress.finish()
-        for one in filter(None, (watching, stopped)):
-            one.cancel()
-        await asyncio.gather(*filter(None, (watching, stopped)), return_exceptions=True)
+        watching.cancel()
+        stopped.cancel()
+        await asyncio.gather(watching, stopped, return_exceptions=True)
     return last
 
 
-async def _interrupted(desk: Desk, job: Document) -> Document:
-    """Let the job come to rest, if it ends with this process."""
-    if not desk.runs_jobs_here:
-        return job
-    click.echo("Finishing what is in flight; Ctrl-C again leaves at once.", err=True)
-    return await desk.interrupt(job["id"])
-
-
-def _tell_how_to_go_on(desk: Desk, job: Document, resume: str) -> None:
-    counts = job["counts"]
-    if not desk.runs_jobs_here:
-        text = (
-            f"Job {job['id']} goes on at the server; `hopback jobs watch {job['id']}` follows it."
-        )
+def _tell_how_to_go_on(dead_letters: DeadLetters, job: Job, resume: str) -> None:
+    if not dead_letters.runs_jobs_here:
+        text = f"Job {job.id} goes on at the server; `hopback jobs watch {job.id}` follows it."
     else:
-        again = f"Go on with:\n  {resume}" if desk.keeps_jobs else "Begin again for the rest."
+        again = (
+            f"Go on with:\n  {resume}" if dead_letters.keeps_jobs else "Begin again for the rest."
+        )
         text = (
-            f"Interrupted: {counts['done']:,} of {count_of(counts['selected'])} are"
-            f" {_DONE[job['kind']]}, the rest is in {job['queue']}. {again}"
+            f"Interrupted: {job.counts.done:,} of {count_of(job.counts.selected)} are"
+            f" {_DONE[job.kind]}, the rest is in {job.queue}. {again}"
         )
     click.echo(safe_lines(text), err=True)
 
 
-async def ending(desk: Desk, job: Document) -> Exit:
+async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
     """The exit code that says how a job ended."""
-    counts = job["counts"]
-    match job["state"]:
-        case "completed":
+    counts = job.counts
+    match job.state:
+        case JobState.COMPLETED:
             # What a filter leaves out is meant to stay; what is noted is not.
-            left = counts["failed"] or (counts["skipped"] and await desk.failures(job["id"], 0, 1))
+            left = counts.failed or (
+                counts.skipped and await dead_letters.failures(job.id, limit=1)
+            )
             return Exit.PARTIAL if left else Exit.OK
-        case "cancelled":
+        case JobState.CANCELLED:
             return Exit.CANCELLED
-        case "failed":
-            return Exit.PARTIAL if counts["done"] else Exit.FAILED
-        case "interrupted":
+        case JobState.FAILED:
+            return Exit.PARTIAL if counts.done else Exit.FAILED
+        case JobState.INTERRUPTED:
             return Exit.UNREACHABLE
     return Exit.OK
 
 
-def _print_end(job: Document, *, noted: bool) -> None:
-    counts = job["counts"]
-    first = f"{job['state'].capitalize()}: {count_of(counts['done'])} {_DONE[job['kind']]}"
+def _print_end(job: Job, *, noted: bool) -> None:
+    counts = job.counts
+    first = f"{job.state.capitalize()}: {count_of(counts.done)} {_DONE[job.kind]}"
     more = [
-        f"{counts[key]:,} {words}"
-        for key, words in (
-            ("skipped", "left out"),
-            ("failed", "failed"),
-            ("remaining", "not touched"),
-            ("arrivedMeanwhile", "arrived meanwhile"),
-            ("cameBack", "came back"),
+        f"{number:,} {words}"
+        for number, words in (
+            (counts.skipped, "left out"),
+            (counts.failed, "failed"),
+            (counts.remaining, "not touched"),
+            (counts.arrived_meanwhile, "arrived meanwhile"),
+            (counts.came_back, "came back"),
         )
-        if counts[key]
+        if number
     ]
     click.echo(safe(", ".join([first, *more]) + "."))
-    if job["stateReason"] and job["state"] in ("failed", "interrupted"):
-        click.echo(safe(f"Because: {job['stateReason']}"))
-    if job["exportTo"] and counts["done"]:
-        click.echo(safe(f"Written to {job['exportTo']}"))
-    if noted and (counts["failed"] or counts["skipped"]):
-        click.echo(f"`hopback jobs failures {job['id']}` lists what was not moved.")
-
-
-_SPAN_S = 10.0
-_BETWEEN_RECORDS_S = 5.0
-_BAR_CELLS = 24
-_NARROW_CELLS = 10
-
-
-class Meter:
-    """How fast messages come to their end, by what was counted within the last seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def add(self, at: float, settled: int) -> None:
-        """So many are through at that moment."""
-        self._samples.append((at, settled))
-        while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
-            self._samples.popleft()
-
-    @property
-    def rate(self) -> float | None:
-        """Messages per second; None before anything can be said."""
-        if len(self._samples) < 2:
-            return None
-        (began, before), (now, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (now - began) if now > began else None
-
-
-def time_left(job: Document, rate: float | None) -> float | None:
-    """Seconds until it is through at this rate; None where nobody can say."""
-    return job["counts"]["remaining"] / rate if rate and job["state"] == "running" else None
-
-
-def _settled(job: Document) -> int:
-    counts = job["counts"]
-    return int(counts["done"] + counts["skipped"] + counts["failed"])
-
-
-def bar_line(job: Document, rate: float | None, columns: int) -> str:
-    """The bar as one line that fits."""
-    counts = job["counts"]
-    settled, selected = _settled(job), max(counts["selected"], 1)
-    share = min(settled / selected, 1.0)
-    cells = _BAR_CELLS if columns >= 100 else _NARROW_CELLS
-    filled = int(share * cells)
-    left = time_left(job, rate)
-    parts = [
-        f"{job['kind']} {job['queue']}",
-        "━" * filled + "─" * (cells - filled),
-        f"{int(share * 100):3d}%",
-        f"{settled:,}/{counts['selected']:,}",
-        f"{rate:,.0f}/s" if rate is not None else "",
-        f"{_brief(left)} left" if left is not None else "",
-        f"failed {counts['failed']:,}",
-        f"came back {counts['cameBack']:,}",
-        "" if job["state"] == "running" else str(job["state"]),
-        str(job.get("stateReason") or "") if job["state"] == "running" else "",
-    ]
-    return safe("  ".join(part for part in parts if part))[: max(columns - 1, 10)]
-
-
-def _brief(seconds: float) -> str:
-    whole = int(seconds + 0.999)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-class Progress(Protocol):
-    """Where the progress of a job is told."""
-
-    def show(self, job: Document) -> None:
-        """The job has come so far."""
-
-    def finish(self) -> None:
-        """Nothing more is told: leave the place clean."""
-
-
-class Bar:
-    """One line of a terminal, drawn again and again. No escape sequences are needed for it."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._meter = Meter()
-        self._drawn = 0
-
-    def show(self, job: Document) -> None:
-        """Draw it."""
-        self._meter.add(self._now(), _settled(job))
-        columns = shutil.get_terminal_size().columns
-        line = bar_line(job, self._meter.rate, columns)
-        click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
-        self._drawn = len(line)
-
-    def finish(self) -> None:
-        """End the line: what was last drawn stays to be read."""
-        if self._drawn:
-            click.echo(err=True)
-            self._drawn = 0
-
-
-class Records:
-    """A line of JSON every few seconds, for logs."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._meter = Meter()
-        self._next = now() + _BETWEEN_RECORDS_S
-        self._reason = ""
-
-    def show(self, job: Document) -> None:
-        """Write a record if it is time for one, and at once if the job has begun to wait."""
-        now, known = self._now(), self._reason
-        self._meter.add(now, _settled(job))
-        self._reason = str(job.get("stateReason") or "")
-        if now < self._next and self._reason == known:
-            return
-        self._next = now + _BETWEEN_RECORDS_S
-        rate = self._meter.rate
-        left = time_left(job, rate)
-        record = {
-            "event": "progress",
-            "job": job["id"],
-            "state": job["state"],
-            "reason": self._reason,
-            "counts": job["counts"],
-            "rate": None if rate is None else round(rate, 1),
-            "secondsLeft": None if left is None else round(left, 1),
-        }
-        click.echo(json_line(record), err=True)
-
-    def finish(self) -> None:
-        """There is nothing to leave clean."""
-
-
-def progress_to_stderr(now: Callable[[], float]) -> Progress:
-    """A bar if stderr is a terminal, records if not; `now` is a clock that never goes back."""
-    return Bar(now) if on_terminal(err=True) else Records(now)
+    if job.reason and job.state in (JobState.FAILED, JobState.INTERRUPTED):
+        click.echo(safe(f"Because: {job.reason}"))
+    if job.export_to and counts.done:
+        click.echo(safe(f"Written to {job.export_to}"))
+    if noted and (counts.failed or counts.skipped):
+        click.echo(f"`hopback jobs failures {job.id}` lists what was not moved.")

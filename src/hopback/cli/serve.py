@@ -14,10 +14,11 @@ import click
 
 from hopback.cli.exits import Exit
 from hopback.cli.options import HttpAddress, cannot_listen, url_host
-from hopback.cli.where import Place, library_options, open_library
+from hopback.cli.where import broker_where_options, open_in_process
 
 if TYPE_CHECKING:
     from hopback.admin.settings import AdminSettings
+    from hopback.cli.where import Where
     from hopback.deadletters.journal import Journal
 
 __all__ = ["serve"]
@@ -36,7 +37,7 @@ class _ServeChoices:
 
 
 @click.command(short_help="Serve dead letters and jobs by HTTP and on a page.")
-@library_options
+@broker_where_options
 @click.option(
     "--http",
     type=HttpAddress(),
@@ -65,7 +66,7 @@ class _ServeChoices:
     show_default=True,
     help="With --new-key: its role.",
 )
-def serve(new_key: str | None, role: str, **options: Any) -> int:
+def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
     """Serve the admin page and the HTTP API until it is stopped.
 
     Without --config nobody is asked who they are, and only this machine is served.
@@ -74,8 +75,7 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
 
     if new_key is not None:
         return _print_key(new_key, role)
-    place = Place.taken_from(options)
-    if place.broker is None:
+    if where.broker is None:
         raise click.UsageError("Missing option '--broker' (or HOPBACK_BROKER).")
     choices = _ServeChoices(**options)
     settings = admin.AdminSettings()
@@ -85,18 +85,18 @@ def serve(new_key: str | None, role: str, **options: Any) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    asyncio.run(_serve(place, choices, settings))
+    asyncio.run(_serve(where, choices, settings))
     return Exit.OK
 
 
-async def _serve(place: Place, choices: _ServeChoices, settings: AdminSettings) -> None:
+async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) -> None:
     from hopback.admin import create_app
     from hopback.admin import serve as serve_app
     from hopback.admin.auth import new_secret
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
-        found = await open_library(place, stack, editing=settings.deadletters.editing)
+        found = await open_in_process(where, stack, editing=settings.deadletters.editing)
         app = create_app(
             found.operations,
             found.broker,
@@ -139,10 +139,10 @@ def _stores(journal: Journal) -> dict[str, Any]:
 
 def _tell(choices: _ServeChoices, host: str, port: int, link: str | None) -> None:
     scheme = "https" if choices.tls_cert else "http"
-    where = f"{scheme}://{url_host(host, port)}/"
-    click.echo(f"Serving {where}", err=True)
+    address = f"{scheme}://{url_host(host, port)}/"
+    click.echo(f"Serving {address}", err=True)
     if link is not None:
-        click.echo(f"Sign in: {where}login?token={link}", err=True)
+        click.echo(f"Sign in: {address}login?token={link}", err=True)
         click.echo("The link opens once.", err=True)
     elif choices.config is None:
         click.echo("No sign-in is configured: only this machine is served.", err=True)

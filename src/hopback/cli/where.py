@@ -8,7 +8,8 @@ import re
 import shlex
 from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -23,26 +24,26 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from hopback.broker.port import Broker, Connection
-    from hopback.cli.desk import Desk
     from hopback.clock import Clock
     from hopback.deadletters.discovery import Override
+    from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.places import LiveView
     from hopback.deadletters.requests import Who
     from hopback.topology.model import Topology
 
 __all__ = [
-    "Library",
-    "Place",
-    "at_desk",
+    "InProcess",
+    "Where",
+    "broker_where_options",
     "complete_job",
     "complete_queue",
-    "desk_options",
-    "library_options",
-    "open_desk",
-    "open_library",
+    "open_dead_letters",
+    "open_in_process",
     "quick_loop",
     "resume_command",
+    "where_options",
+    "with_dead_letters",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
@@ -51,7 +52,7 @@ _PASSWORD = re.compile(r"(//[^/@:]*):[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Where:
     """What the user said of where the dead letters are."""
 
     broker: str | None = None
@@ -63,12 +64,6 @@ class Place:
     store: str | None = None
     server: str | None = None
     token: str | None = None
-
-    @classmethod
-    def taken_from(cls, options: dict[str, Any]) -> Place:
-        """Take what belongs here out of a command's options."""
-        own = {name: options.pop(name) for name in cls.__slots__ if name in options}
-        return cls(**own)
 
 
 _BROKER = (
@@ -102,13 +97,13 @@ _BROKER = (
         metavar="QUEUE[=ORIGIN]",
         help="Another dead-letter queue, and the queue its messages failed in; repeatable.",
     ),
-)
-_STORE = click.option(
-    "--store",
-    envvar="HOPBACK_STORE",
-    metavar="URL",
-    help="Where jobs and audit are kept: sqlite:///file.db, postgresql://…, or `memory`;"
-    " by default a file of the user's own.",
+    click.option(
+        "--store",
+        envvar="HOPBACK_STORE",
+        metavar="URL",
+        help="Where jobs and audit are kept: sqlite:///file.db, postgresql://…, or `memory`;"
+        " by default a file of the user's own.",
+    ),
 )
 _SERVER = (
     click.option(
@@ -126,52 +121,40 @@ _SERVER = (
 )
 
 
-def desk_options(command: _Command) -> _Command:
-    """Give a command everything that says where the dead letters are."""
-    for option in reversed((*_BROKER, _STORE, *_SERVER)):
-        command = option(command)
-    return command
+def where_options(command: _Command) -> _Command:
+    """Give a command everything that says where the dead letters are, as `where`."""
+    return _with_where(command, *_BROKER, *_SERVER)
 
 
-def library_options(command: _Command) -> _Command:
+def broker_where_options(command: _Command) -> _Command:
     """The same without a server: for what is one."""
-    for option in reversed((*_BROKER, _STORE)):
-        command = option(command)
-    return command
+    return _with_where(command, *_BROKER)
 
 
-def at_desk(place: Place, work: Callable[[Desk], Awaitable[_T]]) -> _T:
-    """Do the work at the desk, on an event loop of its own."""
+def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
+    @wraps(command)
+    def called(**said: Any) -> object:
+        own = {name: said.pop(name) for name in Where.__slots__ if name in said}
+        return command(where=Where(**own), **said)
+
+    found = cast("_Command", called)
+    for option in reversed(options):
+        found = option(found)
+    return found
+
+
+# --- getting there
+
+
+def with_dead_letters(where: Where, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
+    """Do the work on the dead letters, on an event loop of its own."""
 
     async def working() -> _T:
-        async with open_desk(place) as desk:
-            return await work(desk)
+        async with open_dead_letters(where) as dead_letters:
+            return await work(dead_letters)
 
     with asyncio.Runner(loop_factory=quick_loop()) as runner:
         return runner.run(working())
-
-
-def resume_command(ident: str) -> str:
-    """The command that goes on with a job, with the options that were said; never a password."""
-    ctx = click.get_current_context()
-    said = [
-        word
-        for param in ctx.command.params
-        if param.name in Place.__slots__
-        and param.name != "token"
-        and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-        for word in _said(param.opts[0], ctx.params[param.name])
-    ]
-    return shlex.join(["hopback", "jobs", "resume", ident, *said])
-
-
-def _said(option: str, value: object) -> list[str]:
-    match value:
-        case True:
-            return [option]
-        case tuple():
-            return [word for each in value for word in (option, str(each))]
-    return [option, _PASSWORD.sub(r"\1:…@", str(value))]
 
 
 def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -184,19 +167,23 @@ def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @asynccontextmanager
-async def open_desk(place: Place) -> AsyncIterator[Desk]:
-    """The server's desk if one is named, else the library's."""
+async def open_dead_letters(where: Where) -> AsyncIterator[DeadLetters]:
+    """Those of the server if one is named, else those of the broker, in this process."""
     async with AsyncExitStack() as stack:
-        if place.server is not None:
-            from hopback.cli.server_desk import ServerDesk
+        if where.server is not None:
+            from hopback.deadletters.remote import RemoteDeadLetters
 
-            yield await stack.enter_async_context(ServerDesk(place.server, place.token))
+            remote = RemoteDeadLetters(where.server, where.token)
+            yield await stack.enter_async_context(remote)
         else:
-            yield await _library(place, stack)
+            # Who may use the broker may also publish to it: editing is theirs, after a question.
+            found = await open_in_process(where, stack, editing=True)
+            # Without a broker only the store can be asked, and that for the jobs of all brokers.
+            yield found.operations.acting_as(_user(), everywhere=where.broker is None)
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class InProcess:
     """The operations on a broker, and what they were made with."""
 
     operations: Operations
@@ -207,56 +194,51 @@ class Library:
     clock: Clock
 
 
-async def _library(place: Place, stack: AsyncExitStack) -> Desk:
-    from hopback.cli.desk import LibraryDesk
-
-    found = await open_library(place, stack)
-    everywhere = place.broker is None
-    return LibraryDesk(found.operations, _user(), found.clock, everywhere=everywhere)
-
-
-async def open_library(place: Place, stack: AsyncExitStack, *, editing: bool = False) -> Library:
-    """The operations on the broker that was named; `editing` lets them send changed copies."""
+async def open_in_process(
+    where: Where, stack: AsyncExitStack, *, editing: bool = False
+) -> InProcess:
+    """The operations on the broker that was named, until the stack is closed."""
     from hopback.clock import SystemClock
     from hopback.deadletters.operations import Operations
     from hopback.deadletters.settings import Settings
     from hopback.designs import DESIGNS
 
     clock = SystemClock()
-    broker, vhost = _broker(place.broker)
-    management = await _management(place, broker, stack)
+    broker, vhost = _broker(where.broker)
+    management = await _management(where, broker, stack)
     # --hardened is for the designs among them; a file says itself what it declares.
     topologies = tuple(
-        TopologySource(name, place.hardened and name in DESIGNS).topology()
-        for name in place.topologies
+        TopologySource(name, where.hardened and name in DESIGNS).topology()
+        for name in where.topologies
     )
     operations = Operations(
         broker,
         management=management,
         vhost=vhost,
         topologies=topologies,
-        overrides=tuple(_override(text) for text in place.named),
-        journal=await stack.enter_async_context(journal(place.store, clock)),
+        overrides=tuple(map(_override, where.named)),
+        journal=await stack.enter_async_context(journal(where.store, clock)),
         settings=Settings(exports=state_folder() / "exports", editing=editing),
         clock=clock,
     )
     await stack.enter_async_context(operations)
-    return Library(operations, broker, management, vhost, topologies, clock)
+    return InProcess(operations, broker, management, vhost, topologies, clock)
 
 
-async def _management(place: Place, broker: Broker, stack: AsyncExitStack) -> LiveView | None:
-    if place.broker is None:
+async def _management(where: Where, broker: Broker, stack: AsyncExitStack) -> LiveView | None:
+    if where.broker is None:
         return None
-    if place.broker == EMBEDDED:
+    if where.broker == EMBEDDED:
         from hopback.broker.embedded import EmbeddedBroker
         from hopback.broker.embedded.management import EmbeddedManagement
 
         return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
-    access = Access(place.broker, place.management, place.amqp_only)
+    access = Access(where.broker, where.management, where.amqp_only)
     return await reach_management(access, stack)
 
 
 def _broker(url: str | None) -> tuple[Broker, str]:
+    """The broker and its virtual host."""
     from hopback.broker.management import virtual_host
 
     if url is None:
@@ -310,7 +292,36 @@ def _user() -> Who:
     return Who(f"{name}@{socket.gethostname()}", name)
 
 
+# --- saying it again
+
+
+def resume_command(job: str) -> str:
+    """The command that goes on with a job, with the options that were said; never a password."""
+    ctx = click.get_current_context()
+    said = [
+        word
+        for param in ctx.command.params
+        if param.name in Where.__slots__
+        and param.name != "token"
+        and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        for word in _said(param.opts[0], ctx.params[param.name])
+    ]
+    return shlex.join(["hopback", "jobs", "resume", job, *said])
+
+
+def _said(option: str, value: object) -> list[str]:
+    match value:
+        case True:
+            return [option]
+        case tuple():
+            return [word for each in value for word in (option, str(each))]
+    return [option, _PASSWORD.sub(r"\1:…@", str(value))]
+
+
+# --- names for the shell's tab key: silent and quick, whatever happens
+
 _COMPLETION_S = 3.0  # a shell that hangs at the tab key is worse than one that knows no names
+_COMPLETED_JOBS = 100  # more names than anybody reads
 
 
 def complete_queue(
@@ -318,10 +329,10 @@ def complete_queue(
 ) -> list[CompletionItem]:
     """Dead-letter queues of the broker that the command line, or the environment, names."""
 
-    async def names(desk: Desk) -> list[tuple[str, str]]:
-        return [(one["queue"], f"{one['messages']} messages") for one in await desk.queues()]
+    async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
+        return [(one.queue, f"{one.messages} messages") for one in await dead_letters.queues()]
 
-    return _items(ctx, incomplete, names)
+    return _completions(ctx, incomplete, names)
 
 
 def complete_job(
@@ -329,26 +340,32 @@ def complete_job(
 ) -> list[CompletionItem]:
     """Jobs of the store, the newest first."""
 
-    async def names(desk: Desk) -> list[tuple[str, str]]:
-        found = await desk.jobs("", False, 100)
-        return [(one["id"], f"{one['kind']} {one['queue']} {one['state']}") for one in found]
+    async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
+        found = await dead_letters.jobs(limit=_COMPLETED_JOBS)
+        return [(one.id, f"{one.kind} {one.queue} {one.state}") for one in found]
 
-    return _items(ctx, incomplete, names)
+    return _completions(ctx, incomplete, names)
 
 
-def _items(
+def _completions(
     ctx: click.Context,
     incomplete: str,
-    ask: Callable[[Desk], Awaitable[list[tuple[str, str]]]],
+    ask: Callable[[DeadLetters], Awaitable[list[tuple[str, str]]]],
 ) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    options = {name: value for name, value in ctx.params.items() if name in Place.__slots__}
-    place = Place(**{name: value for name, value in options.items() if value is not None})
+    said = {
+        name: value
+        for name, value in ctx.params.items()
+        if name in Where.__slots__ and value is not None
+    }
 
     async def asking() -> list[tuple[str, str]]:
-        async with asyncio.timeout(_COMPLETION_S), open_desk(place) as desk:
-            return await ask(desk)
+        async with (
+            asyncio.timeout(_COMPLETION_S),
+            open_dead_letters(Where(**said)) as dead_letters,
+        ):
+            return await ask(dead_letters)
 
     try:
         with redirect_stderr(io.StringIO()):

@@ -1,28 +1,31 @@
-"""`hopback dlq redrive`, `discard`, `export`, `import` and `hopback jobs`, at the library's desk."""
+"""`hopback dlq redrive`, `discard`, `edit`, `export`, `import` and `hopback jobs`, in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.cli.desk import LibraryDesk, Look
-from hopback.cli.dlq_actions import Ramp, carry_out, target_of
+from hopback.cli.app import run
+from hopback.cli.dlq import Look
+from hopback.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
 from hopback.cli.dlq_archives import export_messages, import_messages
 from hopback.cli.dlq_print import print_job, print_jobs, print_plan
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.job_progress import Signals, ending, follow, see_through
+from hopback.cli.job_progress import Signals, exit_code, follow, see_through
 from hopback.cli.jobs import resume_job, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
+from hopback.deadletters.contract import Counts, Job, JobState, Moment
+from hopback.deadletters.editing import COPY_OF
 from hopback.deadletters.requests import (
     DiscardRequest,
+    Edit,
     FromHead,
+    JobKind,
     Pace,
     RedriveRequest,
     Target,
@@ -30,7 +33,7 @@ from hopback.deadletters.requests import (
 )
 from hopback.errors import BadRequest
 from hopback.testing import in_virtual_time
-from tests.unit.cli.desks import ANN, DLQ, MAIN, Office, office
+from tests.unit.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
 
 _Output = pytest.CaptureFixture[str]
 
@@ -46,9 +49,9 @@ def _again(ident: str) -> str:
 @in_virtual_time
 async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
     """The messages are where the design says, the job is told, and the code is 0."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(5)
-        code = await carry_out(found.desk, _redrive(), "ndjson", _again)
+        code = await carry_out(found.dead_letters, _redrive(), "ndjson", _again)
         assert code == Exit.OK
         job = json.loads(capsys.readouterr().out)
         assert (job["state"], job["counts"]["done"], job["by"]) == ("completed", 5, "ann")
@@ -58,11 +61,11 @@ async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
 @in_virtual_time
 async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) -> None:
     """It is said, and where to read more."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(3)
         for expected in (Exit.OK, Exit.PARTIAL):
             code = await carry_out(
-                found.desk, _redrive(target=_into(DLQ), max_redrives=1), "table", _again
+                found.dead_letters, _redrive(target=_into(DLQ), max_redrives=1), "table", _again
             )
             assert code == expected
         said = capsys.readouterr().out
@@ -77,9 +80,9 @@ def _into(queue: str) -> Target:
 @in_virtual_time
 async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> None:
     """On stderr before an act, so that stdout holds data only."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(5)
-        plan = await found.desk.plan(_redrive(target=_into(MAIN)))
+        plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
         print_plan(plan, err=True)
         said = capsys.readouterr()
         assert said.out == ""
@@ -93,10 +96,10 @@ async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> N
 @in_virtual_time
 async def test_a_target_that_does_not_exist_is_a_flaw(capsys: _Output) -> None:
     """Said before anything moves."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(1)
-        plan = await found.desk.plan(_redrive(target=_into("no.such")))
-        assert not plan["mayStart"]
+        plan = await found.dead_letters.plan(_redrive(target=_into("no.such")))
+        assert not plan.may_start
         print_plan(plan, err=False)
         assert "In the way: the target queue 'no.such' does not exist" in capsys.readouterr().out
 
@@ -104,19 +107,19 @@ async def test_a_target_that_does_not_exist_is_a_flaw(capsys: _Output) -> None:
 @in_virtual_time
 async def test_an_interrupted_job_is_put_down_and_taken_up_again(capsys: _Output) -> None:
     """What is in flight comes to its end; the rest is in the queue; resume does exactly the rest."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(10)
-        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
         signals = Signals()
         asyncio.get_running_loop().call_later(4.5, signals)
-        last = await follow(found.desk, job, signals)
-        assert last["state"] == "running"
-        down = await found.desk.interrupt(job["id"])
-        assert down["state"] == "interrupted"
-        done = down["counts"]["done"]
+        last = await follow(found.dead_letters, job, signals)
+        assert last.state is JobState.RUNNING
+        down = await found.dead_letters.interrupt(job.id)
+        assert down.state is JobState.INTERRUPTED
+        done = down.counts.done
         assert 0 < done < 10
         assert len(found.held(DLQ)) == 10 - done
-        code = await resume_job(found.desk, job["id"], "json", _again(job["id"]))
+        code = await resume_job(found.dead_letters, job.id, "json", _again(job.id))
         assert code == Exit.OK
         assert json.loads(capsys.readouterr().out)["counts"]["remaining"] == 0
         assert found.held(DLQ) == []
@@ -140,30 +143,30 @@ async def _two_signals() -> None:
 @in_virtual_time
 async def test_a_running_job_is_watched_paused_and_cancelled(capsys: _Output) -> None:
     """From another desk than the one it was begun at."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(50)
-        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
+        job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
         with pytest.raises(CommandFailed, match="is running") as refused:
-            await resume_job(found.desk, job["id"], "table", "")
+            await resume_job(found.dead_letters, job.id, "table", "")
         assert refused.value.code is Exit.CONFLICT
-        await found.desk.pause(job["id"])
-        async for now in found.desk.events(job["id"]):
-            if now["state"] == "paused":
+        await found.dead_letters.pause(job.id)
+        async for now in found.dead_letters.events(job.id):
+            if now.state is JobState.PAUSED:
                 break
-        code = await resume_job(found.desk, job["id"], "table", "")
+        code = await resume_job(found.dead_letters, job.id, "table", "")
         assert code == Exit.OK
-        await found.desk.set_rate(job["id"], 2.0)
+        await found.dead_letters.set_rate(job.id, 2.0)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_cancelled_later(found, job["id"]))
-            assert await watch_job(found.desk, job["id"], "table") == Exit.CANCELLED
+            tasks.create_task(_cancelled_later(found, job.id))
+            assert await watch_job(found.dead_letters, job.id, "table") == Exit.CANCELLED
         said = capsys.readouterr().out
         assert "is told to go on" in said
         assert "cancelled" in said
 
 
-async def _cancelled_later(found: Office, ident: str) -> None:
+async def _cancelled_later(found: Raffle, job: str) -> None:
     await asyncio.sleep(3)
-    await found.desk.cancel(ident)
+    await found.dead_letters.cancel(job)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +185,17 @@ def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit
 
     @in_virtual_time
     async def judged() -> None:
-        async with office() as found:
-            job = {"id": "j", "state": state, "counts": {"failed": 0, "done": 0, "skipped": 0}}
-            job["counts"] = {**job["counts"], **counts}  # type: ignore[dict-item]
-            assert await ending(found.desk, job) == code
+        async with raffle() as found:
+            job = Job(
+                id="j",
+                kind=JobKind.REDRIVE,
+                queue=DLQ,
+                state=JobState(state),
+                counts=Counts(selected=5, **counts),
+                created=Moment(0),
+                updated=Moment(0),
+            )
+            assert await exit_code(found.dead_letters, job) == code
 
     judged()
 
@@ -193,18 +203,18 @@ def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit
 @in_virtual_time
 async def test_a_job_that_stops_says_why(capsys: _Output) -> None:
     """A target that vanished: the reason and the code; what is kept in memory cannot be resumed."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(3)
-        job = await found.desk.start(_redrive(target=_into(MAIN), pace=Pace(rate=1.0)))
+        job = await found.dead_letters.start(_redrive(target=_into(MAIN), pace=Pace(rate=1.0)))
         connection = await found.broker.connect("vandal")
         await (await connection.open_channel()).delete_queue(MAIN)
         await connection.close()
-        code = await see_through(found.desk, job, "table", _again(job["id"]))
+        code = await see_through(found.dead_letters, job, "table", _again(job.id))
         said = capsys.readouterr()
         assert code in (Exit.FAILED, Exit.PARTIAL)
         assert "Because:" in said.out
-        assert _again(job["id"]) not in said.err
-        done = (await found.desk.job(job["id"]))["counts"]["done"]
+        assert _again(job.id) not in said.err
+        done = (await found.dead_letters.job(job.id)).counts.done
         assert len(found.held(DLQ)) == 3 - done
 
 
@@ -213,22 +223,22 @@ async def test_a_discard_writes_first_and_can_be_imported_again(
     tmp_path: Path, capsys: _Output
 ) -> None:
     """What was discarded stands in the file, and comes back by import with all it had."""
-    async with office(exports=tmp_path) as found:
+    async with raffle(exports=tmp_path) as found:
         await found.park(4)
         before = _contents(found)
         request = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm=DLQ)
-        assert await carry_out(found.desk, request, "table", _again) == Exit.OK
+        assert await carry_out(found.dead_letters, request, "table", _again) == Exit.OK
         assert "Written to" in capsys.readouterr().out
         assert found.held(DLQ) == []
-        (job,) = await found.desk.jobs(DLQ, False, 1)
-        file = Path(job["exportTo"])
+        (job,) = await found.dead_letters.jobs(queue=DLQ, limit=1)
+        file = Path(job.export_to)
         assert file.parent == tmp_path
-        done = await import_messages(found.desk, file, None, None, 0, "")
+        done = await import_messages(found.dead_letters, file, None, None, 0, "")
         assert (done.published, done.problem) == (4, "")
         assert _contents(found) == before
 
 
-def _contents(found: Office) -> list[tuple[object, ...]]:
+def _contents(found: Raffle) -> list[tuple[object, ...]]:
     ready = found.broker.snapshot().queue(DLQ).ready
     return [(one.body, one.properties.message_id, dict(one.properties.headers)) for one in ready]
 
@@ -237,13 +247,13 @@ def _contents(found: Office) -> list[tuple[object, ...]]:
 async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
     """It leaves with 6, and the file as it was; the messages stay in any case."""
     file = tmp_path / "letters.ndjson"
-    async with office() as found:
+    async with raffle() as found:
         await found.park(2)
-        assert await export_messages(found.desk, Look(DLQ), file) == 2
+        assert await export_messages(found.dead_letters, Look(DLQ), file) == 2
         written = file.read_bytes()
         assert len(written.splitlines()) == 2
         with pytest.raises(CommandFailed, match="exists") as refused:
-            await export_messages(found.desk, Look(DLQ), file)
+            await export_messages(found.dead_letters, Look(DLQ), file)
         assert refused.value.code is Exit.CONFLICT
         assert file.read_bytes() == written
         assert found.held(DLQ) == ["m-0", "m-1"]
@@ -252,26 +262,70 @@ async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
 @in_virtual_time
 async def test_a_job_goes_on_only_at_its_own_broker() -> None:
     """A store holds jobs of several brokers; those of others are listed, never carried out."""
-    async with office() as found, office(version="4.0", journal=found.operations.journal) as other:
+    async with raffle() as found, raffle(version="4.0", journal=found.operations.journal) as other:
         await found.park(5)
         await other.park(5)
-        job = await found.desk.start(_redrive(pace=Pace(rate=1.0)))
-        await found.desk.interrupt(job["id"])
+        job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
+        await found.dead_letters.interrupt(job.id)
         with pytest.raises(BadRequest, match="belongs to"):
-            await other.desk.resume(job["id"])
+            await other.dead_letters.resume(job.id)
         assert len(other.held(DLQ)) == 5
-        assert await other.desk.jobs("", False, 10) == []
-        everywhere = LibraryDesk(other.operations, ANN, LoopClock(time.time), everywhere=True)
-        assert [one["id"] for one in await everywhere.jobs("", False, 10)] == [job["id"]]
+        assert await other.dead_letters.jobs() == ()
+        everywhere = other.operations.acting_as(ANN, everywhere=True)
+        assert [one.id for one in await everywhere.jobs()] == [job.id]
+
+
+@in_virtual_time
+async def test_a_changed_copy_is_sent_and_the_original_stays() -> None:
+    """With its new payload, a header more, one less, and the id of the original."""
+    async with raffle() as found:
+        await found.park(3)
+        change = Edit(b'{"number":7}', headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
+        sent = await send_edited(
+            found.dead_letters, Look(DLQ, 10), "m-1", change, _into(MAIN), "wrong number"
+        )
+        (copy,) = found.broker.snapshot().queue(MAIN).ready
+        assert copy.body == b'{"number":7}'
+        assert copy.properties.message_id == sent.message_id != "m-1"
+        headers = copy.properties.headers
+        assert (headers["x-fixed"], headers[COPY_OF]) == ("yes", "m-1")
+        assert "x-number" not in headers
+        assert found.held(DLQ) == ["m-0", "m-1", "m-2"]
+        (entry, *_) = await found.dead_letters.audit()
+        assert (entry.action, entry.reason, entry.by) == ("message.edit", "wrong number", "ann")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "Say what to change"),
+        (("--header", "nothing"), "expected NAME=TEXT"),
+        (("--body", "no-such-file"), "no-such-file cannot be read"),
+        (("--content-type", "text/plain", "--to", "orders"), "expected design"),
+    ],
+)
+def test_an_edit_that_says_nothing_or_something_wrong_is_refused(
+    options: tuple[str, ...], told: str, capsys: _Output
+) -> None:
+    """Before any broker is asked."""
+    assert run(["dlq", "edit", DLQ, "1", *options]) in (Exit.USAGE, Exit.NOT_FOUND)
+    assert told in capsys.readouterr().err
+
+
+def test_a_server_is_not_told_of_a_file_of_this_machine(capsys: _Output) -> None:
+    """A server writes to its own folder: --export-to is refused, not forgotten."""
+    said = ["dlq", "discard", DLQ, "--server", "http://localhost", "--export-to", "mine.ndjson"]
+    assert run(said) == Exit.USAGE
+    assert "--export-to" in capsys.readouterr().err
 
 
 @in_virtual_time
 async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
     """Who, what, how far and why."""
-    async with office() as found:
+    async with raffle() as found:
         await found.park(2)
-        await carry_out(found.desk, _redrive(), "table", _again)
-        (job,) = await found.desk.jobs(DLQ, False, 10)
+        await carry_out(found.dead_letters, _redrive(), "table", _again)
+        (job,) = await found.dead_letters.jobs(queue=DLQ, limit=10)
         print_jobs([job], asyncio.get_running_loop().time())
         print_job(job)
         said = capsys.readouterr().out

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from hopback.cli.job_progress import Bar, Meter, Records, bar_line, time_left
+from hopback.deadletters.codec import to_json
+from hopback.deadletters.contract import Counts, Job, JobState, Moment
+from hopback.deadletters.requests import JobKind
 
 
-def _job(done: int = 0, selected: int = 100, **more: Any) -> dict[str, Any]:
-    counts = {
-        "selected": selected,
-        "done": done,
-        "skipped": 0,
-        "failed": 0,
-        "remaining": selected - done,
-        "cameBack": 0,
-    }
-    return {
-        "id": "j-1",
-        "kind": "re-drive",
-        "queue": "orders.dlq",
-        "state": "running",
-        "counts": {**counts, **more.pop("counts", {})},
-        **more,
-    }
+def _job(
+    done: int = 0,
+    *,
+    state: JobState = JobState.RUNNING,
+    queue: str = "orders.dlq",
+    reason: str = "",
+    failed: int = 0,
+    came_back: int = 0,
+) -> Job:
+    return Job(
+        id="j-1",
+        kind=JobKind.REDRIVE,
+        queue=queue,
+        state=state,
+        reason=reason,
+        counts=Counts(selected=100, done=done, failed=failed, came_back=came_back),
+        created=Moment(0),
+        updated=Moment(0),
+    )
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -42,7 +46,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 def test_the_bar_tells_rate_time_left_failures_and_what_came_back() -> None:
     """All on one line."""
-    line = bar_line(_job(50, counts={"failed": 2, "cameBack": 3}), 5.0, 120)
+    line = bar_line(_job(50, failed=2, came_back=3), 5.0, 120)
     for part in (
         "re-drive orders.dlq",
         "52%",
@@ -67,8 +71,8 @@ def test_nobody_knows_when_a_paused_job_ends() -> None:
     """Nor one that does not move."""
     assert time_left(_job(50), 5.0) == 10.0
     assert time_left(_job(50), 0.0) is None
-    assert time_left(_job(50, state="paused"), 5.0) is None
-    assert "paused" in bar_line(_job(50, state="paused"), 5.0, 120)
+    assert time_left(_job(50, state=JobState.PAUSED), 5.0) is None
+    assert "paused" in bar_line(_job(50, state=JobState.PAUSED), 5.0, 120)
 
 
 def test_off_a_terminal_there_is_a_record_every_few_seconds(
@@ -90,7 +94,7 @@ def test_off_a_terminal_there_is_a_record_every_few_seconds(
         "job": "j-1",
         "state": "running",
         "reason": "",
-        "counts": _job(5)["counts"],
+        "counts": to_json(_job(5).counts),
         "rate": 1.0,
         "secondsLeft": 95.0,
     }
@@ -98,7 +102,7 @@ def test_off_a_terminal_there_is_a_record_every_few_seconds(
 
 def test_a_job_that_waits_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Who follows it learns for what, on a terminal and in a log."""
-    waiting = {**_job(5), "stateReason": "waiting for the broker"}
+    waiting = _job(5, reason="waiting for the broker")
     records = Records(lambda: 0.0)
     for job in (_job(5), waiting, waiting):
         records.show(job)
@@ -110,7 +114,7 @@ def test_a_job_that_waits_says_so_at_once(capsys: pytest.CaptureFixture[str]) ->
 def test_the_bar_is_drawn_in_place_and_left_standing(capsys: pytest.CaptureFixture[str]) -> None:
     """A shorter line leaves nothing of a longer one behind."""
     bar = Bar(lambda: 0.0)
-    bar.show(_job(10, counts={"failed": 1_000_000}))
+    bar.show(_job(10, failed=1_000_000))
     bar.show(_job(20))
     bar.finish()
     before, first, second = capsys.readouterr().err.split("\r")

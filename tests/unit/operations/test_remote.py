@@ -34,20 +34,20 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.testing import in_virtual_time
-from tests.unit.cli.desks import DLQ, MAIN, office
+from tests.unit.cli.raffle import DLQ, MAIN, raffle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.unit.cli.desks import Office
+    from tests.unit.cli.raffle import Raffle
 
 
 @asynccontextmanager
 async def _served(
     version: str = "3.13", exports: Path | None = None
-) -> AsyncIterator[tuple[Office, RemoteDeadLetters]]:
-    async with office(version=version, exports=exports) as found:
+) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters]]:
+    async with raffle(version=version, exports=exports) as found:
         app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
         transport = httpx.ASGITransport(app)
         async with RemoteDeadLetters("http://localhost", transport=transport) as remote:

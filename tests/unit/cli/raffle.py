@@ -1,4 +1,4 @@
-"""A desk in a test: the library's operations on an embedded broker with dead letters, in virtual time."""
+"""The raffle on an embedded broker, with dead letters and the operations on them, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.cli.desk import LibraryDesk
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import Who
 from hopback.deadletters.settings import Settings
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.journal import Journal
 
-__all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Office", "office"]
+__all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Raffle", "raffle"]
 
 TOPOLOGY = DESIGNS["raffle"].build({}, hardened=False)
 MAIN = TOPOLOGY.plans[0].queue
@@ -38,10 +37,10 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J"
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
-    """The desk, what stands behind it, and the broker below."""
+class Raffle:
+    """The dead letters as a command gets them, and the broker below."""
 
-    desk: LibraryDesk
+    dead_letters: Operations
     operations: Operations
     broker: EmbeddedBroker
 
@@ -77,13 +76,13 @@ def _letter(number: int, failure: dict[str, object]) -> Message:
 
 
 @asynccontextmanager
-async def office(
+async def raffle(
     *,
     version: str = "3.13",
     exports: Path | None = None,
     journal: Journal | None = None,
-) -> AsyncIterator[Office]:
-    """The raffle's queues on an embedded broker, and a desk in front of them."""
+) -> AsyncIterator[Raffle]:
+    """The raffle's queues on an embedded broker, and the operations on its dead letters."""
     broker = EmbeddedBroker(version=BrokerVersion.parse(version))
     connection = await broker.connect("setup")
     await declare(connection, TOPOLOGY)
@@ -94,8 +93,8 @@ async def office(
         management=EmbeddedManagement(broker),
         topologies=(TOPOLOGY,),
         journal=journal,
-        settings=Settings(exports=exports),
+        settings=Settings(exports=exports, editing=True),
         clock=clock,
     )
     async with operations:
-        yield Office(LibraryDesk(operations, ANN, clock), operations, broker)
+        yield Raffle(operations.acting_as(ANN), operations, broker)
