@@ -44,7 +44,10 @@ def front_door(
 
 
 def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], object]:
-    """`__getattr__` of a module some of whose names were called differently: old name → new name."""
+    """`__getattr__` of a module some of whose names were called differently: old name → new name.
+
+    A name that stands in another module now is given with that module.
+    """
 
     def find(name: str) -> object:
         """Find it under its name of today, with a warning; AttributeError if it never had one."""
@@ -58,6 +61,9 @@ def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], object
             DeprecationWarning,
             stacklevel=2,
         )
-        return getattr(sys.modules[module], now)
+        from importlib import import_module
+
+        home, _, name_now = now.rpartition(".")
+        return getattr(import_module(home or module), name_now)
 
     return find

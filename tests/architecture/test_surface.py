@@ -14,9 +14,9 @@ from tests.architecture.source import Module, functions, library
 
 _MODULES = library()
 _FORBIDDEN = (
-    "asyncio", "click", "email", "httpx", "hypothesis", "json", "logging", "pika", "pytest", "rich",
-    "socket", "sqlalchemy", "sqlite3", "ssl", "subprocess", "tomli_w", "tomllib", "typing_extensions",
-    "urllib.request", "uvloop", "hopback.broker", "hopback.cli", "hopback.wire",
+    "asyncio", "click", "email", "httpx", "hypothesis", "json", "logging", "msgspec", "pika", "pytest",
+    "rich", "socket", "sqlalchemy", "sqlite3", "ssl", "subprocess", "tomli_w", "tomllib",
+    "typing_extensions", "urllib.request", "uvloop", "hopback.broker", "hopback.cli", "hopback.wire",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from starlette.routing import Match, Route
 
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response, refusal_of
+from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, encode
 from hopback.errors import BadRequest
 from hopback.renamed import old_names
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Scope
 
-    from hopback.admin.roles import Principal, Role
+    from hopback.admin.roles import Principal
     from hopback.admin.services import Services
     from hopback.deadletters.operations import Operations
 
@@ -296,10 +297,31 @@ def _response(endpoint: ApiEndpoint, found: object) -> Response:
     return Response(content, status, dict(answer.headers), media)
 
 
+async def _admitted(services: Services, request: Request) -> Principal:
+    """Who asks, if they are an admin of the queue in the path, or of all."""
+    queue = request.path_params.get("queue", "")
+    return await admit(
+        services,
+        request,
+        lambda found: (
+            found.allows(Role.ADMIN, queue) if queue else found.allows_everywhere(Role.ADMIN)
+        ),
+    )
+
+
+def _decoded(value: str) -> str:
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
+
+
 __getattr__ = old_names(
     __name__,
     {
         "Answer": (ApiAnswer, "hopback.admin.api.ApiAnswer"),
         "Endpoint": (ApiEndpoint, "hopback.admin.api.ApiEndpoint"),
+        "admitted": (_admitted, "hopback.admin.api.admit"),
+        "decoded": (_decoded, "hopback.admin.api.PathRoute, which decodes the names in a path"),
     },
 )

@@ -13,9 +13,10 @@ from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Role
-from hopback.deadletters.contract import AuditList, Moment
+from hopback.deadletters.contract import AuditEntry, AuditList, Moment
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import HopbackError
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from hopback.admin.services import Services
@@ -245,3 +246,19 @@ async def metrics_text(services: Services) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _itself(entry: object) -> object:
+    """An entry of the contract is its own answer."""
+    return entry
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "AuditAnswer": (AuditEntry, "hopback.deadletters.AuditEntry"),
+        "audit_answer": (_itself, "the entry itself, with hopback.deadletters.codec.encode"),
+        "make_key": (_make_key, "POST /admin/keys"),
+        "take_key": (_delete_key, "DELETE /admin/keys/{key}"),
+    },
+)

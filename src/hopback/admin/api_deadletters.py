@@ -43,6 +43,7 @@ from hopback.deadletters.requests import (
     RetryRequest,
     SessionRequest,
 )
+from hopback.headers import timestamp
 from hopback.renamed import old_names
 
 __all__ = ["DEADLETTERS", "FailuresQuery", "GroupQuery", "JobsQuery", "MessagesQuery"]
@@ -387,6 +388,10 @@ def _itself(value: object, *_: object) -> object:
     return value
 
 
+def _timestamp(seconds: float | None) -> str | None:
+    return None if seconds is None else timestamp(seconds)
+
+
 _NOW_IN_CONTRACT = {
     "CostAnswer": "Cost", "CountsAnswer": "Counts", "DepthAnswer": "Depth",
     "EventAnswer": "TimelineEntry", "FailureAnswer": "FailedMessage", "FailureRecord": "FailureRecord",
@@ -405,6 +410,9 @@ _NO_MORE_MADE = ("cost", "depth", "failure", "group", "job", "letter", "message"
 _OLD: dict[str, tuple[object, str]] = {
     "JOBS": (DEADLETTERS, "DEADLETTERS"),
     "QUEUES": (DEADLETTERS, "DEADLETTERS"),
+    "held_session": (_held_session, "the operations of the call, and its need()"),
+    "moment": (_timestamp, "hopback.deadletters.Moment, with hopback.deadletters.codec.encode"),
+    "visible_job": (_visible_job, "the operations of the call, and its need()"),
 }
 for _module, _names in ((contract, _NOW_IN_CONTRACT), (requests, _NOW_IN_REQUESTS)):
     for _old, _new in _names.items():

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.inequivalent import difference_of
+from hopback.broker.port import count
 from hopback.errors import NotFound, PreconditionFailed
 from hopback.renamed import old_names
 from hopback.topology.diff import Conflict, Kind, diff
 from hopback.topology.model import Queue, Topology
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Connection
+    from hopback.broker.port import Connection, QueueState
     from hopback.topology.diff import Diff
     from hopback.topology.model import Exchange
 
@@ -65,6 +66,18 @@ async def _declare(connection: Connection, item: Exchange | Queue, *, passive: b
     await channel.close()
 
 
+async def _depth(connection: Connection, queue: str) -> QueueState:
+    """Raises where `count_now` answers None: so it was promised."""
+    channel = await connection.open_channel()
+    state = await count(channel, queue)
+    await channel.close()
+    return state
+
+
 __getattr__ = old_names(
-    __name__, {"refused_argument": (difference_of, "hopback.broker.inequivalent.difference_of")}
+    __name__,
+    {
+        "depth": (_depth, "hopback.broker.count_now"),
+        "refused_argument": (difference_of, "hopback.broker.inequivalent.difference_of"),
+    },
 )

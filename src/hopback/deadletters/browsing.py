@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.contract import Moment, Price, SessionView
 from hopback.deadletters.sessions import BrowseSession
 from hopback.errors import BadRequest, NoSuch, SessionOver, UnsafeOperation
+from hopback.front_door import old_names
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker
@@ -135,3 +136,9 @@ def view_of(session: BrowseSession) -> SessionView:
         by_id=session.by.id,
         order_kept=session.order_kept,
     )
+
+
+__getattr__ = old_names(
+    __name__,
+    {"MessageView": "hopback.deadletters.MessageView", "Survey": "hopback.deadletters.Survey"},
+)

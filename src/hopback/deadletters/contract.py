@@ -19,6 +19,7 @@ from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at
     Target,
     TargetKind,
 )
+from hopback.front_door import old_names
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
 
 __all__ = [
@@ -593,3 +594,9 @@ class AuditList(_Value, frozen=True):
 
     items: tuple[AuditEntry, ...]
     cursor: str | None
+
+
+__getattr__ = old_names(
+    __name__,
+    {"NEWEST": "hopback.deadletters.NEWEST", "AuditQuery": "hopback.deadletters.AuditQuery"},
+)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.contract import ACTIVE, Counts, Job, JobState, Moment
 from hopback.deadletters.requests import BY_DESIGN, NOBODY, UNHURRIED, JobKind
 from hopback.errors import JobConflict
+from hopback.front_door import old_names
 
 if TYPE_CHECKING:
     from hopback.deadletters.requests import Pace, Target, Who
@@ -181,3 +182,8 @@ class JobRecord:
         return replace(
             self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
         )
+
+
+__getattr__ = old_names(
+    __name__, {"FailedMessage": "hopback.deadletters.FailedMessage", "Frozen": "SelectionSnapshot"}
+)

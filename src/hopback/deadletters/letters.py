@@ -14,6 +14,7 @@ from hopback.deadletters.contract import DeadLetter, Moment
 from hopback.deadletters.envelopes import envelope_of
 from hopback.deadletters.foreign import foreign_failure
 from hopback.deadletters.plain import plain_text
+from hopback.front_door import old_names
 from hopback.headers import (
     Failure,
     broker_failures,
@@ -240,3 +241,8 @@ def delivery_count(delivery: Delivery) -> int:
     """How often a quorum queue has handed it out before, by its own count."""
     headers = delivery.properties.headers
     return max(counter_in(headers, "x-delivery-count"), counter_in(headers, "x-acquired-count"))
+
+
+__getattr__ = old_names(
+    __name__, {"Letter": "hopback.deadletters.DeadLetter", "letter_of": "read_dead_letter"}
+)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from hopback.front_door import old_names
+
 __all__ = ["Control", "Pacer"]
 
 
@@ -63,3 +65,15 @@ class Pacer:
                 # Late by a little is made up for; late by much is not.
                 self._last = max(due, loop.time() - _MADE_UP_S)
                 return
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "HIGHEST_RATE": "hopback.deadletters.HIGHEST_RATE",
+        "MOST_IN_FLIGHT": "hopback.deadletters.MOST_IN_FLIGHT",
+        "RAMP": "hopback.deadletters.RAMP",
+        "UNHURRIED": "hopback.deadletters.UNHURRIED",
+        "Pace": "hopback.deadletters.Pace",
+    },
+)

@@ -22,6 +22,7 @@ from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.deadletters.taking import ROOM_BYTES, Head
 from hopback.deadletters.turns import Turns
 from hopback.errors import BadFilter, BrokerError, NoSuch, SessionOver, UnsafeOperation
+from hopback.front_door import old_names
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
@@ -335,3 +336,6 @@ def _spanned(
         moment if first is None else min(first, moment),
         moment if last is None else max(last, moment),
     )
+
+
+__getattr__ = old_names(__name__, {"SMALL_WINDOW": "hopback.deadletters.SMALL_WINDOW"})

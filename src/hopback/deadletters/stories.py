@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import Moment, TimelineEntry
 from hopback.deadletters.plain import plain_text
+from hopback.front_door import old_names
 from hopback.headers import read_history, timestamp
 
 if TYPE_CHECKING:
@@ -92,3 +93,6 @@ def _queue(letter: DeadLetter) -> str:
 def _error(letter: DeadLetter) -> str:
     parts = [part for part in (letter.error, letter.error_message) if part]
     return ": ".join(parts).rstrip(".") or "no reason given"
+
+
+__getattr__ = old_names(__name__, {"Event": "hopback.deadletters.TimelineEntry"})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.discovery import stand_in_plan
 from hopback.deadletters.requests import Target, TargetKind
 from hopback.errors import AccessRefused, NotFound
+from hopback.front_door import old_names
 from hopback.message import Received
 from hopback.policy.reading import origin_of
 from hopback.topology.model import Exchange, Queue
@@ -195,3 +196,6 @@ def _retry_way(plan: Plan, source: DeadLetterQueue) -> Redrive | str:
     if source.retry_exchange is not None:
         return Redrive(source.retry_exchange, "retry")
     return f"queue {plan.queue!r} has no retry exchange"
+
+
+__getattr__ = old_names(__name__, {"BY_DESIGN": "hopback.deadletters.BY_DESIGN"})

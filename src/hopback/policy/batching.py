@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from hopback.front_door import old_names
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,3 +35,6 @@ def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """Two halves of a batch of at least two: bad rows are found by trying each half alone."""
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]
+
+
+__getattr__ = old_names(__name__, {"Window": "BatchWindow"})

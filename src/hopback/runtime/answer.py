@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from hopback.front_door import old_names
 from hopback.policy.outcome import Done
 from hopback.policy.reading import Reading
 
@@ -81,3 +82,6 @@ class HeldDelivery:
         made = HeldDelivery(self.delivery, self.session, answer)
         made._reading = self._reading
         return made
+
+
+__getattr__ = old_names(__name__, {"Session": "ConsumeSession", "Taken": "HeldDelivery"})

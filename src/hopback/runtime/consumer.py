@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hopback.errors import BrokerError
+from hopback.front_door import old_names
 from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
 from hopback.runtime.answer import ConsumeSession
@@ -394,3 +395,6 @@ class Consumer:
         not_started += self._work.withdraw()
         self._give_up(_Ending("closed", lost=False))
         return Leftover(self.queue, not_started, interrupted, kept)
+
+
+__getattr__ = old_names(__name__, {"Limits": "ConsumerLimits"})

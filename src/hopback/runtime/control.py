@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from hopback.endpoint import Response, is_loopback
+from hopback.front_door import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,3 +104,6 @@ def _probe(condition: Condition) -> Response:
 
 def _said(status: HTTPStatus, **content: object) -> Response:
     return Response(status, json.dumps(content).encode() + b"\n")
+
+
+__getattr__ = old_names(__name__, {"Control": "ControlEndpoint"})

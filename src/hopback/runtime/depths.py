@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.broker.port import count
 from hopback.errors import BrokerError
+from hopback.front_door import old_names
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
@@ -119,3 +120,6 @@ class HeldBackReader:
         except BrokerError:
             return {}
         return {one.queue.name: one.counts.held_back for one in readings}
+
+
+__getattr__ = old_names(__name__, {"HeldBack": "HeldBackReader"})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hopback.front_door import old_names
 from hopback.headers import deaths
 from hopback.topology.plan import Fact
 
@@ -105,3 +106,6 @@ def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
     told = {name: str(headers[name]) for name in names if name in headers}
     died = ", ".join(f"{death.reason} {death.queue} ×{death.count}" for death in deaths(headers))
     return {**told, "x-death": died} if died else told
+
+
+__getattr__ = old_names(__name__, {"Entry": "TimelineEntry", "Step": "TimelineStep"})

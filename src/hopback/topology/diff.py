@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+from hopback.front_door import old_names
 from hopback.topology.definitions_objects import identity
 from hopback.topology.diff_advice import advise_exchange, advise_policy, advise_queue
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
@@ -223,3 +224,6 @@ def _policy_fields(policy: Policy) -> dict[str, FieldValue]:
         "priority": policy.priority,
         **definition,
     }
+
+
+__getattr__ = old_names(__name__, {"Entry": "DiffEntry"})

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.front_door import old_names
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 
@@ -168,3 +169,6 @@ class Table:
         known = sorted(self._asked)
         for key, place in self.without(known).items():
             place.wrong(f"one of {', '.join(known)}", shown(key) + did_you_mean(key, known))
+
+
+__getattr__ = old_names(__name__, {"Place": "Located"})

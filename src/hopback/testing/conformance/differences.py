@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.front_door import old_names
 from hopback.testing.conformance.exercise import Outcome, Result
 
 if TYPE_CHECKING:
@@ -52,3 +53,6 @@ def judge(result: Result, version: BrokerVersion) -> str | None:
     if result.outcome is Outcome.NOT_SHOWN:
         return f"the bench should have everything, but it {result.reason}"
     return None
+
+
+__getattr__ = old_names(__name__, {"Difference": "BrokerDifference"})

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
+from hopback.front_door import old_names
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
 from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
 from hopback.topology.parameters import operator_policies
@@ -399,3 +400,6 @@ def _reaching_all(exchange: Exchange) -> Exchange:
     if exchange.type == ExchangeType.HEADERS:
         return replace(exchange, type=ExchangeType.FANOUT)
     return exchange
+
+
+__getattr__ = old_names(__name__, {"Scene": "Analysis"})

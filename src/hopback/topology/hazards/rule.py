@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hopback.front_door import old_names
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -143,3 +144,8 @@ def reported(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
         if analysis.version is None and not all(each.everywhere for each in severities):
             explanation += f" (RabbitMQ: {spelled(severities)}.)"
         yield Finding(rule.name, severity, hit.place, explanation, hit.fix)
+
+
+__getattr__ = old_names(
+    __name__, {"Rule": "HazardRule", "Sighting": "Hit", "Verdict": "VersionedSeverity"}
+)
