@@ -296,7 +296,7 @@ async def _compared(
 
 
 async def test_both_answer_the_same_about_access(rabbitmq: SharedNode) -> None:
-    """More than two hundred answers."""
+    """Every answer, one by one."""
     version = rabbitmq.management.call("GET", "/overview")["rabbitmq_version"]
     differing = await _compared(rabbitmq.url, rabbitmq.management_url, BrokerVersion.parse(version))
     assert list(differing) == []

@@ -25,15 +25,13 @@ from tests.harness.versions import installations
 from tests.peers import environment
 from tests.peers.docker import docker_at
 from tests.peers.page import write_page
-from tests.peers.suites import SUITES, Suite
+from tests.peers.suites import SUITES, TEST_SECONDS, Suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PROFILES = ("3.10", "4.0", "4.3")
 _PLUGIN = Path(__file__).parent / "inside"
-_TEST_SECONDS = 90
-"""For one test: the longest of them wait for a minute."""
 
 
 def brokers() -> tuple[str, ...]:
@@ -103,8 +101,10 @@ def _inside(broker: str, suites: list[Suite]) -> int:
     for suite in suites:
         # A broker of its own for each suite: none finds what another has left.
         with _started(broker) as version, docker_at(Path("/tmp/hopback-peers.sock")) as host:
+            begun = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
             begin = time.monotonic()
             found = _run(broker, suite, host)
+            found["begun"] = begun
             found["seconds"] = round(time.monotonic() - begin)
             known["suites"][suite.name] = found
             known["version"] = version
@@ -145,7 +145,7 @@ def _run(broker: str, suite: Suite, docker_host: str) -> dict[str, Any]:
     asked.write_text(json.dumps({"left_out": list(suite.left_out), "results": str(told)}))
     paths = [str(environment.source_of(suite.package) / path) for path in suite.paths]
     command = [str(environment.python()), "-m", "pytest", "-q", "-p", "hopback_peers"]
-    limits = [f"--timeout={_TEST_SECONDS}", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    limits = [f"--timeout={TEST_SECONDS}", "-p", "no:cacheprovider", "-p", "no:xdist"]
     with (folder / f"{broker}-{suite.name}.log").open("w") as log:
         ended = "in time"
         try:

@@ -1,6 +1,6 @@
-"""As much of Docker's API as two suites use to find a broker: the one that runs here already.
+"""As much of Docker's API as aio-pika's suite uses to find a broker: the one that runs here already.
 
-They ask Docker for a container with RabbitMQ and connect to the ports it tells. So they run
+It asks Docker for a container with RabbitMQ and connects to the ports it tells. So it runs
 unchanged, without Docker.
 """
 

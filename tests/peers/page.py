@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.peers.known import REASONS
-from tests.peers.suites import SUITES, WITHOUT_TESTS
+from tests.peers.suites import SUITES, TEST_SECONDS, WITHOUT_TESTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.peers.suites import Suite
 
@@ -20,20 +20,33 @@ _TEXT = """\
 # Other projects' own tests on `hopback broker`
 
 Written by `make test-peers`; do not edit. Clients and frameworks bring tests that talk to a RabbitMQ.
-Those that come inside source packages of the registry are run here, unchanged, against RabbitMQ and
-against [`hopback broker`](broker.md) in its profiles, each on a fresh broker in a network namespace of
-its own.
+Those that come inside source packages of the registry are run here, against RabbitMQ and against
+[`hopback broker`](broker.md) in its profiles, each on a fresh broker in a network namespace of its own.
+
+{reference} is the reference: the rows below say what passes there and not on `hopback broker`. What differs
+between versions of RabbitMQ shows as a difference too, because the profiles 4.0 and 4.3 are compared with it
+as well. {other_versions}
 
 A cell says how many tests passed, of those that ran; in brackets how many were skipped by the suite
 itself. A suite that broke off ran fewer tests than elsewhere: one of its tests ended the whole run, or its
-time was over. Suites may have been run at different times. Only what ran on RabbitMQ is compared, and only
-with the RabbitMQ in the first column: what differs between versions shows as a difference.
+time was over. What a broken run did not reach on RabbitMQ is not compared.
 
 {table}
+
+Not run: {missing}.
+
+When each was begun (UTC), and how long it took; a cell is its last run. What else ran on the machine then
+may have made tests fail that depend on time, on either side.
+
+{times}
 
 ## What passes on RabbitMQ and not on `hopback broker`
 
 {differing}
+
+## What fails on `hopback broker` and did not run on RabbitMQ
+
+{alone}
 
 ## What fails on RabbitMQ itself
 
@@ -43,29 +56,51 @@ with the RabbitMQ in the first column: what differs between versions shows as a 
 
 {left_out}
 
-In aio-pika and aiormq the watch for leaks of the client's own memory is switched off: it is not about
-brokers. Both find their broker through Docker; here they are told the address of the one that runs already.
+## What is changed for the suites
+
+Their files are as they came. A plugin of ours for pytest, the same on every broker,
+
+- leaves out the tests above, and takes down what becomes of the others;
+- switches off the fixture `memory_tracer` of aio-pika and aiormq, which watches the client's own memory:
+  it is not about brokers, and trips under load;
+- supplies to aiormq the fixtures `rabbitmq_container` and `amqp_direct_url`, which its source package does
+  not have;
+- ends a test after {seconds} seconds.
+
+aio-pika asks Docker for a broker. There is none: a stand-in for Docker's API tells it the address of the
+broker that runs already. Celery is told to use the broker for results too, in place of Redis, and AMQPStorm
+gets the address, user and password in its environment.
 """
 
 
 def write_page(results: Mapping[str, Any]) -> list[str]:
     """Write it; what passes on RabbitMQ and not on ours without a known reason."""
     reference = next((name for name in results if name.startswith("rabbitmq")), None)
-    differing, unexplained, both = [], [], []
+    unexplained, both = [], []
+    differing: list[str] = []
+    alone: list[str] = []
     for suite in SUITES:
         theirs = _outcomes(results, reference, suite)
         for broker in (name for name in results if name.startswith("hopback")):
             for test, outcome in sorted(_outcomes(results, broker, suite).items()):
-                if outcome == "failed" and theirs.get(test) == "passed":
-                    reason = REASONS.get(test.rpartition("::")[2].partition("[")[0])
-                    row = f"{suite.name}, `{test}`, {_title(broker)}"
-                    differing.append(f"- {row}: {reason or 'not explained yet'}.")
-                    if reason is None:
-                        unexplained.append(row)
+                if outcome != "failed" or theirs.get(test, "passed") != "passed":
+                    continue
+                reason = REASONS.get(test.rpartition("::")[2].partition("[")[0])
+                row = f"{suite.name}, `{test}`, {_title(broker)}"
+                line = f"- {row}: {reason or 'cause not known yet'}."
+                (differing if test in theirs else alone).append(line)
+                if reason is None and test in theirs:
+                    unexplained.append(row)
         same = [test for test, outcome in sorted(theirs.items()) if outcome == "failed"]
         both += [f"- {suite.name}: `{test}`" for test in same]
     text = _TEXT.format(
-        table=_table(results),
+        reference=_title(reference, results[reference]["version"]) if reference else "Nothing",
+        other_versions=_other_versions(results),
+        table=_table(results, _cell),
+        missing=_missing(results) or "nothing",
+        times=_table(results, _time),
+        seconds=TEST_SECONDS,
+        alone="\n".join(alone) or "Nothing.",
         differing="\n".join(differing) or "Nothing.",
         both="\n".join(both) or "Nothing.",
         left_out=_left_out(),
@@ -84,12 +119,26 @@ def _title(broker: str, version: str = "") -> str:
     return f"hopback broker {which}" if kind == "hopback" else f"RabbitMQ {version or which}"
 
 
-def _table(results: Mapping[str, Any]) -> str:
+def _other_versions(results: Mapping[str, Any]) -> str:
+    others = [name for name in results if name.startswith("rabbitmq-")]
+    return "" if others else "No suite was run on another RabbitMQ than this one."
+
+
+def _missing(results: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{suite.name} on {_title(broker, found.get('version', ''))}"
+        for suite in SUITES
+        for broker, found in results.items()
+        if not _outcomes(results, broker, suite)
+    )
+
+
+def _table(results: Mapping[str, Any], cell: Callable[[Mapping[str, Any] | None, int], str]) -> str:
     names = [_title(broker, found.get("version", "")) for broker, found in results.items()]
     lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for suite in SUITES:
         most = max(len(_outcomes(results, broker, suite)) for broker in results)
-        cells = [_cell(found["suites"].get(suite.name), most) for found in results.values()]
+        cells = [cell(found["suites"].get(suite.name), most) for found in results.values()]
         paths = ", ".join(f"`{path}`" for path in suite.paths)
         title = suite.package.replace("==", " ")
         lines.append(f"| {title}, {paths} | {' | '.join(cells)} |")
@@ -104,6 +153,12 @@ def _cell(found: Mapping[str, Any] | None, most: int) -> str:
     text = f"{outcomes.count('passed')} of {len(outcomes) - skipped}"
     text += f" ({skipped})" if skipped else ""
     return text + (", broke off" if len(outcomes) < most else "")
+
+
+def _time(found: Mapping[str, Any] | None, _most: int) -> str:
+    if found is None or not found["outcomes"]:
+        return "not run"
+    return f"{found['begun']}, {found['seconds']} s"
 
 
 def _left_out() -> str:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["REQUIREMENTS", "SUITES", "WITHOUT_TESTS", "Suite"]
+__all__ = ["REQUIREMENTS", "SUITES", "TEST_SECONDS", "WITHOUT_TESTS", "Suite"]
+
+TEST_SECONDS = 90
+"""For one test: the longest of them wait for a minute."""
 
 _NO_TLS = "neither side has TLS here"
 _MAIN_URL = "amqp://guest:guest@127.0.0.1:5672/%2F"
@@ -44,6 +47,7 @@ SUITES: tuple[Suite, ...] = (
             "test_amqps": _NO_TLS,
             "test_robust_recovery": "stops and starts a broker in a container of its own",
         },
+        seconds=600,
     ),
     Suite(
         package="aiormq==7.2.4",
