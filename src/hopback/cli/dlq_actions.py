@@ -53,7 +53,7 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.policy.redrive import MAX_REDRIVES
+from hopback.topology.redrive_limit import MAX_REDRIVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from hopback.policy.redrive import MAX_REDRIVES
+from hopback.topology.redrive_limit import MAX_REDRIVES
 
 __all__ = [
     "BY_DESIGN",

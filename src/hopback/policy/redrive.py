@@ -29,6 +29,7 @@ from hopback.headers.names import (
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.topology.plan import Fact
+from hopback.topology.redrive_limit import MAX_REDRIVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,9 +47,6 @@ __all__ = [
     "redrive_message",
     "redrive_refusal",
 ]
-
-MAX_REDRIVES = 3
-"""How often a message may be re-driven when nothing else is said."""
 
 _TEXT_BYTES = 255  # what every name in AMQP 0-9-1 is held to
 _SMALL_BYTES = 64 * 1024
