@@ -156,7 +156,6 @@ async def _lift_limit(call: Call[Empty, LimitReason]) -> LimitPolicy:
 )
 async def _restore_limit(call: Call[Empty, LimitReason]) -> None:
     """Take that policy away again; refused while the limit would remove messages."""
-    await call.operations.queue(call.path["queue"])  # 404 for a name that nobody knows
     await call.operations.restore_limit(call.path["queue"], reason=call.body.reason)
 
 

@@ -129,7 +129,6 @@ def _held(visit: Visit) -> SessionView:
 async def _restore_limit(visit: Visit) -> Response:
     name = visit.path["queue"]
     visit.need(Role.OPERATOR, name)
-    await visit.operations.queue(name)  # 404 for a name that nobody knows
     await visit.operations.restore_limit(name, reason=visit.field("reason").strip())
     return see_other(f"/queues/{quote(name, safe='')}?told=limit-restored")
 

@@ -178,6 +178,9 @@ class Operations:
 
         UnsafeOperation if a message came back so often that the limit would soon remove it.
         """
+        scene = await self._places.scene()
+        if not self._places.is_lifted(scene, queue):  # a policy of ours outlives its queue
+            scene.one(queue)
         await self._places.restore(queue)
         await self.note("limit.restore", by=by, queue=queue, reason=reason)
 
