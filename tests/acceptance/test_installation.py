@@ -37,7 +37,7 @@ def test_the_metadata_says_what_is_needed(installed: Installed) -> None:
     needed = metadata.get_all("Requires-Dist") or []
     core = {line.split(">")[0] for line in needed if "extra ==" not in line}
     assert metadata["Requires-Python"] == ">=3.11"
-    assert core == {"click", "rich", "tomli-w"}
+    assert core == {"click", "msgspec", "rich", "tomli-w"}
     assert {"all", "management", "speed"} <= set(metadata.get_all("Provides-Extra") or [])
 
 
