@@ -1,9 +1,10 @@
 """How fast `hopback broker` is: publish+confirm and consume+ack by the C client, start, memory.
 
-    python -m benchmarks.server [--count N] [--write]
+    python -m benchmarks.server [--count N] [--runs N] [--four] [--write]
 
-Each figure is the median of several runs of the C client on a fresh queue, alone on the broker.
-`--write` puts the results into benchmarks/SERVER.md.
+Each figure is the median of several runs of the C client on a fresh queue, alone on the broker. Then four
+of them at once, each on a queue of its own, on `hopback broker` and on a RabbitMQ in turn; `--four` measures
+that alone. `--write` puts the results of both into benchmarks/SERVER.md.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tests.harness.rabbitmq import RabbitNode
 
 from benchmarks.environment import ROOT, build_c_client, c_version, processor
 from hopback.broker.rabbitmq import RabbitMQ
@@ -33,6 +38,8 @@ _PAGE = ROOT / "benchmarks" / "SERVER.md"
 _BODY = b"x" * 1024
 _RUNS = 5
 _GOAL = 10_000
+_CLIENTS = 4
+_OURS = "hopback broker"
 _WORDS = {"publish": "publish and confirm", "consume": "consume and ack"}
 
 
@@ -48,6 +55,18 @@ depends on what else runs: its inverse is what one core could do.
 {table}
 
 The goal is 10,000 messages a second, each way alone.
+
+## Four clients at once, beside RabbitMQ
+
+Four C clients at once, each on a queue of its own, {count:,} messages altogether: all publish, and when
+that is done all consume. Messages a second of the four together, from the start of the first to the end of
+the last, connecting included; the median of {runs} runs, with the lowest and the highest. Both brokers run
+all the time, and their runs take turns. RabbitMQ writes durable messages to disk; `hopback broker` keeps
+everything in memory.
+
+{beside}
+
+The goal is 10,000 a second here too.
 
 {processor}, {cores} cores, {memory} GiB, {system}, Python {python}; hopback {hopback}, librabbitmq {library}.
 """
@@ -77,17 +96,32 @@ async def _declare(url: str, name: str, kind: QueueType) -> None:
     await connection.close()
 
 
+def _command(program: Path, url: str, scenario: str, queue: str, count: int) -> list[str]:
+    address = urlsplit(url)
+    place = [str(address.hostname), str(address.port), "/", queue, ""]
+    return [str(program), scenario, *place, str(count), "1000", "1000"]
+
+
 def _run(program: Path, url: str, scenario: str, queue: str, count: int) -> float:
     """Messages a second."""
-    host, _, port = url.removeprefix("amqp://").partition(":")
     told = subprocess.run(
-        [str(program), scenario, host, port, "/", queue, "", str(count), "1000", "1000"],
+        _command(program, url, scenario, queue, count),
         input=_BODY,
         capture_output=True,
         check=True,
     )
     found = json.loads(told.stdout)
     return float(found["count"]) / float(found["seconds"])
+
+
+def _run_four(program: Path, url: str, scenario: str, queues: list[str], count: int) -> float:
+    """Messages a second of several clients at once, each with a queue and its share of the messages."""
+    share = count // len(queues)
+    with ThreadPoolExecutor(len(queues)) as pool:
+        begin = time.monotonic()
+        # Each is a process: the threads only wait for them. list raises what one of them raised.
+        list(pool.map(lambda queue: _run(program, url, scenario, queue, share), queues))
+        return share * len(queues) / (time.monotonic() - begin)
 
 
 def _processor_seconds(process: subprocess.Popen[str]) -> float:
@@ -105,13 +139,13 @@ def _resident(process: subprocess.Popen[str]) -> int:
 Figures = dict[str, list[float]]
 
 
-def measure(program: Path, count: int) -> Figures:
+def measure(program: Path, count: int, runs: int) -> Figures:
     """All figures, run by run."""
     found: Figures = {}
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         with _broker() as (url, process, _):
             before = _resident(process)
-            for run in range(_RUNS):
+            for run in range(runs):
                 asyncio.run(_declare(url, "bench", kind))
                 for scenario in ("publish", "consume"):
                     used = _processor_seconds(process)
@@ -124,13 +158,44 @@ def measure(program: Path, count: int) -> Figures:
                     if not run and scenario == "publish":
                         growth = (_resident(process) - before) / count
                         found[f"{kind}: bytes for a message of 1,024"] = [growth]
-    found["start: seconds"], found["start: seconds of processor"] = _starts()
+    found["start: seconds"], found["start: seconds of processor"] = _starts(runs)
     return found
 
 
-def _starts() -> tuple[list[float], list[float]]:
+def measure_beside(program: Path, count: int, runs: int) -> dict[str, Figures]:
+    """Four clients at once, on ours and on RabbitMQ in turn: by broker, run by run."""
+    queues = [f"bench-{number}" for number in range(_CLIENTS)]
+    with _broker() as (ours, _, _), RabbitNode() as node:
+        version = node.management.call("GET", "/overview")["rabbitmq_version"]
+        urls = {_OURS: ours, f"RabbitMQ {version}": node.url}
+        found: dict[str, Figures] = {name: {} for name in urls}
+        for run in range(runs):
+            for kind in (QueueType.CLASSIC, QueueType.QUORUM):
+                # Who goes first changes from run to run.
+                for name, url in list(urls.items())[:: -1 if run % 2 else 1]:
+                    for queue in queues:
+                        asyncio.run(_declare(url, queue, kind))
+                    for scenario, words in _WORDS.items():
+                        rate = _run_four(program, url, scenario, queues, count)
+                        found[name].setdefault(f"{kind}, {words}", []).append(rate)
+    return found
+
+
+def report_beside(found: dict[str, Figures]) -> str:
+    """A column for each broker."""
+    lines = [f"| messages a second | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    for what in found[_OURS]:
+        cells = [
+            f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+            for rates in (figures[what] for figures in found.values())
+        ]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _starts(runs: int) -> tuple[list[float], list[float]]:
     seconds, used = [], []
-    for _ in range(_RUNS):
+    for _ in range(runs):
         with _broker() as (_, process, took):
             seconds.append(took)
             used.append(_processor_seconds(process))
@@ -148,12 +213,13 @@ def report(found: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
-def page(table: str, count: int) -> str:
+def page(table: str, beside: str, count: int, runs: int) -> str:
     """The page with the figures and what they were measured on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return _TEXT.format(
         table=table,
-        runs=_RUNS,
+        beside=beside,
+        runs=runs,
         count=count,
         processor=processor(),
         cores=os.cpu_count(),
@@ -169,18 +235,28 @@ def main() -> int:
     """Measure, print, and say whether the goals are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--runs", type=int, default=_RUNS)
+    parser.add_argument("--four", action="store_true", help="only four clients at once")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     program = build_c_client()
     if program is None:
         print("needs gcc and librabbitmq-dev for the C client", file=sys.stderr)
         return 1
-    found = measure(program, options.count)
-    table = report(found)
-    print(table)
+    if options.four and options.write:
+        parser.error("--write takes both forms: leave out --four")
+    table, rates = "", []
+    if not options.four:
+        found = measure(program, options.count, options.runs)
+        rates = [values for name, values in found.items() if name.endswith("a second")]
+        table = report(found)
+        print(table, end="\n\n")
+    together = measure_beside(program, options.count, options.runs)
+    beside = report_beside(together)
+    print(beside)
     if options.write:
-        _PAGE.write_text(page(table, options.count))
-    rates = [values for name, values in found.items() if name.endswith("a second")]
+        _PAGE.write_text(page(table, beside, options.count, options.runs))
+    rates += together[_OURS].values()
     return 0 if all(statistics.median(values) >= _GOAL for values in rates) else 1
 
 
