@@ -26,7 +26,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import on_terminal, safe_lines
 from hopback.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.deadletters.contract import Price
-from hopback.deadletters.requests import GroupBy, Window
+from hopback.deadletters.requests import MOST_HELD, SMALL_WINDOW, GroupBy, Window
 from hopback.errors import UnsafeOperation
 from hopback.private_files import write_private
 
@@ -76,8 +76,8 @@ filter_option = click.option(
 )
 within_option = click.option(
     "--within",
-    type=click.IntRange(1, 10_000),
-    default=100,
+    type=click.IntRange(1, MOST_HELD),
+    default=SMALL_WINDOW.limit,
     show_default=True,
     metavar="N",
     help="Look for it among the first N messages.",
@@ -285,7 +285,7 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy, form: 
 @filter_option
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, MOST_HELD),
     default=20,
     show_default=True,
     metavar="N",

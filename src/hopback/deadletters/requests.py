@@ -15,6 +15,7 @@ from hopback.topology.redrive_limit import MAX_REDRIVES
 __all__ = [
     "BY_DESIGN",
     "HIGHEST_RATE",
+    "MOST_HELD",
     "MOST_IN_FLIGHT",
     "NEWEST",
     "NOBODY",
@@ -49,6 +50,10 @@ __all__ = [
 
 HIGHEST_RATE = 1_000_000
 """Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
+
+
+MOST_HELD = 10_000
+"""Messages of one browse session: more than anybody looks through, few enough for a process to hold."""
 
 
 MOST_IN_FLIGHT = 10_000
@@ -87,7 +92,7 @@ _Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
 # A broker takes back what is held for half an hour: a session ends before.
 _SessionSeconds = Annotated[float, Meta(ge=1, le=1500)]
 
-_SessionMessages = Annotated[int, Meta(ge=1, le=10_000)]
+_SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
 
 _SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
 

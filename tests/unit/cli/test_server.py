@@ -14,7 +14,7 @@ from msgspec import structs
 import hopback.admin
 from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
-from hopback.cli.dlq import Look, lift_if_needed, list_groups, list_messages, show_queue
+from hopback.cli.dlq import Look, get, lift_if_needed, list_groups, list_messages, peek, show_queue
 from hopback.cli.dlq_actions import Ramp, carry_out, redrive, send_edited
 from hopback.cli.dlq_print import output, print_plan
 from hopback.cli.exits import Exit, exit_of
@@ -23,8 +23,10 @@ from hopback.deadletters.editing import COPY_OF
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
+    MOST_HELD,
     MOST_IN_FLIGHT,
     RAMP,
+    SMALL_WINDOW,
     UNHURRIED,
     DiscardRequest,
     Edit,
@@ -33,6 +35,7 @@ from hopback.deadletters.requests import (
     JobRequest,
     Pace,
     RedriveRequest,
+    SessionRequest,
     Target,
     TargetKind,
 )
@@ -259,3 +262,17 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     assert Ramp().convert(offered, None, None) == RAMP
     page = (Path(hopback.admin.__file__).parent / "templates" / "act.html").read_text()
     assert "{}, then {}, then {}".format(*RAMP) in page
+
+
+def test_a_session_has_the_same_defaults_and_bounds_whoever_asks() -> None:
+    """Library, API and command."""
+    assert convert(SessionRequest, {}).window == SMALL_WINDOW
+    convert(SessionRequest, {"limit": MOST_HELD})
+    for wrong in (0, MOST_HELD + 1):
+        with pytest.raises(BadRequest):
+            convert(SessionRequest, {"limit": wrong})
+    for command, name in ((get, "within"), (peek, "limit")):
+        (option,) = (one for one in command.params if one.name == name)
+        assert (option.type.min, option.type.max) == (1, MOST_HELD)  # type: ignore[attr-defined]
+    (within,) = (one for one in get.params if one.name == "within")
+    assert within.default == SMALL_WINDOW.limit
