@@ -77,7 +77,7 @@ def refusal_of(error: Exception) -> Refused | None:
     if isinstance(error, JobConflict) and error.job is not None:
         url = f"/admin/dlq/jobs/{error.job.id}"
         return Refused(409, "job-conflict", str(error), more={"job": url})
-    if type(error).__module__.startswith("sqlalchemy"):
+    if isinstance(error, errors.StoreUnavailable):
         return Refused(
             503, "database-unavailable", "The database of jobs and audit does not answer."
         )

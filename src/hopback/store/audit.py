@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, func, insert, select
 
+from hopback.store.database import reading, writing
 from hopback.store.schema import audit, audit_retention
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ class AuditTable:
         """Write one act down."""
         values = asdict(row)
         del values["number"]
-        async with self._engine.begin() as connection:
+        async with writing(self._engine) as connection:
             await connection.execute(insert(audit).values(values))
 
     async def delete(self, before: float, now: float, limit: int) -> int:
         """Delete at most `limit` rows from before that moment, the oldest first; how many."""
         old = select(audit.c.number).where(audit.c.at < before).order_by(audit.c.number)
-        async with self._engine.begin() as connection:
+        async with writing(self._engine) as connection:
             numbers = list((await connection.execute(old.limit(limit))).scalars())
             if not numbers:
                 return 0
@@ -70,7 +71,7 @@ class AuditTable:
             query = query.where(audit.c[name] == value)
         if before is not None:
             query = query.where(audit.c.number < before)
-        async with self._engine.connect() as connection:
+        async with reading(self._engine) as connection:
             return [
                 AuditRow(
                     row.at, row.by, row.action, row.queue, row.job, row.reason, row.result,

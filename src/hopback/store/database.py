@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from hopback.errors import HopbackError
+from hopback.errors import HopbackError, StoreUnavailable
 from hopback.extras import needs
 from hopback.private_files import make_private
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from collections.abc import AsyncIterator, Iterator
 
-__all__ = ["DatabaseUrlError", "open_database"]
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+__all__ = ["DatabaseUrlError", "open_database", "reading", "store_errors", "writing"]
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -49,6 +52,34 @@ def open_database(url: str) -> AsyncEngine:
     if engine.dialect.name == "sqlite":
         _make_sqlite_safe(engine)
     return engine
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Make a StoreUnavailable of what SQLAlchemy raises: the driver's words, without the statement."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        said = str(getattr(error, "orig", None) or type(error).__name__).splitlines()
+        raise StoreUnavailable(
+            f"the database cannot be used: {said[0] if said else type(error).__name__}"
+        ) from error
+
+
+@asynccontextmanager
+async def writing(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A transaction; StoreUnavailable if the database does not answer, or refuses."""
+    with store_errors():
+        async with engine.begin() as connection:
+            yield connection
+
+
+@asynccontextmanager
+async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A connection to read by; StoreUnavailable if the database does not answer, or refuses."""
+    with store_errors():
+        async with engine.connect() as connection:
+            yield connection
 
 
 def _address(url: str) -> URL:

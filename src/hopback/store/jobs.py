@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from hopback.store.database import reading, store_errors, writing
 from hopback.store.schema import job_failures, jobs
 
 if TYPE_CHECKING:
@@ -61,14 +62,15 @@ class JobTable:
 
     async def begin(self, row: JobRow, owner: str) -> None:
         """Write it down, or lease it again, for `owner`; RowTaken if another stands in the way."""
-        try:
-            await self._begin(row, owner)
-        except IntegrityError:
-            # Somebody was quicker: two processes began at the same moment.
-            other = await self._in_the_way(row)
-            if other is None:
-                raise
-            raise RowTaken(other) from None
+        with store_errors():
+            try:
+                await self._begin(row, owner)
+            except IntegrityError:
+                # Somebody was quicker: two processes began at the same moment.
+                other = await self._in_the_way(row)
+                if other is None:
+                    raise
+                raise RowTaken(other) from None
 
     async def _begin(self, row: JobRow, owner: str) -> None:
         now = self._clock.now()
@@ -151,7 +153,7 @@ class JobTable:
     async def _change(self, where: Sequence[Any], values: dict[str, Any]) -> str | None:
         """Change the row; its wish, or None if there is no such row."""
         statement = update(jobs).where(*where).values(values).returning(jobs.c.wish)
-        async with self._engine.begin() as connection:
+        async with writing(self._engine) as connection:
             found = (await connection.execute(statement)).first()
         return None if found is None else str(found.wish)
 
@@ -177,14 +179,14 @@ class JobTable:
 
     async def _rows(self, query: Select[Any]) -> list[JobRow]:
         now = self._clock.now()
-        async with self._engine.connect() as connection:
+        async with reading(self._engine) as connection:
             return [_row(found, now) for found in await connection.execute(query)]
 
     async def delete(self, before: float, limit: int) -> tuple[int, int]:
         """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
         over = jobs.c.state.in_(_FINISHED)
         old = select(jobs.c.id).where(over, jobs.c.ended_at < before).order_by(jobs.c.number)
-        async with self._engine.begin() as connection:
+        async with writing(self._engine) as connection:
             # Jobs of an older Hopback do not say when they ended: their time begins now.
             await connection.execute(
                 update(jobs)
@@ -206,7 +208,7 @@ class JobTable:
         """Append what a job could not do."""
         rows = [{"job": ident, "document": document} for document in documents]
         if rows:
-            async with self._engine.begin() as connection:
+            async with writing(self._engine) as connection:
                 await connection.execute(insert(job_failures), rows)
 
     async def failures(self, ident: str, offset: int, limit: int) -> list[str]:
@@ -218,7 +220,7 @@ class JobTable:
             .offset(offset)
             .limit(limit)
         )
-        async with self._engine.connect() as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
 

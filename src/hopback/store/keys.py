@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, insert, select
 
+from hopback.store.database import reading, writing
 from hopback.store.schema import api_keys
 
 if TYPE_CHECKING:
@@ -22,16 +23,16 @@ class KeyTable:
 
     async def all(self) -> dict[str, str]:
         """Every document, by the id of its key."""
-        async with self._engine.connect() as connection:
+        async with reading(self._engine) as connection:
             rows = await connection.execute(select(api_keys).order_by(api_keys.c.id))
             return {row.id: row.document for row in rows}
 
     async def add(self, key_id: str, document: str) -> None:
         """Keep a document."""
-        async with self._engine.begin() as connection:
+        async with writing(self._engine) as connection:
             await connection.execute(insert(api_keys).values(id=key_id, document=document))
 
     async def remove(self, key_id: str) -> None:
         """Forget a document; none there is no error."""
-        async with self._engine.begin() as connection:
+        async with writing(self._engine) as connection:
             await connection.execute(delete(api_keys).where(api_keys.c.id == key_id))

@@ -15,7 +15,8 @@ from hopback.admin.overview import Sweep
 from hopback.admin.problems import refusal_of
 from hopback.clock import ManualClock
 from hopback.deadletters.contract import Depth, Moment, QueueSummary
-from hopback.errors import ConnectionFailed
+from hopback.errors import ConnectionFailed, StoreUnavailable
+from hopback.store.database import store_errors
 from tests.unit.admin.stage import DLQ, NOW, admin, dead_letter
 
 if TYPE_CHECKING:
@@ -97,7 +98,10 @@ def test_each_caller_has_turns_of_their_own() -> None:
 
 def test_a_database_that_does_not_answer_is_a_503() -> None:
     """Without the statement, which could hold what nobody should read."""
-    refused = refusal_of(OperationalError("SELECT secret", {}, Exception("no such host")))
+    with pytest.raises(StoreUnavailable, match="no such host") as caught, store_errors():
+        raise OperationalError("SELECT secret", {}, Exception("no such host"))
+    assert "secret" not in str(caught.value)
+    refused = refusal_of(caught.value)
     assert refused is not None
     assert (refused.status, refused.code) == (503, "database-unavailable")
     assert "secret" not in refused.detail

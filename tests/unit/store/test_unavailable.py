@@ -1,0 +1,38 @@
+"""A database that cannot be used is told in our own error, whatever the driver raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.clock import ManualClock
+from hopback.deadletters import AuditQuery, SqlJournal
+from hopback.errors import StoreUnavailable
+from hopback.store.database import open_database
+from hopback.store.keys import KeyTable
+from hopback.store.sessions import EndedSessionTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_tables_that_are_missing(tmp_path: Path) -> None:
+    """Reading and writing, of every table that the operations and the admin service use."""
+    engine = open_database(f"sqlite:///{tmp_path / 'empty.db'}")
+    journal = SqlJournal(engine, ManualClock(0.0))
+    calls = (
+        journal.job("j-1"),
+        journal.failures("j-1", 0, 1),
+        journal.renew("j-1", "me"),
+        journal.read(AuditQuery()),
+        KeyTable(engine).all(),
+        KeyTable(engine).add("k", "{}"),
+        EndedSessionTable(engine).add("s", 1.0, 0.0),
+    )
+    try:
+        for call in calls:
+            with pytest.raises(StoreUnavailable, match="cannot be used: no such table: hopback_"):
+                await call
+    finally:
+        await engine.dispose()
