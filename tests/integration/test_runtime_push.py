@@ -31,10 +31,13 @@ class _Endpoint:
         self.at_once = 0
         self.most_at_once = 0
         self.url = ""
+        self.tasks: set[asyncio.Task[None] | None] = set()
+        """Connections being served; nobody else refers to one that waits for ever."""
         self._reply = reply
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, request after request."""
+        self.tasks.add(asyncio.current_task())
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.lower().split(b"\r\n")
@@ -77,6 +80,10 @@ async def _endpoint(reply: Reply) -> AsyncIterator[_Endpoint]:
         yield endpoint
     finally:
         server.close()
+        for task in endpoint.tasks:
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*filter(None, endpoint.tasks), return_exceptions=True)
 
 
 def _pushing(url: str, **options: Any) -> App:

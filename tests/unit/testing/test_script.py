@@ -34,5 +34,5 @@ def test_a_script_says_what_each_run_does(text: str, expected: list[type[Outcome
 )
 def test_what_is_no_script_is_refused(text: str) -> None:
     """The error says what a script looks like."""
-    with pytest.raises(ValueError, match="expected a number up to 10000, always, or one letter"):
+    with pytest.raises(ValueError, match="expected a number up to 10000, always, or one character"):
         Script.parse(text)
