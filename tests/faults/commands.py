@@ -37,7 +37,7 @@ async def _held_by_a_page(stand: Stand) -> None:
     await served.call("POST", "/admin/dlq/queues/raffle_dlq/sessions", {"limit": 100})
     migrating = stand.start(*_MIGRATE)
     await stand.ended(migrating, _REFUSED_S)
-    stand.kill(served.child, "hopback serve")
+    stand.kill(served.child, "`hopback serve`")
     await stand.ended(migrating)
     await stand.until_done(*_MIGRATE)
 
@@ -82,7 +82,7 @@ async def _replaced_under_a_page(stand: Stand) -> None:
     served = await stand.serve("--topology", "raffle")
     await served.call("POST", "/admin/dlq/queues/raffle_dlq/sessions", {"limit": 100})
     await stand.run(*_REPLACE, "raffle_dlq", seconds=_REFUSED_S)
-    stand.kill(served.child, "hopback serve")
+    stand.kill(served.child, "`hopback serve`")
 
 
 async def _replaced_while_empty(stand: Stand) -> None:
@@ -114,7 +114,7 @@ async def _killed_migrating(stand: Stand) -> None:
     for seconds in (2.0, 12.0):
         migrating = stand.start(*_MIGRATE)
         await stand.ended(migrating, seconds)
-        stand.kill(migrating, "hopback topology migrate")
+        stand.kill(migrating, "`hopback topology migrate`")
     await stand.until_done(*_MIGRATE)
 
 
@@ -143,7 +143,7 @@ async def _redriven_by_a_server(stand: Stand) -> None:
     await served.call("POST", "/admin/dlq/jobs", job)
     for seconds in (5.0, 5.0):
         await asyncio.sleep(seconds)
-        stand.kill(served.child, "hopback serve")
+        stand.kill(served.child, "`hopback serve`")
         served = await stand.serve(*_KNOWN)
         await _resume(served)
     state = "unknown"
@@ -173,7 +173,7 @@ async def _redriven_and_killed(stand: Stand) -> None:
     for rate in ("200", "300"):
         driving = stand.start(*redrive, "--rate", rate)
         await stand.ended(driving, 6)
-        stand.kill(driving, "hopback dlq redrive")
+        stand.kill(driving, "`hopback dlq redrive`")
     await stand.until_done(*redrive)
 
 
@@ -186,7 +186,7 @@ async def _discarded_and_killed(stand: Stand) -> None:
         discard = ("dlq", "discard", "orders.dlq", "--yes", "--reason", "proof", *_KNOWN)
         discarding = stand.start(*discard, "--rate", rate, "--export-to", file)
         await stand.ended(discarding, 6 if at < 2 else 120)
-        stand.kill(discarding, "hopback dlq discard")
+        stand.kill(discarding, "`hopback dlq discard`")
     for path in stand.folder.glob("discarded-*"):
         for line in path.read_text(errors="replace").splitlines():
             try:

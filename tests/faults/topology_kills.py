@@ -66,7 +66,7 @@ async def held_by_a_page(stand: Stand) -> int | None:
     served = await stand.serve("--topology", "raffle")
     await served.call("POST", "/admin/dlq/queues/raffle_dlq/sessions", {"limit": 100})
     code = await stand.run(*MIGRATE)
-    stand.kill(served.child, "hopback serve")
+    stand.kill(served.child, "`hopback serve`")
     await stand.until_done(*MIGRATE)
     return code
 
