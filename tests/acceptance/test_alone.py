@@ -11,6 +11,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 _FAILS_ONCE = """
 from pathlib import Path
 
+import pytest
+
+@pytest.mark.xdist_group("one")
 def test_chance():
     seen = Path("seen")
     if not seen.exists():
@@ -30,7 +33,7 @@ def _run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_given.py").write_text(text)
     return subprocess.run(
-        [sys.executable, "-m", "tests.harness.alone", "-n", "1"],
+        [sys.executable, "-m", "tests.harness.alone", "-n", "1", "--dist", "loadgroup"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,

@@ -9,6 +9,7 @@ passes only alone is printed, because it needs more patience, or hides a race.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,9 @@ def main(options: list[str]) -> int:
     """pytest's exit status: of the first run, or of the second where there was one."""
     _FAILED.unlink(missing_ok=True)
     status = _pytest(options)
-    failed = sorted(json.loads(_FAILED.read_text())) if _FAILED.exists() else []
+    named = json.loads(_FAILED.read_text()) if _FAILED.exists() else {}
+    # pytest-xdist appends the group of a test to its name, which pytest alone does not know.
+    failed = sorted(re.sub(r"@[^\]@]+$", "", name) for name in named)
     if status != _TESTS_FAILED or not 0 < len(failed) <= _FEW:
         return status
     sys.stdout.write(f"hopback: {len(failed)} failed beside other tests; once more, alone\n")
