@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
     from hopback.policy.rules import Rule, Verdict
     from hopback.runtime.app import App
-    from hopback.runtime.context import Context
-    from hopback.runtime.outgoing import compose
+    from hopback.runtime.context import Context, compose
     from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Environment
@@ -97,8 +96,7 @@ _HOMES = {
     "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
     "hopback.policy.rules": ("Rule", "Verdict"),
     "hopback.runtime.app": ("App",),
-    "hopback.runtime.context": ("Context",),
-    "hopback.runtime.outgoing": ("compose",),
+    "hopback.runtime.context": ("Context", "compose"),
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Environment",),

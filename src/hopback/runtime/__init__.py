@@ -12,9 +12,8 @@ from hopback.front_door import front_door
 
 if TYPE_CHECKING:
     from hopback.runtime.app import App
-    from hopback.runtime.context import Context
+    from hopback.runtime.context import Context, compose
     from hopback.runtime.health import Health
-    from hopback.runtime.outgoing import compose
     from hopback.runtime.push import PushTarget
     from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
@@ -38,9 +37,8 @@ __all__ = [
 
 _HOMES = {
     "hopback.runtime.app": ("App",),
-    "hopback.runtime.context": ("Context",),
+    "hopback.runtime.context": ("Context", "compose"),
     "hopback.runtime.health": ("Health",),
-    "hopback.runtime.outgoing": ("compose",),
     "hopback.runtime.push": ("PushTarget",),
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),

@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.runtime.batch import BatchHandler, BatchOptions, blames_rows
+from hopback.runtime.context import compose
 from hopback.runtime.handler import (
+    BatchHandler,
+    BatchOptions,
     Handler,
     HandlerOptions,
+    blames_rows,
     inspect_batch_handler,
     inspect_handler,
 )
-from hopback.runtime.outgoing import compose
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues

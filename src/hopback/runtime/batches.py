@@ -13,16 +13,16 @@ from hopback.policy.rules import MENU, outcome_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
-from hopback.runtime.running import answer_for, is_being_cancelled, undecodable
+from hopback.runtime.worker import answer_for, is_being_cancelled, undecodable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from hopback.message import Delivery
     from hopback.runtime.answer import HeldDelivery
-    from hopback.runtime.batch import BatchHandler
-    from hopback.runtime.running import FunctionRunner
+    from hopback.runtime.handler import BatchHandler
     from hopback.runtime.settling import Environment, Settling
+    from hopback.runtime.worker import FunctionRunner
     from hopback.topology.plan import Plan
 
 __all__ = ["Batches", "Isolating"]

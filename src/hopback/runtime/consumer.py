@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer
     from hopback.runtime.quarantine import Quarantine
     from hopback.runtime.settling import Environment
-    from hopback.runtime.work import Work
+    from hopback.runtime.worker import Work
 
 __all__ = ["Brake", "Consumer", "ConsumerLimits", "ConsumerState", "Leftover", "Tell"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.runtime.answer import ConsumeSession
     from hopback.runtime.quarantine import Quarantine
-    from hopback.runtime.work import Work
+    from hopback.runtime.worker import Work
 
 __all__ = ["Intake"]
 

@@ -3,6 +3,8 @@
 The handler's annotation decides: `bytes` as they are, `str` as UTF-8, a msgspec Struct or a pydantic
 model by its own library, anything else as JSON fitted to the type. Neither library is needed; each
 is used only where the type is its own, or where msgspec is installed and does the same faster.
+The fitting covers what message payloads are made of: dataclasses (nested), lists, tuples, dicts,
+unions, literals, enums, dates, UUIDs, decimals and the plain types.
 """
 
 from __future__ import annotations
@@ -10,19 +12,261 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import types
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from uuid import UUID
 
 from hopback.errors import HopbackError
-from hopback.runtime.shape import Misfit, fitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Decoder", "Undecodable", "decoder_for", "encode_payload"]
+__all__ = ["Decoder", "Misfit", "Undecodable", "decoder_for", "encode_payload", "fitter"]
+
+_Fit: TypeAlias = "Callable[[Any, str], Any]"
+
+
+class Misfit(ValueError):
+    """A value that does not fit its type: where, what was expected, what was found."""
+
+    def __init__(self, path: str, expected: str, got: object) -> None:
+        self.path = path or "$"
+        self.expected = expected
+        super().__init__(f"{self.path}: expected {expected}, got {_describe(got)}")
+
+
+def _describe(value: object) -> str:
+    """The type of a value alone: what stands in a payload belongs into no log."""
+    return "nothing" if value is None else type(value).__name__
+
+
+def fitter(wanted: Any) -> _Fit:
+    """A function of (value, path) that returns the value as `wanted` or raises Misfit.
+
+    TypeError if no JSON can be fitted to it.
+    """
+    known = _KNOWN.get(wanted)
+    if known is None:
+        known = _KNOWN[wanted] = _new_fitter(wanted)
+    return known
+
+
+def _new_fitter(wanted: Any) -> _Fit:
+    if wanted is Any or wanted is object:
+        return lambda value, path: value
+    if dataclasses.is_dataclass(wanted):
+        return _fit_dataclass(wanted)
+    if wanted in _PLAIN:
+        return _fit_plain(wanted)
+    special = _PARSED.get(wanted) if isinstance(wanted, type) else None
+    if special is not None:
+        return _fit_text(wanted, special)
+    if isinstance(wanted, type) and not get_origin(wanted) and issubclass(wanted, Enum):
+        return _fit_call(wanted, f"one of {[member.value for member in wanted]}")
+    return _fit_generic(wanted, get_origin(wanted) or wanted, get_args(wanted))
+
+
+def _fit_generic(wanted: Any, origin: Any, args: tuple[Any, ...]) -> _Fit:
+    """Containers, unions and literals; at the end the plain types."""
+    if origin in (Union, types.UnionType):
+        return _fit_union(args)
+    if origin is Literal:
+        return _fit_literal(args)
+    if origin in (list, set, frozenset):
+        return _fit_items(origin, fitter(args[0] if args else Any))
+    if origin is tuple:
+        return _fit_tuple(args)
+    if origin is dict:
+        return _fit_dict(fitter(args[1] if args else Any))
+    raise TypeError(
+        f"cannot decode a payload into {wanted!r}: expected a plain type, a dataclass or a container "
+        "of these; install msgspec or pydantic for their models"
+    )
+
+
+def _fit_plain(wanted: type) -> _Fit:
+    """Plain JSON types; an int is welcome where a float is wanted, a bool never is an int."""
+    accepted = (int, float) if wanted is float else (wanted,)
+
+    def fit(value: Any, path: str) -> Any:
+        if type(value) not in accepted:
+            raise Misfit(path, _PLAIN[wanted], value)
+        return float(value) if wanted is float else value
+
+    return fit
+
+
+def _fit_text(wanted: type, parse: Callable[[str], Any]) -> _Fit:
+    """Types that travel as text."""
+
+    def fit(value: Any, path: str) -> Any:
+        if not isinstance(value, str):
+            raise Misfit(path, f"a {wanted.__name__} as text", value)
+        try:
+            return parse(value)
+        except (ValueError, InvalidOperation):
+            raise Misfit(path, f"a {wanted.__name__}", value) from None
+
+    return fit
+
+
+def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
+    """Types that check the value themselves when called with it."""
+
+    def fit(value: Any, path: str) -> Any:
+        try:
+            return wanted(value)
+        except (TypeError, ValueError):
+            raise Misfit(path, expected, value) from None
+
+    return fit
+
+
+def _fit_union(options: tuple[Any, ...]) -> _Fit:
+    """The first option that fits; None only where it is one of them."""
+    fits = [(option, fitter(option)) for option in options if option is not type(None)]
+    optional = type(None) in options
+
+    def fit(value: Any, path: str) -> Any:
+        if value is None and optional:
+            return None
+        if len(fits) == 1:
+            return fits[0][1](value, path)
+        for _, attempt in fits:
+            try:
+                return attempt(value, path)
+            except Misfit:
+                continue
+        raise Misfit(path, " or ".join(_name(option) for option, _ in fits), value)
+
+    return fit
+
+
+def _fit_literal(options: tuple[Any, ...]) -> _Fit:
+    """One of the values listed, of the same type."""
+    allowed = {(type(option), option) for option in options}
+
+    def fit(value: Any, path: str) -> Any:
+        if not isinstance(value, str | int | bool | None) or (type(value), value) not in allowed:
+            raise Misfit(path, f"one of {list(options)}", value)
+        return value
+
+    return fit
+
+
+def _fit_items(make: Callable[[Any], Any], item: _Fit) -> _Fit:
+    """Lists and sets."""
+
+    def fit(value: Any, path: str) -> Any:
+        if not isinstance(value, list):
+            raise Misfit(path, "a list", value)
+        return make([item(inner, f"{path}[{index}]") for index, inner in enumerate(value)])
+
+    return fit
+
+
+def _fit_tuple(args: tuple[Any, ...]) -> _Fit:
+    """Tuples of any length of one type, or of a fixed form."""
+    if not args or (len(args) == 2 and args[1] is Ellipsis):
+        return _fit_items(tuple, fitter(args[0] if args else Any))
+    items = [fitter(arg) for arg in args]
+
+    def fit(value: Any, path: str) -> Any:
+        if not isinstance(value, list) or len(value) != len(items):
+            raise Misfit(path, f"a list of {len(items)}", value)
+        return tuple(
+            item(inner, f"{path}[{index}]")
+            for index, (item, inner) in enumerate(zip(items, value, strict=True))
+        )
+
+    return fit
+
+
+def _fit_dict(item: _Fit) -> _Fit:
+    """Objects with free keys."""
+
+    def fit(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise Misfit(path, "an object", value)
+        return {key: item(inner, f"{path}.{_key(key)}") for key, inner in value.items()}
+
+    return fit
+
+
+def _key(key: str) -> str:
+    """The name of a field; a key that is no name is part of the payload, and not told."""
+    return key if len(key) <= 40 and key.isidentifier() else "*"
+
+
+def _fit_dataclass(wanted: Any) -> _Fit:
+    """Objects with known keys; keys that nobody asked for are ignored, as producers may add some."""
+    hints = get_type_hints(wanted)
+    fields: list[tuple[str, _Fit, bool]] = []
+
+    def fit(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise Misfit(path, f"an object for {wanted.__name__}", value)
+        arguments = {}
+        for name, inner, required in fields:
+            if name in value:
+                arguments[name] = inner(value[name], f"{path}.{name}")
+            elif required:
+                raise Misfit(f"{path}.{name}", "a value", None)
+        return wanted(**arguments)
+
+    _KNOWN[wanted] = fit  # known before its fields are: a tree's nodes hold nodes
+    try:
+        fields += [
+            (field.name, fitter(hints[field.name]), _is_required(field))
+            for field in dataclasses.fields(wanted)
+            if field.init
+        ]
+    except TypeError:
+        del _KNOWN[wanted]
+        raise
+    return fit
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a dataclass field has no default of its own."""
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def _name(wanted: Any) -> str:
+    """What a type is called in an error."""
+    return _PLAIN.get(wanted) or str(getattr(wanted, "__name__", wanted))
+
+
+_KNOWN: dict[Any, _Fit] = {}
+_PLAIN: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+_PARSED: dict[type, Callable[[str], Any]] = {
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    UUID: UUID,
+    Decimal: Decimal,
+}
+
 
 Decoder: TypeAlias = "Callable[[bytes], Any]"
 

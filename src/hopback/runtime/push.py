@@ -20,8 +20,8 @@ from hopback.policy.reading import Reading
 from hopback.policy.rules import reason_of
 from hopback.policy.status import TOO_EARLY, outcome_for_status
 from hopback.runtime.answer import DONE, Answer
-from hopback.runtime.limits import require
-from hopback.runtime.outgoing import trace_source
+from hopback.runtime.context import trace_source
+from hopback.runtime.handler import require
 
 if TYPE_CHECKING:
     import httpx

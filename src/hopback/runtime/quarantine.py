@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hopback.runtime.answer import HeldDelivery
     from hopback.runtime.settling import Environment
-    from hopback.runtime.work import Work
+    from hopback.runtime.worker import Work
     from hopback.topology.plan import Plan
 
 __all__ = ["Quarantine", "Solitude", "Survivor"]

@@ -17,7 +17,7 @@ from hopback.extras import needs
 from hopback.headers import identity
 from hopback.policy.outcome import Done
 from hopback.policy.reading import attempt_of, original_routing_key
-from hopback.runtime.outgoing import trace_source
+from hopback.runtime.context import trace_source
 
 with needs("tracing", "hopback.runtime.tracing"):
     from opentelemetry import propagate, trace

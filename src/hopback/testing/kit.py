@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self
 from hopback.broker.embedded import EmbeddedBroker, VirtualTimeLoop, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.events import Bus
-from hopback.runtime.outgoing import compose
+from hopback.runtime.context import compose
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import Happening, Tally, tally_of

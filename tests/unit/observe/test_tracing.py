@@ -17,7 +17,7 @@ from hopback import App, Context, EmbeddedBroker, Environment, Park, Service
 from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
 from hopback.observe.events import Bus
-from hopback.runtime.outgoing import compose
+from hopback.runtime.context import compose
 from hopback.runtime.tracing import traced, traced_batch
 
 if TYPE_CHECKING:

@@ -11,8 +11,13 @@ from hopback import App, BreakerPolicy, Context, Service
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
-from hopback.runtime.batch import BatchHandler, BatchOptions
-from hopback.runtime.handler import Handler, HandlerOptions, inspect_handler
+from hopback.runtime.handler import (
+    BatchHandler,
+    BatchOptions,
+    Handler,
+    HandlerOptions,
+    inspect_handler,
+)
 from hopback.runtime.push import PushTarget
 
 if TYPE_CHECKING:

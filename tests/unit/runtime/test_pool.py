@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.runtime.lanes import Lanes
-from hopback.runtime.pool import Pool
+from hopback.runtime.pool import Lanes, Pool
 from hopback.testing import in_virtual_time
 
 

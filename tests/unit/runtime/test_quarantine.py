@@ -16,7 +16,8 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
 from hopback.headers import read_history
 from hopback.observe.events import Bus
-from hopback.runtime import assembly, intake
+from hopback.runtime import intake
+from hopback.runtime import service as service_module
 from hopback.runtime.processes import deaths_in
 from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service
@@ -379,5 +380,5 @@ def test_a_rolling_restart_takes_no_longer_than_without_quarantine(
 ) -> None:
     """What the stopped processes give back is handled as fast as anything else."""
     careful = run_virtual(_rolling_restart(2000))
-    monkeypatch.setattr(assembly, "can_suspect", lambda _plan: False)
+    monkeypatch.setattr(service_module, "can_suspect", lambda _plan: False)
     assert careful <= run_virtual(_rolling_restart(2000)) * 1.02

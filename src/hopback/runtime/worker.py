@@ -1,0 +1,367 @@
+"""What a consumer does with its deliveries: one by one, or in batches. Both fill this protocol.
+
+A handler is run on one delivery: decode, call, and turn whatever happens into an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hopback.headers import failure_from_exception
+from hopback.policy.outcome import Park, Retry
+from hopback.policy.rules import classify, outcome_of
+from hopback.runtime.answer import DONE, Answer
+from hopback.runtime.context import Context, current_context
+from hopback.runtime.payload import Undecodable
+from hopback.runtime.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from hopback.message import Delivery, Message
+    from hopback.observe.events import Bus
+    from hopback.policy.rules import Rule
+    from hopback.runtime.answer import HeldDelivery
+    from hopback.runtime.handler import Handler, HandlerOptions
+    from hopback.runtime.settling import Settling
+    from hopback.topology.plan import Plan
+
+__all__ = ["FunctionRunner", "OneByOne", "Work", "answer_for", "is_being_cancelled", "undecodable"]
+
+
+def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
+    """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
+    return Answer(classify(error, rules), failure_from_exception(error), error=error)
+
+
+def undecodable(error: Undecodable) -> Answer:
+    """The answer for a payload that is not what the handler asks for."""
+    reason = f"undecodable payload: {error}"
+    return Answer(Park(reason), failure_from_exception(error), error=error)
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError was meant for our own task: what is left is to end.
+
+    Otherwise a handler awaited something that was cancelled, and that is a failure like others.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class FunctionRunner:
+    """Runs a handler function; whatever it does, there is exactly one answer."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        plan: Plan,
+        publish: Callable[[Message], Awaitable[None]],
+        bus: Bus,
+    ) -> None:
+        self._handler = handler
+        self._plan = plan
+        self._publish = publish
+        self._bus = bus
+        self._threads: ThreadPoolExecutor | None = None
+        self._call = self._awaited if handler.is_async else self._in_thread
+
+    async def __call__(self, delivery: Delivery) -> Answer:
+        """Run it; what it returned is its outcome."""
+        returned = await self.value(delivery)
+        if returned is None:
+            return DONE
+        if isinstance(returned, Answer):
+            return returned
+        if inspect.iscoroutine(returned):
+            returned.close()  # nobody will await it, and the reason says so better than a warning
+        return Answer(outcome_of(returned))
+
+    async def value(self, delivery: Delivery) -> Any:
+        """Decode and call: what the handler returned, or the Answer to what it raised."""
+        handler = self._handler
+        try:
+            payload = None if handler.decode is None else handler.decode(delivery.body)
+        except Undecodable as error:
+            return undecodable(error)
+        context = Context(delivery, self._plan, self._publish)
+        token = current_context.set(context)
+        try:
+            return await self._call(delivery, handler.arguments(payload, context))
+        except _Overdue as overdue:
+            return self._overdue(delivery, overdue)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Not only Exception: a handler that calls sys.exit, or awaits what was cancelled, has
+            # failed; it must neither end the service nor leave its message without an outcome.
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            return answer_for(error, handler.options.rules)
+        finally:
+            current_context.reset(token)
+
+    async def close(self) -> None:
+        """Let the threads go; those still at work end when their handler returns."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _awaited(self, delivery: Delivery, arguments: tuple[object, ...]) -> Any:
+        deadline = self._handler.options.deadline
+        if deadline is None:
+            return await self._handler.call(*arguments)
+        try:
+            async with asyncio.timeout(deadline) as limit:
+                return await self._handler.call(*arguments)
+        except TimeoutError as error:
+            if limit.expired():
+                raise _Overdue(deadline) from error
+            raise
+
+    async def _in_thread(self, delivery: Delivery, arguments: tuple[object, ...]) -> Any:
+        """Run it in a thread; one that is late is reported, and nothing is settled until it returns."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(
+                self._handler.options.concurrency, thread_name_prefix=self._handler.queue
+            )
+        work = asyncio.get_running_loop().run_in_executor(
+            self._threads, copy_context().run, _caught, self._handler.call, arguments
+        )
+        deadline = self._handler.options.deadline
+        if deadline is not None:
+            finished, _ = await asyncio.wait({work}, timeout=deadline)
+            if not finished:
+                self._report(delivery, deadline, stopped=False)
+        returned, error = await asyncio.shield(work)
+        if error is not None:
+            raise error
+        return returned
+
+    def _overdue(self, delivery: Delivery, overdue: _Overdue) -> Answer:
+        self._report(delivery, overdue.deadline, stopped=True)
+        reason = f"the handler did not finish within its deadline of {overdue.deadline:g} s"
+        return Answer(Retry(reason), failure_from_exception(overdue), error=overdue)
+
+    def _report(self, delivery: Delivery, deadline: float, *, stopped: bool) -> None:
+        self._bus.emit(
+            "handler.overdue",
+            {
+                "queue": self._handler.queue,
+                "message_id": delivery.properties.message_id,
+                "duration": deadline,
+                "deadline": deadline,
+                "stopped": stopped,
+            },
+        )
+
+
+def _caught(
+    call: Callable[..., Any], arguments: tuple[object, ...]
+) -> tuple[Any, BaseException | None]:
+    """What a call returned or raised: some exceptions (StopIteration) cannot cross into a future."""
+    try:
+        return call(*arguments), None
+    except BaseException as error:
+        return None, error
+
+
+class _Overdue(Exception):
+    """The handler was stopped at its deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        super().__init__(f"stopped after {deadline:g} s")
+
+
+class Work(Protocol):
+    """Takes deliveries and concludes each of them exactly once."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries are being handled now."""
+
+    @property
+    def concluded(self) -> int:
+        """How many deliveries were settled so far."""
+
+    @property
+    def kept(self) -> int:
+        """How many deliveries are held unsettled because nothing safe can be done about them."""
+
+    @property
+    def held(self) -> int:
+        """How many deliveries wait in hand because their next queue does not take them."""
+
+    @property
+    def stuck(self) -> int:
+        """How many of those that could work wait for such a delivery."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the last such delivery was not taken; empty if none is held."""
+
+    def submit(self, taken: HeldDelivery) -> None:
+        """Take a delivery."""
+
+    def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
+        """Settle a delivery by an answer that is known without running it."""
+
+    def limit(self, size: int) -> None:
+        """Handle at most so many at once from now on; 0 pauses."""
+
+    def hold(self) -> None:
+        """Start nothing until `go_on`: something else in this process is to run alone."""
+
+    def go_on(self) -> None:
+        """Start again what waits."""
+
+    async def still(self) -> None:
+        """Return when nothing is being handled, though things may wait."""
+
+    def wind_down(self) -> int:
+        """The end is near: forget what need not be started any more and tell how much it was."""
+
+    def withdraw(self) -> int:
+        """Forget what has not been started and tell how much: its channel gives it back."""
+
+    async def finish(self) -> None:
+        """Return when nothing is being handled."""
+
+    async def flush(self) -> None:
+        """Handle what was gathered and not handled yet: an open batch."""
+
+    async def stop(self) -> int:
+        """Interrupt what is being handled and tell how much it was."""
+
+
+class OneByOne:
+    """Each delivery by itself, so many at once as the options say, in order per key if asked."""
+
+    def __init__(
+        self,
+        queue: str,
+        options: HandlerOptions,
+        run: Callable[[Delivery], Awaitable[Answer]],
+        settling: Settling,
+        observe: Callable[[Answer], object],
+    ) -> None:
+        self._key = options.key
+        self._rules = options.rules
+        self._run = run
+        self._settling = settling
+        self._observe = observe if options.breaker is not None else None
+        self._pool: Pool[HeldDelivery] = Pool(
+            options.concurrency, self._process, name=f"hopback {queue}"
+        )
+        self._time = asyncio.get_running_loop().time
+        self.concluded = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many handlers run now."""
+        return len(self._pool.running)
+
+    @property
+    def kept(self) -> int:
+        """How many deliveries can neither be settled nor moved."""
+        return self._settling.kept
+
+    @property
+    def held(self) -> int:
+        """How many deliveries their next queue does not take."""
+        return self._settling.held
+
+    @property
+    def stuck(self) -> int:
+        """Each of them has a worker of its own."""
+        return self._settling.held
+
+    @property
+    def trouble(self) -> str:
+        """Why the last one was not taken."""
+        return self._settling.trouble
+
+    def submit(self, taken: HeldDelivery) -> None:
+        """Hand it to the next free worker, behind others of its key."""
+        if self._key is None:
+            self._pool.submit(taken)
+        else:
+            self._submit_in_order(taken, self._key)
+
+    def _submit_in_order(
+        self, taken: HeldDelivery, key_of: Callable[[Delivery], str | None]
+    ) -> None:
+        """A message whose key cannot be told has failed: in no lane is it in order."""
+        try:
+            key = key_of(taken.delivery)
+            if key is not None and not isinstance(key, str):
+                raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
+        except Exception as error:
+            failed = taken.with_answer(answer_for(error, self._rules))
+            self._pool.submit(failed)
+        else:
+            self._pool.submit(taken, key)
+
+    def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
+        """Settle it by this answer."""
+        self._pool.submit(taken.with_answer(answer))
+
+    def limit(self, size: int) -> None:
+        """Run at most so many handlers at once."""
+        self._pool.limit(size)
+
+    def hold(self) -> None:
+        """Call no handler for now."""
+        self._pool.hold()
+
+    def go_on(self) -> None:
+        """Call handlers again."""
+        self._pool.go_on()
+
+    async def still(self) -> None:
+        """Wait for the handlers that run."""
+        await self._pool.still()
+
+    def wind_down(self) -> int:
+        """Start no other handler."""
+        return self.withdraw()
+
+    def withdraw(self) -> int:
+        """Forget what waits for a worker."""
+        return len(self._pool.withdraw())
+
+    async def finish(self) -> None:
+        """Wait for the workers."""
+        await self._pool.join()
+
+    async def flush(self) -> None:
+        """Nothing is gathered here."""
+
+    async def stop(self) -> int:
+        """Cancel the workers."""
+        return len(await self._pool.stop())
+
+    async def _process(self, taken: HeldDelivery) -> None:
+        """One delivery: handled, then concluded."""
+        if taken.session.ended.is_set():
+            return
+        if self._settling.settle_copy(taken):
+            self.concluded += 1
+            return
+        began = self._time()
+        try:
+            answer = taken.answer or await self._run(taken.delivery)
+            if answer is not DONE or not self._settling.acknowledge(taken):
+                settled = await self._settling.conclude(taken, answer, self._time() - began)
+                self.concluded += settled
+            else:
+                self.concluded += 1
+        except asyncio.CancelledError:
+            self._settling.abandon(taken, self._time() - began, "the handler was interrupted")
+            raise
+        if self._observe is not None:
+            self._observe(answer)
