@@ -8,6 +8,7 @@ table with what is emitted. Payloads and secrets are never fields.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["EVENTS", "Bus", "EventKind", "Subscriber"]
+__all__ = ["EVENTS", "Bus", "EventKind", "RunTally", "Subscriber"]
 
 _LOG = logging.getLogger("hopback.observe")
 
@@ -126,18 +127,41 @@ _ROWS = (
 EVENTS: Mapping[str, EventKind] = MappingProxyType({row.name: row for row in _ROWS})
 
 
+class RunTally:
+    """How many runs ended within each of the steps (seconds), and how long all of them took.
+
+    Plain numbers: a message that was simply done adds to them and needs no event.
+    """
+
+    __slots__ = ("counts", "seconds", "steps")
+
+    def __init__(self, steps: tuple[float, ...]) -> None:
+        self.steps = steps
+        self.counts = [0] * (len(steps) + 1)
+        """Runs that took at most a step and more than the one before; last, those beyond all steps."""
+        self.seconds = 0.0
+
+    def add(self, duration: float) -> None:
+        """A run has ended."""
+        self.counts[bisect_left(self.steps, duration)] += 1
+        self.seconds += duration
+
+
 class Bus:
     """Hands each event to its subscribers; one that raises is dropped, never the message.
 
     A subscriber may have a method `wants(name)`: it is then given only the events it wants, and
-    what nobody wants costs nothing.
+    what nobody wants costs nothing. One that only counts may have a method `tally(queue)`: runs of the
+    queue that were simply done are added to that RunTally instead of being told as `delivery.done`,
+    as long as nobody else wants that event.
     """
 
-    __slots__ = ("_listeners", "_subscribers", "dropped")
+    __slots__ = ("_listeners", "_subscribers", "_tallies", "dropped")
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers: list[Subscriber] = list(subscribers)
         self._listeners: dict[str, tuple[Subscriber, ...]] = {}
+        self._tallies: dict[str, tuple[RunTally, ...] | None] = {}
         self.dropped: list[tuple[Subscriber, Exception]] = []
 
     @property
@@ -149,10 +173,20 @@ class Bus:
         """Whether anybody wants this event: the hot path builds no fields for nobody."""
         return bool(self._wanting(name))
 
+    def tallies(self, queue: str) -> tuple[RunTally, ...] | None:
+        """What a run of the queue that was simply done is added to; None if it has to be told."""
+        try:
+            return self._tallies[queue]
+        except KeyError:
+            asked = [getattr(one, "tally", None) for one in self._wanting("delivery.done")]
+            found = None if None in asked else tuple(tally(queue) for tally in asked if tally)
+            self._tallies[queue] = found
+            return found
+
     def subscribe(self, subscriber: Subscriber) -> None:
         """Add a subscriber."""
         self._subscribers.append(subscriber)
-        self._listeners.clear()
+        self._forget()
 
     def emit(self, name: str, fields: Mapping[str, Any]) -> None:
         """Tell every subscriber that wants it."""
@@ -169,10 +203,15 @@ class Bus:
             self._listeners[name] = found
         return found
 
+    def _forget(self) -> None:
+        """Who wants what has to be asked again."""
+        self._listeners.clear()
+        self._tallies.clear()
+
     def _drop(self, subscriber: Subscriber, error: Exception) -> None:
         if subscriber in self._subscribers:
             self._subscribers.remove(subscriber)
-            self._listeners.clear()
+            self._forget()
             self.dropped.append((subscriber, error))
             _LOG.error("%r raised and is told nothing any more", subscriber, exc_info=error)
 

@@ -1,21 +1,28 @@
 """Events as Prometheus metrics. Needs the extra `metrics`.
 
+Runs of handlers are counted in plain numbers, which a collector reads when somebody scrapes: a message
+that was simply done costs a list item and a sum, and no event.
+
 Labels are bounded: queues and tiers come from the declared topology; error types and exchanges are
 counted up to a limit and then as `other`, so that no message can make the number of series grow.
 """
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hopback.extras import needs
+from hopback.observe.events import RunTally
 
 with needs("metrics", "hopback.observe.metrics"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["Bounded", "Metrics"]
 
@@ -28,7 +35,6 @@ _SIZES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000)
 _STATES = ("connecting", "ready", "blocked", "closed")
 
 _COUNTERS = {
-    "deliveries": ("Deliveries by outcome.", ("queue", "outcome")),
     "errors": ("Failed runs by type of error.", ("queue", "error")),
     "retries": ("Messages put into a retry queue, by tier.", ("queue", "tier")),
     "parked": ("Messages put into the dead-letter queue.", ("queue", "exhausted")),
@@ -38,7 +44,6 @@ _COUNTERS = {
     "batch_failures": ("Messages of batches that failed.", ("queue",)),
 }
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "handler_seconds": ("How long handlers ran.", _SECONDS),
     "batch_size": ("Messages in a batch.", _SIZES),
 }
 _GAUGES = {
@@ -70,6 +75,81 @@ class Bounded:
         return value
 
 
+class _Deliveries(Collector):
+    """`hopback_deliveries` and `hopback_handler_seconds`: read from plain numbers at a scrape."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[str, RunTally]] = {}
+        """What ran, by queue and outcome."""
+        self._not_run: dict[tuple[str, str], int] = {}
+        self._since: dict[tuple[str, ...], float] = {}
+        """When each series began."""
+
+    def of(self, queue: str, outcome: str) -> RunTally:
+        """Where runs of a queue are counted that ended so."""
+        runs = self._runs.setdefault(queue, {})
+        if outcome not in runs:
+            runs[outcome] = RunTally(_SECONDS)
+            self._begin(queue)
+            self._begin(queue, outcome)
+        return runs[outcome]
+
+    def add_without_run(self, queue: str, outcome: str) -> None:
+        """Count a delivery that no handler ran for."""
+        self._begin(queue, outcome)
+        self._not_run[queue, outcome] = self._not_run.get((queue, outcome), 0) + 1
+
+    def _begin(self, *labels: str) -> None:
+        self._since.setdefault(labels, time.time())
+
+    def describe(self) -> Iterator[Metric]:
+        """The names, without numbers."""
+        yield Metric("hopback_deliveries", "Deliveries by outcome.", "counter")
+        yield Metric("hopback_handler_seconds", "How long handlers ran.", "histogram")
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers of now, in the form that a Counter and a Histogram have."""
+        deliveries, seconds = self.describe()
+        dated = _dates_series()
+        counted = {
+            (queue, outcome): sum(tally.counts)
+            for queue, runs in self._runs.items()
+            for outcome, tally in runs.items()
+        }
+        for (queue, outcome), count in (counted | self._not_run).items():
+            if not count:
+                continue  # a series begins with its first delivery
+            labels = {"queue": queue, "outcome": outcome}
+            deliveries.add_sample("hopback_deliveries_total", labels, count)
+            if dated:
+                began = self._since[queue, outcome]
+                deliveries.add_sample("hopback_deliveries_created", labels, began)
+        for queue, runs in self._runs.items():
+            if any(counted[queue, outcome] for outcome in runs):
+                self._add_times(seconds, queue, dated=dated)
+        yield from (deliveries, seconds)
+
+    def _add_times(self, seconds: Metric, queue: str, *, dated: bool) -> None:
+        tallies, labels, below = self._runs[queue].values(), {"queue": queue}, 0
+        for number, step in enumerate((*_SECONDS, float("inf"))):
+            below += sum(tally.counts[number] for tally in tallies)
+            bucket = {**labels, "le": str(float(step)) if step < float("inf") else "+Inf"}
+            seconds.add_sample("hopback_handler_seconds_bucket", bucket, below)
+        seconds.add_sample("hopback_handler_seconds_count", labels, below)
+        total = sum(tally.seconds for tally in tallies)
+        seconds.add_sample("hopback_handler_seconds_sum", labels, total)
+        if dated:
+            seconds.add_sample("hopback_handler_seconds_created", labels, self._since[queue,])
+
+
+def _dates_series() -> bool:
+    """Whether the library gives each series the time of its beginning; the user decides that."""
+    probe = Counter("probe", "Asked for its form.", registry=None)
+    return any(
+        sample.name.endswith("_created") for one in probe.collect() for sample in one.samples
+    )
+
+
 class Metrics:
     """A subscriber that counts; `render` gives what a scrape reads."""
 
@@ -92,6 +172,8 @@ class Metrics:
             name: Gauge(f"hopback_{name}", text, labels, registry=self.registry)
             for name, (text, labels) in _GAUGES.items()
         }
+        self._deliveries = _Deliveries()
+        self.registry.register(self._deliveries)
         self._error, self._exchange = Bounded(), Bounded()
         self._on = self._subscriptions()
 
@@ -104,6 +186,10 @@ class Metrics:
     def wants(self, name: str) -> bool:
         """Whether the event is counted."""
         return name in self._on
+
+    def tally(self, queue: str) -> RunTally:
+        """Where runs of a queue that were simply done are counted without an event."""
+        return self._deliveries.of(queue, "done")
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -151,8 +237,7 @@ class Metrics:
         self._counters[counter].labels(fields["queue"]).inc()
 
     def _outcome(self, outcome: str, fields: Mapping[str, Any]) -> None:
-        self._counters["deliveries"].labels(fields["queue"], outcome).inc()
-        self._histograms["handler_seconds"].labels(fields["queue"]).observe(fields["duration"])
+        self._deliveries.of(fields["queue"], outcome).add(fields["duration"])
 
     def _on_retried(self, fields: Mapping[str, Any]) -> None:
         self._outcome("retry", fields)
@@ -167,11 +252,11 @@ class Metrics:
 
     def _on_held(self, fields: Mapping[str, Any]) -> None:
         """Said again each time it is tried: counted, but no run of a handler."""
-        self._counters["deliveries"].labels(fields["queue"], "held").inc()
+        self._deliveries.add_without_run(fields["queue"], "held")
 
     def _on_copy(self, fields: Mapping[str, Any]) -> None:
         """Settled without a run, so it has no time of one."""
-        self._counters["deliveries"].labels(fields["queue"], "copy").inc()
+        self._deliveries.add_without_run(fields["queue"], "copy")
 
     def _on_publish_failed(self, fields: Mapping[str, Any]) -> None:
         exchange = self._exchange(fields["exchange"])

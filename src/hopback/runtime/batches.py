@@ -312,7 +312,7 @@ class Batches:
         """Settle each by its own answer; a thousand failures are moved side by side."""
         slow = []
         for taken, answer in zip(takens, answers, strict=True):
-            if answer is DONE and self._settling.acknowledge(taken):
+            if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.concluded += 1
             else:
                 slow.append(self._conclude(taken, answer, duration))

@@ -126,9 +126,10 @@ class Settling:
             fields = self._fields(taken, duration) | {"reason": reason}
             self._world.bus.emit("delivery.abandoned", fields)
 
-    def acknowledge(self, taken: HeldDelivery) -> bool:
-        """The short way for a handler that worked while nobody listens; False if it has to be long."""
-        if self._world.bus.hears("delivery.done"):
+    def acknowledge(self, taken: HeldDelivery, duration: float) -> bool:
+        """The short way for a handler that worked and is only counted; False if it has to be long."""
+        tallies = self._world.bus.tallies(self.plan.queue)
+        if tallies is None:
             return False
         try:
             taken.session.channel.ack(taken.delivery.tag)
@@ -136,6 +137,8 @@ class Settling:
             return False
         if may_be_copy(taken.delivery):
             self._remember(taken)
+        for tally in tallies:
+            tally.add(duration)
         return True
 
     def settle_copy(self, taken: HeldDelivery) -> bool:

@@ -355,11 +355,11 @@ class OneByOne:
         began = self._time()
         try:
             answer = taken.answer or await self._run(taken.delivery)
-            if answer is not DONE or not self._settling.acknowledge(taken):
-                settled = await self._settling.conclude(taken, answer, self._time() - began)
-                self.concluded += settled
-            else:
+            duration = self._time() - began
+            if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.concluded += 1
+            else:
+                self.concluded += await self._settling.conclude(taken, answer, duration)
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._time() - began, "the handler was interrupted")
             raise

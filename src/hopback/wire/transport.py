@@ -151,11 +151,16 @@ class Wire(asyncio.Protocol):
         """Something is queued: write it at the end of this turn of the loop."""
         if not self._flush_due and not self._reading:
             self._flush_due = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._flush_as_due)
+
+    def _flush_as_due(self) -> None:
+        # Only the call that was due ends its being due: were another flush in between to do so, each
+        # turn would have one more write than the last, down to one system call for each ack.
+        self._flush_due = False
+        self.flush()
 
     def flush(self) -> None:
         """Write what is queued now."""
-        self._flush_due = False
         data = self.connection.take()
         if data and self._transport is not None:
             self._spoke = True

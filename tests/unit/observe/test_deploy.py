@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from hopback.observe.events import EVENTS
 from hopback.observe.metrics import Metrics
 
 _DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -34,14 +35,20 @@ def _expressions() -> list[str]:
 
 
 def _known() -> dict[str, set[str]]:
-    """Every name that a scrape may show, with its labels."""
-    known: dict[str, set[str]] = {}
+    """Every name that a scrape may show, with its labels: read from one after every kind of event."""
     metrics = Metrics()
-    for collector in (*metrics._counters.values(), *metrics._histograms.values()):
-        for ending in ("_total", "_bucket", "_sum", "_count"):
-            if (ending == "_total") == (collector in metrics._counters.values()):
-                known[collector._name + ending] = set(collector._labelnames)
-    return known | {gauge._name: set(gauge._labelnames) for gauge in metrics._gauges.values()}
+    values = {"duration": 1.0, "size": 1, "failed": 1, "state": "ready"}
+    for name, kind in EVENTS.items():
+        metrics(name, {field: values.get(field, "any") for field in kind.fields})
+    metrics.set_in_flight("any", 1)
+    metrics.set_depth("any", "main", 1)
+    metrics.set_held_back("any", 1)
+    return {
+        sample.name: set(sample.labels) - _ADDED
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
 
 
 _KNOWN = _known()

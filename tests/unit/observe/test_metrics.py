@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hopback.observe.events import EVENTS
+import pytest
+
+from hopback.clock import SystemClock
+from hopback.observe.events import EVENTS, Bus
+from hopback.observe.logs import JsonLog
 from hopback.observe.metrics import Bounded, Metrics
 
 _DELIVERY: dict[str, Any] = {"queue": "orders", "duration": 0.02, "error": "ValueError"}
@@ -46,6 +50,37 @@ def test_deliveries_are_counted_by_outcome_and_timed() -> None:
     assert _value(metrics, "hopback_retries_total", queue="orders", tier="30s") == 1
     assert _value(metrics, "hopback_parked_total", queue="orders", exhausted="true") == 1
     assert _value(metrics, "hopback_errors_total", queue="orders", error="ValueError") == 2
+
+
+def test_runs_that_were_simply_done_are_counted_without_an_event() -> None:
+    """Plain numbers take their place, in the same series; the first bucket holds its own limit."""
+    metrics = Metrics()
+    tallies = Bus(JsonLog(SystemClock(), level="info"), metrics).tallies("orders")
+    assert tallies is not None
+    (tally,) = tallies
+    assert _series(metrics, "hopback_deliveries") == []
+    for duration in (0.001, 0.002, 400.0):
+        tally.add(duration)
+    metrics("delivery.done", _DELIVERY)
+    metrics("delivery.snoozed", _DELIVERY)
+    assert _value(metrics, "hopback_deliveries_total", queue="orders", outcome="done") == 4
+    assert _value(metrics, "hopback_handler_seconds_count", queue="orders") == 5
+    below = {
+        le: _value(metrics, "hopback_handler_seconds_bucket", queue="orders", le=le)
+        for le in ("0.001", "0.005", "0.05", "300.0", "+Inf")
+    }
+    assert below == {"0.001": 1, "0.005": 2, "0.05": 4, "300.0": 4, "+Inf": 5}
+    total = _value(metrics, "hopback_handler_seconds_sum", queue="orders")
+    assert total == pytest.approx(400.043)
+
+
+def test_whoever_wants_each_event_is_told_of_it() -> None:
+    """A log at the level debug names every message: then metrics count the events too, not both."""
+    metrics = Metrics()
+    bus = Bus(metrics)
+    assert bus.tallies("orders") is not None
+    bus.subscribe(JsonLog(SystemClock(), level="debug"))
+    assert bus.tallies("orders") is None
 
 
 def test_error_types_are_bounded() -> None:
