@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.effective import effective_arguments
 from hopback.topology.entrance import find_entrance
-from hopback.topology.model import QueueType
 from hopback.topology.routing import RoutingTable, topic_matches
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class Station:
     redrives: tuple[RedriveWave, ...]
     max_length: int | None
     drops_head: bool
-    returns_are_safe: bool
 
     @property
     def queue(self) -> str:
@@ -103,7 +101,6 @@ def _station(topology: Topology, scenario: Scenario, load: Load) -> Station:
         redrives=tuple(one for one in scenario.redrives if hits(one.hits)),
         max_length=limit if isinstance(limit, int) else None,
         drops_head=arguments.get("x-overflow", "drop-head") == "drop-head",
-        returns_are_safe=all(_is_safe(topology, wait.queue, scenario) for wait in waits),
     )
 
 
@@ -147,14 +144,3 @@ def _arguments(topology: Topology, name: str, scenario: Scenario) -> dict[str, o
     if queue is None:
         return {}
     return dict(effective_arguments(queue, topology.policies, scenario.version))
-
-
-def _is_safe(topology: Topology, name: str, scenario: Scenario) -> bool:
-    """Whether a dead letter stays in this queue until its next one has taken it."""
-    queue = topology.queue(name)
-    arguments = _arguments(topology, name, scenario)
-    return (
-        queue is not None
-        and queue.type is QueueType.QUORUM
-        and arguments.get("x-dead-letter-strategy") == "at-least-once"
-    )
