@@ -42,7 +42,9 @@ from hopback.cli.where import resume_command, where_options, with_dead_letters
 from hopback.deadletters.contract import EditedCopy, Price
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
+    LONGEST_WATCH_S,
     MOST_IN_FLIGHT,
+    MOST_REDRIVES,
     UNHURRIED,
     DiscardRequest,
     Edit,
@@ -230,13 +232,13 @@ def _action_options(command: _Command) -> _Command:
 @click.option(
     "--watch",
     "watch_s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(0, LONGEST_WATCH_S),
     metavar="S",
     help="Seconds to wait after each step of the ramp; by default as long as a retry takes.",
 )
 @click.option(
     "--max-redrives",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MOST_REDRIVES),
     default=MAX_REDRIVES,
     show_default=True,
     metavar="N",

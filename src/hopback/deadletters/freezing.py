@@ -9,7 +9,9 @@ from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
+    LONGEST_WATCH_S,
     MOST_IN_FLIGHT,
+    MOST_REDRIVES,
     FromSession,
     JobKind,
     RedriveRequest,
@@ -43,8 +45,11 @@ def check_request(request: Request) -> None:
         raise BadRequest("reason", f"at most {_LONGEST} characters")
     if not isinstance(request, RedriveRequest) and request.confirm != request.queue:
         raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
-    if isinstance(request, RedriveRequest) and (request.max_redrives or 1) < 1:
-        raise BadRequest("maxRedrives", f"1 or more, got {request.max_redrives}")
+    if (
+        isinstance(request, RedriveRequest)
+        and not 1 <= (request.max_redrives or 1) <= MOST_REDRIVES
+    ):
+        raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
     limit = None if isinstance(request.selection, FromSession) else request.selection.limit
     if limit is not None and limit < 1:
         raise BadRequest("limit", f"1 or more, got {limit}")
@@ -59,6 +64,8 @@ def _check_pace(pace: Pace) -> None:
         raise BadRequest("inFlight", f"1 to {MOST_IN_FLIGHT}, got {pace.in_flight}")
     if len(pace.ramp) > 20 or any(stage < 1 for stage in pace.ramp):
         raise BadRequest("ramp", "at most 20 stages of 1 message or more")
+    if (pace.watch_s or 0) > LONGEST_WATCH_S:
+        raise BadRequest("watchSeconds", f"at most {LONGEST_WATCH_S}, got {pace.watch_s:g}")
     if pace.tries < 1 or pace.pause_s < 0 or (pace.watch_s or 0) < 0:
         raise BadRequest("pace", "1 try or more, and waits that are not negative")
 

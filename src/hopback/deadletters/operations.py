@@ -355,10 +355,11 @@ class Operations:
 
     async def wait(self, ident: str) -> Job:
         """Return when the job is neither running nor paused."""
-        async for _job in self._workshop.news(ident):
-            pass
+        newest: JobRecord | None = None
+        async for record in self._workshop.news(ident):
+            newest = record
         await self._workshop.join(ident)
-        return await self.job(ident)
+        return await self.job(ident) if newest is None else newest.view
 
     async def pause(self, ident: str, *, by: Who | None = None) -> Job:
         """Let it finish what is in flight, then wait; in whatever process it runs."""

@@ -262,11 +262,16 @@ class Places:
     async def restore(self, name: str) -> None:
         """Take that policy away; none there is no error.
 
-        UnsafeOperation if a message came back so often that the limit would soon remove it.
+        UnsafeOperation if a message came back so often that the limit would soon remove it, or if
+        there is no management API to take it away by.
         """
-        if self._management is not None:
-            async with self.line() as connection:
-                await restore_limits(connection, self._management, self._vhost, [name])
+        if self._management is None:
+            raise UnsafeOperation(
+                f"the delivery limit of {name!r} cannot be restored: policies are changed by the"
+                " management API, and no address of it is known"
+            )
+        async with self.line() as connection:
+            await restore_limits(connection, self._management, self._vhost, [name])
 
 
 def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:

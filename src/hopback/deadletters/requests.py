@@ -15,8 +15,10 @@ from hopback.topology.redrive_limit import MAX_REDRIVES
 __all__ = [
     "BY_DESIGN",
     "HIGHEST_RATE",
+    "LONGEST_WATCH_S",
     "MOST_HELD",
     "MOST_IN_FLIGHT",
+    "MOST_REDRIVES",
     "NEWEST",
     "NOBODY",
     "RAMP",
@@ -52,12 +54,20 @@ HIGHEST_RATE = 1_000_000
 """Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
 
 
+LONGEST_WATCH_S = 86_400
+"""Seconds between two stages of a ramp: a day, beyond which nobody waits for a job."""
+
+
 MOST_HELD = 10_000
 """Messages of one browse session: more than anybody looks through, few enough for a process to hold."""
 
 
 MOST_IN_FLIGHT = 10_000
 """Unconfirmed messages of one job: what a broker and this process can hold without harm."""
+
+
+MOST_REDRIVES = 1000
+"""Times that a message may have been sent back before: beyond it a guard against loops guards nothing."""
 
 
 RAMP = (1, 5, 25)
@@ -208,7 +218,7 @@ class Pace(_Asked, frozen=True):
     rate: Rate | None = None
     in_flight: Annotated[int, Meta(ge=1, le=MOST_IN_FLIGHT)] = 500
     ramp: Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)] = ()
-    watch_s: Annotated[float, Meta(ge=0, le=86_400)] | None = field(
+    watch_s: Annotated[float, Meta(ge=0, le=LONGEST_WATCH_S)] | None = field(
         default=None, name="watchSeconds"
     )
     tries: Annotated[int, Meta(ge=1, le=1000)] = 5
@@ -344,7 +354,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
     target: Target = BY_DESIGN
     pace: Pace = UNHURRIED
     expected_count: Annotated[int, Meta(ge=0)] | None = None
-    max_redrives: Annotated[int, Meta(ge=0, le=1000)] | None = MAX_REDRIVES
+    max_redrives: Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None = MAX_REDRIVES
     confirm: _Name = ""
     export: bool = True
     force: bool = False

@@ -30,7 +30,14 @@ from hopback.deadletters.taking import Head, Held
 from hopback.deadletters.trouble import may_pass
 from hopback.deadletters.watching import Watch
 from hopback.deadletters.work import Work
-from hopback.errors import BrokerError, HopbackError, JobConflict, LeaseLost, SessionOver
+from hopback.errors import (
+    BrokerError,
+    HopbackError,
+    JobConflict,
+    LeaseLost,
+    SessionOver,
+    StoreUnavailable,
+)
 from hopback.policy.redrive import RedriveOccasion
 from hopback.topology.durations import format_duration
 
@@ -203,8 +210,13 @@ class Workshop:
         """Write down that a run could not go on, unless it is somebody else's already."""
         if run.job.is_active:
             job = run.job.to(state, self._clock.now(), reason)
-            with suppress(LeaseLost):
+            try:
                 await self._journal.save(job, run.owner)
+            except LeaseLost:
+                pass
+            except StoreUnavailable as away:
+                # Its lease lapses, and it is found interrupted by whoever looks next.
+                _log.warning("the end of job %s was not written down: %s", job.id, away)
             run.tell(job)
 
     async def _work_through(
@@ -359,6 +371,10 @@ class Workshop:
             except LeaseLost as lost:
                 _log.warning("%s", lost)
                 wish = Wish(cancelled=True)
+            except StoreUnavailable as away:
+                # The next beat asks again. If the lease lapses meanwhile, the next checkpoint says so.
+                _log.warning("job %s: %s", run.job.id, away)
+                continue
             run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
 
     async def _announce(self, job: JobRecord, bench: Bench) -> None:
@@ -393,11 +409,14 @@ class Workshop:
     async def news(self, ident: str) -> AsyncIterator[JobRecord]:
         """The job now and after each change, until it runs no more."""
         told: JobRecord | None = None
+        run: _Run | None = None
         while True:
-            run = self._runs.get(ident)
+            # A run that has ended is asked once more: its end may not have reached the journal.
+            ended = run if run is not None and not run.job.is_active else None
+            run = self._runs.get(ident, ended)
             if run is not None:
                 run.changed.clear()
-            job = await self.current(ident)
+            job = run.job if run is not None else await self._journal.job(ident)
             if job is None:
                 return
             if told is None or (job.changes, job.state) != (told.changes, told.state):

@@ -20,11 +20,14 @@ from hopback.cli.dlq_print import output, print_plan
 from hopback.cli.exits import Exit, exit_of
 from hopback.deadletters.codec import convert
 from hopback.deadletters.editing import COPY_OF
+from hopback.deadletters.freezing import check_request
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
+    LONGEST_WATCH_S,
     MOST_HELD,
     MOST_IN_FLIGHT,
+    MOST_REDRIVES,
     RAMP,
     SMALL_WINDOW,
     UNHURRIED,
@@ -254,6 +257,14 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     assert (UNHURRIED.ramp, UNHURRIED.rate) == ((), None)
     assert options["max_redrives"].default == library.max_redrives
     assert loop_guard.__defaults__ == (library.max_redrives,)
+    assert options["max_redrives"].type.max == MOST_REDRIVES  # type: ignore[attr-defined]
+    assert options["watch_s"].type.max == LONGEST_WATCH_S  # type: ignore[attr-defined]
+    for beyond in (
+        structs.replace(library, max_redrives=MOST_REDRIVES + 1),
+        structs.replace(library, pace=Pace(watch_s=LONGEST_WATCH_S + 1)),
+    ):
+        with pytest.raises(BadRequest):
+            check_request(beyond)
     convert(Pace, {"rate": HIGHEST_RATE, "inFlight": MOST_IN_FLIGHT})
     for wrong in ({"rate": HIGHEST_RATE + 1}, {"inFlight": MOST_IN_FLIGHT + 1}, {"inFlight": 0}):
         with pytest.raises(BadRequest):

@@ -10,6 +10,7 @@ import pytest
 
 from hopback.broker.embedded import Fault
 from hopback.deadletters.contract import Job, JobState
+from hopback.deadletters.journal import MemoryJournal, Wish
 from hopback.deadletters.requests import (
     RAMP,
     FromHead,
@@ -33,6 +34,7 @@ from hopback.errors import (
     ManagementRefused,
     NoSuch,
     NotFound,
+    StoreUnavailable,
     UnsafeOperation,
 )
 from hopback.message import Message
@@ -44,6 +46,7 @@ from tests.unit.operations.stage import ANN, DLQ, MAIN, Stage, properties, redri
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from hopback.deadletters.jobs import JobRecord
     from hopback.errors import BrokerError
     from hopback.message import Delivery
 
@@ -194,6 +197,58 @@ async def test_pause_resume_and_cancel() -> None:
         assert scene.bodies(MAIN) + scene.bodies(DLQ) == [b"%d" % n for n in range(100)]
         with pytest.raises(JobConflict):
             await scene.operations.resume(job.id)
+
+
+class _Away(MemoryJournal):
+    """A journal whose database does not answer while it is away."""
+
+    is_away = False
+
+    async def renew(self, ident: str, owner: str) -> Wish:
+        """As ever, if it is there."""
+        self._answer()
+        return await super().renew(ident, owner)
+
+    async def save(self, job: JobRecord, owner: str) -> None:
+        """As ever, if it is there."""
+        self._answer()
+        await super().save(job, owner)
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("the database does not answer")
+
+
+@in_virtual_time
+async def test_a_job_hears_its_people_again_when_the_database_is_back() -> None:
+    """A heartbeat that met no database is not the last one: what another process asks is heard."""
+    journal = _Away()
+    async with stage(journal=journal) as scene:
+        await scene.park(20)
+        job = await scene.operations.start(redrive(pace=Pace(rate=0.1, in_flight=1)))
+        await _pass(1)
+        journal.is_away = True
+        await _pass(6)  # longer than a heartbeat, shorter than the way to the next checkpoint
+        journal.is_away = False
+        await journal.wish(job.id, Wish(cancelled=True))
+        assert (await scene.operations.wait(job.id)).state is JobState.CANCELLED
+
+
+@in_virtual_time
+async def test_a_job_whose_end_cannot_be_written_down_ends_all_the_same() -> None:
+    """Whoever waits for it hears that it was interrupted, and nothing is lost."""
+    journal = _Away()
+    async with stage(journal=journal) as scene:
+        await scene.park(20)
+        job = await scene.operations.start(redrive(pace=Pace(rate=5, in_flight=1)))
+        await _pass(1)
+        journal.is_away = True
+        ended = await scene.operations.wait(job.id)
+        assert ended.state in (JobState.INTERRUPTED, JobState.FAILED)
+        journal.is_away = False
+        assert sorted(scene.bodies(MAIN) + scene.bodies(DLQ)) == sorted(
+            b"%d" % n for n in range(20)
+        )
 
 
 async def _until(scene: Stage, ident: str, state: JobState) -> AsyncIterator[Job]:
