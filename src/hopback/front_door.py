@@ -10,10 +10,12 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hopback.renamed import old_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["front_door", "old_names"]
+__all__ = ["front_door"]
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -41,29 +43,3 @@ def front_door(
         return sorted({*vars(sys.modules[package]), *home_of})
 
     return load, names
-
-
-def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], object]:
-    """`__getattr__` of a module some of whose names were called differently: old name → new name.
-
-    A name that stands in another module now is given with that module.
-    """
-
-    def find(name: str) -> object:
-        """Find it under its name of today, with a warning; AttributeError if it never had one."""
-        now = renamed.get(name)
-        if now is None:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        import warnings
-
-        warnings.warn(
-            f"{module}.{name} is called {now} now; the old name goes with version 1.0",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        from importlib import import_module
-
-        home, _, name_now = now.rpartition(".")
-        return getattr(import_module(home or module), name_now)
-
-    return find

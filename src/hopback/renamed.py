@@ -129,20 +129,31 @@ def find_old_names() -> None:
         sys.meta_path.insert(0, cast("Any", OldNames()))
 
 
-def old_names(module: str, names: Mapping[str, tuple[object, str]]) -> Callable[[str], object]:
-    """The `__getattr__` of a module in which these names stood: each with what to use instead."""
+def old_names(
+    module: str, names: Mapping[str, str | tuple[object, str]]
+) -> Callable[[str], object]:
+    """The `__getattr__` of a module some of whose names were other ones: old name → name of today.
+
+    A name that stands in another module now is given with that module. Where nothing has taken the
+    place of the old name, it is given as the object to hand out and what to use instead.
+    """
 
     def find(name: str) -> object:
-        if name not in names:
+        """What the old name stood for, with a warning; AttributeError if it never was one."""
+        now = names.get(name)
+        if now is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        import importlib
         import warnings
 
-        found, instead = names[name]
-        warnings.warn(
-            f"{module}.{name} goes with version 1.0; use {instead}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        if isinstance(now, str):
+            home, _, name_now = now.rpartition(".")
+            found: object = getattr(importlib.import_module(home or module), name_now)
+            advice = f"is called {now} now; the old name goes with version 1.0"
+        else:
+            found, instead = now
+            advice = f"goes with version 1.0; use {instead}"
+        warnings.warn(f"{module}.{name} {advice}", DeprecationWarning, stacklevel=2)
         return found
 
     return find

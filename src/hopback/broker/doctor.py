@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.policies import lifted_limits
 from hopback.broker.version_notices import Notice, flag_notices, version_notices
 from hopback.errors import ManagementError, ManagementRefused
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.check import Finding, Severity, check
 from hopback.topology.effective import effective_topology
 

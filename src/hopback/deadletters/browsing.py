@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.contract import Moment, Price, SessionView
 from hopback.deadletters.sessions import BrowseSession
 from hopback.errors import BadRequest, NoSuch, SessionOver, UnsafeOperation
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker

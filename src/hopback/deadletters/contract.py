@@ -19,7 +19,7 @@ from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at
     Target,
     TargetKind,
 )
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
 
 __all__ = [

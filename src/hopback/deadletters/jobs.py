@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.contract import ACTIVE, Counts, Job, JobState, Moment
 from hopback.deadletters.requests import BY_DESIGN, NOBODY, UNHURRIED, JobKind
 from hopback.errors import JobConflict
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from hopback.deadletters.requests import Pace, Target, Who

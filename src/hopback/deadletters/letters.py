@@ -14,7 +14,6 @@ from hopback.deadletters.contract import DeadLetter, Moment
 from hopback.deadletters.envelopes import envelope_of
 from hopback.deadletters.foreign import foreign_failure
 from hopback.deadletters.plain import plain_text
-from hopback.front_door import old_names
 from hopback.headers import (
     Failure,
     broker_failures,
@@ -31,6 +30,7 @@ from hopback.headers import (
 )
 from hopback.headers.names import FAILURE, is_broker_count
 from hopback.message import Properties
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

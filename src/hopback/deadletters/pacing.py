@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 
 __all__ = ["Control", "Pacer"]
 

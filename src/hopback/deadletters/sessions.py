@@ -22,7 +22,7 @@ from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.deadletters.taking import ROOM_BYTES, Head
 from hopback.deadletters.turns import Turns
 from hopback.errors import BadFilter, BrokerError, NoSuch, SessionOver, UnsafeOperation
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

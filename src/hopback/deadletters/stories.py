@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import Moment, TimelineEntry
 from hopback.deadletters.plain import plain_text
-from hopback.front_door import old_names
 from hopback.headers import read_history, timestamp
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from hopback.deadletters.contract import DeadLetter

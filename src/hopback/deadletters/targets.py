@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from hopback.deadletters.discovery import stand_in_plan
 from hopback.deadletters.requests import Target, TargetKind
 from hopback.errors import AccessRefused, NotFound
-from hopback.front_door import old_names
 from hopback.message import Received
 from hopback.policy.reading import origin_of
+from hopback.renamed import old_names
 from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Redrive
 

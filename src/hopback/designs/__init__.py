@@ -23,7 +23,7 @@ from hopback.designs.freeflow import freeflow
 from hopback.designs.raffle import raffle
 from hopback.designs.ratatoskr import ratatoskr
 from hopback.designs.recommended import recommended
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.durations import LONGEST_MS, parse_duration_ms
 from hopback.topology.model import QueueType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

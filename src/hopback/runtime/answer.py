@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hopback.front_door import old_names
 from hopback.policy.outcome import Done
 from hopback.policy.reading import Reading
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

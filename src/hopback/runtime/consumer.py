@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hopback.errors import BrokerError
-from hopback.front_door import old_names
 from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
+from hopback.renamed import old_names
 from hopback.runtime.answer import ConsumeSession
 from hopback.runtime.intake import Intake
 from hopback.waiting import first_of

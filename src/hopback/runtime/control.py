@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from hopback.endpoint import Response, is_loopback
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

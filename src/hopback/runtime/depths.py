@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.broker.port import count
 from hopback.errors import BrokerError
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
 from hopback.errors import BrokerError
-from hopback.front_door import old_names
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
@@ -25,6 +24,7 @@ from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.effects import effects
 from hopback.policy.marking import Occasion
+from hopback.renamed import old_names
 from hopback.runtime.answer import DONE, Answer
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.front_door import old_names
 from hopback.headers import deaths
+from hopback.renamed import old_names
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.definitions_objects import identity
 from hopback.topology.diff_advice import advise_exchange, advise_policy, advise_queue
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology

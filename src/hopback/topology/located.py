@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.testing.conformance.exercise import Outcome, Result
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
 from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
 from hopback.topology.parameters import operator_policies

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.front_door import old_names
+from hopback.renamed import old_names
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
