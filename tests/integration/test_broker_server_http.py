@@ -23,6 +23,8 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tests.harness.shared import SharedNode
+
 pytestmark = pytest.mark.socket
 
 _TOPOLOGY = Topology(
@@ -194,8 +196,97 @@ async def test_a_listing_comes_in_pages(server: BrokerServer, http: httpx.AsyncC
     page = (await http.get("/api/queues/%2F?page=2&page_size=2")).json()
     assert [each["name"] for each in page["items"]] == ["q2", "q3"]
     assert (page["page_count"], page["total_count"]) == (3, 5)
-    for query in ("page=4&page_size=2", "page=0", "page=x", "page=1&page_size=501"):
-        assert (await http.get(f"/api/queues?{query}")).status_code == 400
+    for query, error in {
+        "page=4&page_size=2": "page_out_of_range",
+        "page=0": "invalid_pagination_parameters",
+        "page=x": "bad_request",
+        "page=1&page_size=501": "invalid_pagination_parameters",
+    }.items():
+        refused = await http.get(f"/api/queues?{query}")
+        assert (refused.status_code, refused.json()["error"]) == (400, error)
+
+
+@pytest.mark.broker
+async def test_names_are_filtered_as_rabbitmq_filters_them(
+    rabbitmq: SharedNode, http: httpx.AsyncClient
+) -> None:
+    """In any case of letters, as text or as a pattern, and only where a page is asked for."""
+    names = ("abc", "ABd", "a.c", "def")
+    queries = (
+        "page=1&name=AB",
+        "page=1&name=a.c",
+        "page=1&name=a.c&use_regex=true",
+        "page=1&name=a.c&use_regex=True",
+        "page=1&name=^ab&use_regex=true",
+        "page=1&name=",
+        "page=1&name=nothing-like-it",
+        "page=2&name=a&page_size=2",
+        "page=1&name=[&use_regex=true",
+        "name=abc",
+    )
+    answers: list[list[object]] = []
+    async with httpx.AsyncClient(base_url=rabbitmq.management_url, trust_env=False) as theirs:
+        for client in (theirs, http):
+            await client.put("/api/vhosts/filtered")
+            for name in names:
+                await client.put(f"/api/queues/filtered/{name}", json={"durable": True})
+            found: list[object] = []
+            for query in queries:
+                told = (await client.get(f"/api/queues/filtered?{query}")).json()
+                page = {"items": told} if isinstance(told, list) else told
+                listed = sorted(each["name"] for each in page.get("items", ()))
+                found.append((query, listed, page.get("page_count"), page.get("error")))
+            answers.append(found)
+    assert answers[1] == answers[0]
+
+
+@pytest.mark.broker
+async def test_health_is_told_as_rabbitmq_tells_it(
+    rabbitmq: SharedNode, http: httpx.AsyncClient, server: BrokerServer
+) -> None:
+    """What tools ask before they do anything; 503 while memory is short."""
+    checks = (
+        "healthchecks/node",
+        "healthchecks/node/",
+        "healthchecks/node/nobody",
+        "health/checks/alarms",
+        "health/checks/local-alarms",
+        "health/checks/node-is-quorum-critical",
+        "health/checks/virtual-hosts",
+        "health/checks/certificate-expiration/1/weeks",
+        "health/checks/protocol-listener/amqp",
+        "health/checks/port-listener/x",
+        "health/checks/nothing-like-it",
+    )
+    async with httpx.AsyncClient(base_url=rabbitmq.management_url, trust_env=False) as theirs:
+        for check in checks:
+            expected = await theirs.get(f"/api/{check}")
+            found = await http.get(f"/api/{check}")
+            assert (found.status_code, found.json()) == (expected.status_code, expected.json())
+    context = (await http.get("/api/overview")).json()["contexts"][0]
+    assert (await http.get(f"/api/healthchecks/node/{context['node']}")).status_code == 200
+    port = context["port"]
+    assert (await http.get(f"/api/health/checks/port-listener/{port}")).json()["port"] == int(port)
+    missing = (await http.get("/api/health/checks/protocol-listener/mqtt")).json()
+    assert (missing["reason"], missing["missing"]) == ("No active listener", "mqtt")
+    server.block()
+    for check in ("healthchecks/node", "health/checks/alarms", "health/checks/local-alarms"):
+        failed = await http.get(f"/api/{check}")
+        assert failed.status_code == 503
+        assert "in effect" in failed.json()["reason"]
+
+
+async def test_users_are_removed_at_once(http: httpx.AsyncClient) -> None:
+    """Several of them, in one request."""
+    for name in ("one", "two", "three"):
+        await http.put(f"/api/users/{name}", json={"password": "x", "tags": ""})
+    gone = await http.post("/api/users/bulk-delete", json={"users": ["one", "two"]})
+    assert gone.status_code == 204
+    left = [each["name"] for each in (await http.get("/api/users")).json()]
+    assert left == ["guest", "three"]
+    for wrong in ({}, {"users": "one"}, {"users": [1]}):
+        refused = await http.post("/api/users/bulk-delete", json=wrong)
+        assert refused.status_code == 400
 
 
 async def test_half_an_hour_passes_over_http(server: BrokerServer, http: httpx.AsyncClient) -> None:

@@ -146,6 +146,9 @@ def _run(broker: str, suite: Suite, docker_host: str) -> dict[str, Any]:
     paths = [str(environment.source_of(suite.package) / path) for path in suite.paths]
     command = [str(environment.python()), "-m", "pytest", "-q", "-p", "hopback_peers"]
     limits = [f"--timeout={TEST_SECONDS}", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # pytest's own way to show where a test failed reads the source anew, and where that fails in
+    # Python 3.11 (a SystemError) it ends the whole run.
+    limits.append("--tb=native")
     with (folder / f"{broker}-{suite.name}.log").open("w") as log:
         ended = "in time"
         try:

@@ -2,7 +2,8 @@
 
 GET  /api/overview, /api/whoami, /api/nodes, /api/vhosts, /api/users, /api/permissions,
      /api/topic-permissions, /api/feature-flags, /api/cluster-name, /api/aliveness-test/{vhost}
-GET  /api/health/checks/alarms
+GET  /api/health/checks/…, /api/healthchecks/node[/{name}]
+POST /api/users/bulk-delete
 GET  /api/queues, /api/exchanges, /api/bindings, /api/policies, /api/operator-policies,
      /api/connections, /api/channels, /api/consumers, each also with /{vhost}; and each by its name
 GET, POST, DELETE  /api/bindings/{vhost}/e/{exchange}/{q|e}/{name}[/{key}]
@@ -25,18 +26,20 @@ import json
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE
 from hopback.broker.server import (
     api_changes,
     api_connections,
+    api_health,
     api_messages,
     api_objects,
     api_users,
 )
 from hopback.broker.server.api_caller import Caller, Denied, Missing
+from hopback.broker.server.api_pages import BadPage, paged
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
 
@@ -51,7 +54,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Api"]
 
-_MOST_PER_PAGE = 500
 _DEEPEST = 100  # far more than arguments have; what reads them further on recurses
 
 
@@ -61,6 +63,7 @@ class Api:
     def __init__(self, house: House, time: ServerTime) -> None:
         self._house = house
         self._time = time
+        self._version = house.settings.version
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request, whatever it is."""
@@ -76,6 +79,8 @@ class Api:
             return _said(HTTPStatus.NOT_FOUND, error, "Not Found")
         except Denied as denied:
             return _said(HTTPStatus.UNAUTHORIZED, "not_authorised", str(denied))
+        except BadPage as bad:
+            return _said(HTTPStatus.BAD_REQUEST, bad.error, str(bad))
         except (ValueError, InvalidTopology) as error:
             return _said(HTTPStatus.BAD_REQUEST, "bad_request", str(error))
         except Refusal as refusal:
@@ -102,10 +107,11 @@ class Api:
         raise Missing
 
     def _manage(self, path: list[str], request: Request, caller: Caller) -> Response:
-        if path == ["health", "checks", "alarms"]:
-            status = HTTPStatus.SERVICE_UNAVAILABLE if self._house.blocked else HTTPStatus.OK
-            return _json(api_objects.alarms(self._house), status)
         if request.method in ("GET", "HEAD"):
+            if path[0] in ("health", "healthchecks"):
+                told = api_health.check(self._house, path)
+                well = told["status"] == "ok"
+                return _json(told, HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE)
             return _json(self._get(path, request, caller))
         return self._change(request, path, caller)
 
@@ -128,10 +134,10 @@ class Api:
                 caller.access(vhost)
                 return {"status": "ok"}
             case ["vhosts", *rest]:
-                return self._vhosts(rest, caller)
+                return self._vhosts(rest, request, caller)
             case [("users" | "permissions" | "topic-permissions") as section, *rest]:
                 caller.check_administrator()
-                return self._of_users(section, rest)
+                return self._of_users(section, rest, request)
             case ["nodes", *rest] if len(rest) < 2:
                 caller.check_monitor()
                 nodes: Any = api_objects.SINGLE["nodes"](self._house)
@@ -147,7 +153,7 @@ class Api:
                 return api_objects.SINGLE[section](self._house)
             case [section, *vhost] if section in api_objects.LISTS and len(vhost) < 2:
                 nodes = (caller.access(vhost[0]).node,) if vhost else caller.visible
-                return _paged(self._listed(section, nodes, caller), request)
+                return paged(self._listed(section, nodes, caller), request, self._version)
         raise Missing
 
     def _listed(self, section: str, nodes: Iterable[Node], caller: Caller) -> list[dict[str, Any]]:
@@ -157,11 +163,11 @@ class Api:
             return found
         return [each for each in found if each["user"] == caller.name]
 
-    def _vhosts(self, path: list[str], caller: Caller) -> object:
+    def _vhosts(self, path: list[str], request: Request, caller: Caller) -> object:
         entries = [api_users.vhost(node) for node in caller.visible]
         match path:
             case []:
-                return entries
+                return paged(entries, request, self._version)
             case [name]:
                 return _named(entries, name)
             case [name, ("permissions" | "topic-permissions") as section]:
@@ -173,9 +179,11 @@ class Api:
                 return self._listed(section, (caller.access(name).node,), caller)
         raise Missing
 
-    def _of_users(self, section: str, path: list[str]) -> object:
+    def _of_users(self, section: str, path: list[str], request: Request) -> object:
         house = self._house
         match section, path:
+            case "users", [] if self._version.major >= 4:
+                return paged(api_users.users(house), request, self._version)
             case _, []:
                 return api_objects.SINGLE[section](house)
             case "users", [name]:
@@ -262,6 +270,9 @@ class Api:
                 return _made(api_users.put_vhost(house, name, caller.name))
             case "DELETE", ["vhosts", name]:
                 return _gone(house.remove_vhost(name))
+            case "POST", ["users", "bulk-delete"]:
+                api_users.delete_users(house, _object(request))
+                return Response(HTTPStatus.NO_CONTENT)
             case "PUT", ["users", name]:
                 return _made(api_users.put_user(house, name, _object(request)))
             case "DELETE", ["users", name]:
@@ -379,34 +390,6 @@ def _check_depth(value: dict[str, Any]) -> None:
         if not level:
             return
     raise ValueError(f"expected JSON of at most {_DEEPEST} levels, got more")
-
-
-def _paged(entries: list[dict[str, Any]], request: Request) -> object:
-    """All of them, or the page that was asked for."""
-    asked = {key: values[-1] for key, values in parse_qs(request.query).items()}
-    if "page" not in asked:
-        return entries
-    size = _number(asked.get("page_size", "100"), _MOST_PER_PAGE)
-    pages = max(1, -(-len(entries) // size))
-    page = _number(asked["page"], 1_000_000)
-    if page > pages:
-        raise ValueError(f"expected a page from 1 to {pages}, got {page}")
-    items = entries[(page - 1) * size : page * size]
-    return {
-        "filtered_count": len(entries),
-        "item_count": len(items),
-        "items": items,
-        "page": page,
-        "page_count": pages,
-        "page_size": size,
-        "total_count": len(entries),
-    }
-
-
-def _number(text: str, most: int) -> int:
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
-        raise ValueError(f"expected a number from 1 to {most}, got {text!r}")
-    return int(text)
 
 
 def _is_ours(request: Request, *, local: bool) -> bool:

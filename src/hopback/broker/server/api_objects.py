@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = [
     "LISTS",
     "SINGLE",
-    "alarms",
     "bindings_between",
     "definitions",
     "definitions_of",
+    "listeners",
     "properties_key",
     "queue",
 ]
@@ -52,6 +52,8 @@ def _overview(house: House) -> _Object:
         "cluster_name": house.cluster_name,
         "erlang_version": "",
         "node": NODE,
+        "contexts": [{"node": NODE, **each} for each in _contexts(house)],
+        "listeners": listeners(house),
         "object_totals": {
             "channels": sum(len(session.channels) for session in sessions),
             "connections": len(sessions),
@@ -67,12 +69,19 @@ def _overview(house: House) -> _Object:
     }
 
 
-def alarms(house: House) -> _Object:
-    """`/api/health/checks/alarms`, without its status."""
-    if not house.blocked:
-        return {"status": "ok"}
-    alarm = {"node": NODE, "resource": "memory"}
-    return {"status": "failed", "reason": "There are alarms", "alarms": [alarm]}
+def listeners(house: House) -> list[_Object]:
+    """Where it listens, and for what."""
+    return [
+        {"node": NODE, "protocol": protocol, "ip_address": house.settings.host, "port": port}
+        for protocol, port in house.ports.items()
+    ]
+
+
+def _contexts(house: House) -> list[_Object]:
+    """The management API itself: whoever asks has reached it."""
+    port = str(house.ports.get("http", 0))
+    where = {"path": "/", "ip": house.settings.host, "port": port}
+    return [{"description": "RabbitMQ Management", **where}]
 
 
 def _queues(_house: House, node: Node) -> list[_Object]:
@@ -250,7 +259,7 @@ def _nodes(house: House) -> list[_Object]:
             "disk_free_alarm": False,
             "partitions": [],
             "applications": [],
-            "contexts": [],
+            "contexts": _contexts(house),
             "enabled_plugins": [],
         }
     ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hopback.broker.server.house import House
 
 __all__ = [
+    "delete_users",
     "permissions",
     "put_permission",
     "put_topic_permission",
@@ -111,6 +112,21 @@ def put_user(house: House, name: str, asked: _Json) -> bool:
     if "tags" not in asked:
         raise ValueError("tags_not_present")
     return house.users.put(name, _account(asked))
+
+
+def delete_users(house: House, asked: _Json) -> None:
+    """Remove several at once; before 4.0 none of them if one is not there."""
+    if "users" not in asked:
+        raise ValueError("[{key_missing,users}]")
+    names = asked["users"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"expected users as a list of names, got {names!r}")
+    if house.settings.version.major < 4:
+        for name in names:
+            if house.users.get(name) is None:
+                raise ValueError(f"no_such_user: {name}")
+    for name in names:
+        house.remove_user(name)
 
 
 def _account(asked: _Json) -> Account:

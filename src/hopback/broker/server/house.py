@@ -53,6 +53,8 @@ class House:
         self.empty = asyncio.Event()
         """Whether nobody is there."""
         self.empty.set()
+        self.ports: dict[str, int] = {}
+        """Protocol → the port where it is spoken."""
         self.cluster_name = "hopback@localhost"
         self.blocked = False
         """Whether publishers wait."""

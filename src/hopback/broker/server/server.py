@@ -79,6 +79,7 @@ class BrokerServer:
             lambda: Client(self.house).line, host, self.settings.port, backlog=256
         )
         self._port = self._server.sockets[0].getsockname()[1]
+        self.house.ports["amqp"] = self._port
         if self.settings.http_port is not None:
             try:
                 await self._open_endpoint(host, self.settings.http_port)
@@ -93,6 +94,7 @@ class BrokerServer:
         endpoint = Endpoint(api, timeout=60.0, most_body=_LARGEST_REQUEST)
         _, self._http_port = await endpoint.open(host, port)
         self._endpoint = endpoint
+        self.house.ports["http"] = self._http_port
 
     async def stop(self) -> None:
         """Tell clients, give them a moment to leave, and be gone. Safe to repeat."""
