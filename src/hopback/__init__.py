@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Environment
     from hopback.topology.check import Finding, Severity, check
+    from hopback.topology.feed import Feed
     from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
@@ -49,6 +50,7 @@ __all__ = [
     "EmbeddedBroker",
     "Environment",
     "Exchange",
+    "Feed",
     "Finding",
     "HopbackError",
     "Message",
@@ -101,6 +103,7 @@ _HOMES = {
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Environment",),
     "hopback.topology.check": ("Finding", "Severity", "check"),
+    "hopback.topology.feed": ("Feed",),
     "hopback.topology.model": ("Binding", "Exchange", "Queue", "QueueType", "Topology"),
     "hopback.topology.plan": ("Plan",),
     "hopback.version": ("BrokerVersion",),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.runtime.context import compose
@@ -24,7 +25,8 @@ from hopback.runtime.handler import (
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
-from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
+from hopback.topology.feed import feeds_of
+from hopback.topology.model import Binding, Exchange, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -34,15 +36,28 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.rules import Rule
+    from hopback.topology.feed import Bind
     from hopback.topology.plan import Plan
 
-__all__ = ["AnyHandler", "App"]
+__all__ = ["AnyHandler", "App", "Waits"]
 
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler
 F = TypeVar("F", bound="Callable[..., Any]")
 
+Waits: TypeAlias = "Iterable[str | int] | None"
+"""The waits after the first, second, … failure; None: the first failure parks."""
+
 _RETRY = ("30s", "5m", "30m")
 """How long failed messages wait when nothing else is said."""
+
+
+class _Unsaid(Enum):
+    """Stands for an option that was not given where None means something."""
+
+    UNSAID = "unsaid"
+
+
+_UNSAID: Final = _Unsaid.UNSAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +102,34 @@ class App:
         self,
         name: str,
         *,
-        retry: Iterable[str | int] = _RETRY,
+        retry: Waits = _RETRY,
         attempts: int | None = None,
-        bind: Mapping[str, str | Iterable[str]] | None = None,
+        bind: Bind | None = None,
     ) -> None:
         """Declare a queue of the recommended design: waits, attempts, and what feeds it.
 
         `retry` lists the waits after the first, second, … failure (`"30s"`, `"5m"`); the last one
-        serves all further attempts. `bind` maps topic exchanges to the routing keys wanted of them.
+        serves all further attempts. With None there is no retry: the first failure parks. `bind`
+        maps topic exchanges to the routing keys wanted of them, or is a `Feed`, or several.
         """
         self._refuse_second_plan(name)
-        tiers_ms = [parse_duration_ms(wait) for wait in retry]
+        tiers_ms = [parse_duration_ms(wait) for wait in retry or ()]
+        if retry is not None and not tiers_ms:
+            found = Problem("retry", 'waits like ["30s", "5m"], or None for no retry', "no wait")
+            raise InvalidTopology((found,), where=f"queue {name!r}")
         plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
-        bindings = []
-        for exchange, keys in (bind or {}).items():
-            self._exchanges.setdefault(exchange, Exchange(exchange, ExchangeType.TOPIC))
-            wanted = (keys,) if isinstance(keys, str) else tuple(keys)
-            bindings += [Binding(exchange, name, key) for key in wanted]
+        bindings: list[Binding] = []
+        for feed in feeds_of(bind or {}):
+            for exchange in feed.exchanges():
+                self._add_exchange(exchange)
+            bindings += feed.bindings(name)
         self._queues[name] = _Declared(plan, tuple(bindings))
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        known = self._exchanges.setdefault(exchange.name, exchange)
+        if known.type != exchange.type:
+            found = Problem(f"exchanges.{exchange.name}", f"a {known.type} exchange", exchange.type)
+            raise InvalidTopology((found,), where=f"app {self.name!r}")
 
     def _refuse_second_plan(self, queue: str) -> None:
         if queue in self._queues or (self._given and self._given.plan(queue) is not None):
@@ -115,9 +140,9 @@ class App:
         self,
         queue: str,
         *,
-        retry: Iterable[str | int] | None = None,
+        retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
         attempts: int | None = None,
-        bind: Mapping[str, str | Iterable[str]] | None = None,
+        bind: Bind | None = None,
         rules: Iterable[Rule] = (),
         concurrency: int = 10,
         prefetch: int | None = None,
@@ -130,10 +155,9 @@ class App:
         `retry`, `attempts` and `bind` declare the queue as `queue` does. The rest is how the
         handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry.
         """
-        if retry is not None or attempts is not None or bind is not None:
-            self.queue(
-                queue, retry=_RETRY if retry is None else retry, attempts=attempts, bind=bind
-            )
+        if retry is not _UNSAID or attempts is not None or bind is not None:
+            waits = _RETRY if retry is _UNSAID else retry
+            self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         options = HandlerOptions(
             concurrency=concurrency,
             prefetch=prefetch,
@@ -162,9 +186,9 @@ class App:
         rules: Iterable[Rule] = (),
         deadline: float | None = None,
         breaker: BreakerPolicy | None = None,
-        retry: Iterable[str | int] | None = None,
+        retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
         attempts: int | None = None,
-        bind: Mapping[str, str | Iterable[str]] | None = None,
+        bind: Bind | None = None,
     ) -> Callable[[F], F]:
         """Make an async function of a list of payloads the batch handler of a queue.
 
@@ -173,10 +197,9 @@ class App:
         row (or an outcome, if it is not to join a batch); `processors` of them run at once. The
         rest is in `BatchOptions`.
         """
-        if retry is not None or attempts is not None or bind is not None:
-            self.queue(
-                queue, retry=_RETRY if retry is None else retry, attempts=attempts, bind=bind
-            )
+        if retry is not _UNSAID or attempts is not None or bind is not None:
+            waits = _RETRY if retry is _UNSAID else retry
+            self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         seconds = parse_duration_ms(wait) / 1000
         options = BatchOptions(
             size, seconds, batchers, isolates, tuple(rules), deadline=deadline, breaker=breaker

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hopback.topology.document import from_document, to_document
     from hopback.topology.durations import format_duration, parse_duration_ms
     from hopback.topology.expand import hardened_queues, recommended_plan
+    from hopback.topology.feed import Feed
     from hopback.topology.model import (
         Binding,
         Exchange,
@@ -57,6 +58,7 @@ __all__ = [
     "Exchange",
     "ExchangeType",
     "Fact",
+    "Feed",
     "Finding",
     "Kind",
     "Leave",
@@ -101,6 +103,7 @@ _HOMES = {
     "hopback.topology.document": ("from_document", "to_document"),
     "hopback.topology.durations": ("format_duration", "parse_duration_ms"),
     "hopback.topology.expand": ("hardened_queues", "recommended_plan"),
+    "hopback.topology.feed": ("Feed",),
     "hopback.topology.model": (
         "Binding",
         "Exchange",

@@ -154,7 +154,8 @@ def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | Non
     """Hopback's own plan for a new queue: one retry queue per delay, one hop, straight back.
 
     `attempts` is one more than there are tiers unless said otherwise; further ones use the last
-    tier. InvalidTopology names every value that cannot be used.
+    tier. Equal delays share a retry queue; no delay at all means that the first failure parks.
+    InvalidTopology names every value that cannot be used.
     """
     problems = tuple(_recommended_problems(queue, tiers_ms, attempts))
     if problems:
@@ -194,13 +195,13 @@ def _recommended_problems(
 ) -> Iterable[Problem]:
     if not queue:
         yield Problem("queue", "a name", "''")
-    if not tiers_ms:
-        yield Problem("tiers", "at least one delay", "none")
     for index, delay_ms in enumerate(tiers_ms):
         if not 1 <= delay_ms <= LONGEST_MS:
             yield Problem(f"tiers[{index}]", f"1 to {LONGEST_MS} ms", f"{delay_ms} ms")
-        elif index and delay_ms <= tiers_ms[index - 1]:
-            longer = f"a delay longer than tiers[{index - 1}] ({tiers_ms[index - 1]} ms)"
+        elif index and delay_ms < tiers_ms[index - 1]:
+            longer = f"a delay no shorter than tiers[{index - 1}] ({tiers_ms[index - 1]} ms)"
             yield Problem(f"tiers[{index}]", longer, f"{delay_ms} ms")
     if attempts is not None and attempts < 1:
         yield Problem("attempts", "at least 1", str(attempts))
+    elif attempts is not None and attempts > 1 and not tiers_ms:
+        yield Problem("attempts", "1, as there is no delay to wait before another", str(attempts))

@@ -90,8 +90,6 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
         return None
     known = len(place.problems)
     tiers_ms = tuple(_delay_ms(item) for item in place.items())
-    if not tiers_ms and len(place.problems) == known:
-        place.wrong('at least one tier: `[{ delay = "30s" }]`')
     for at, (before, after) in enumerate(pairwise(tiers_ms)):
         _longer(place, at + 1, before, after)
     return tiers_ms if len(place.problems) == known else None
@@ -108,8 +106,8 @@ def _delay_ms(place: Located) -> int:
 
 
 def _longer(place: Located, at: int, before: int, after: int) -> None:
-    if 0 < after <= before:
-        longer = f"a delay longer than the tier before it ({format_duration(before)})"
+    if 0 < after < before:
+        longer = f"a delay no shorter than the tier before it ({format_duration(before)})"
         place.inner(at, None).inner("delay", None).wrong(longer, format_duration(after))
 
 

@@ -46,7 +46,9 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
             yield from _queue_known(f"{step}.queue", route.queue, topology)
             yield from _exchange_known(f"{step}.exchange", route.exchange, topology)
         before = tier
-    names = [tier.name for tier in plan.tiers]
+    # A wait that is used twice is one tier, written twice.
+    different = [tier for at, tier in enumerate(plan.tiers) if tier not in plan.tiers[:at]]
+    names = [tier.name for tier in different]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem(f"{path}.tiers", "each tier to have a name of its own", shown(name))
 
@@ -54,8 +56,8 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
 def _delay(path: str, tier: Tier, before: Tier | None) -> Iterator[Problem]:
     if not 0 <= tier.delay_ms <= LONGEST_MS:
         yield Problem(path, f"0 to {LONGEST_MS} ms (ten years)", f"{shown(tier.delay_ms)} ms")
-    elif before is not None and 0 <= tier.delay_ms <= before.delay_ms <= LONGEST_MS:
-        longer = f"a delay longer than the tier before it ({format_duration(before.delay_ms)})"
+    elif before is not None and 0 <= tier.delay_ms < before.delay_ms <= LONGEST_MS:
+        longer = f"a delay no shorter than the tier before it ({format_duration(before.delay_ms)})"
         yield Problem(path, longer, format_duration(tier.delay_ms))
 
 

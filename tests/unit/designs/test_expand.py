@@ -41,15 +41,30 @@ def test_the_recommended_plan_has_one_queue_per_delay_and_one_run_more() -> None
 def test_everything_wrong_with_a_recommended_plan_is_said_at_once() -> None:
     """Name, delays in order and within bounds, attempts."""
     with pytest.raises(InvalidTopology) as caught:
-        recommended_plan("", tiers_ms=(0, 5000, 5000), attempts=0)
+        recommended_plan("", tiers_ms=(0, 5000, 4999), attempts=0)
     assert [str(problem) for problem in caught.value.problems] == [
         "queue: expected a name, got ''",
         "tiers[0]: expected 1 to 315360000000 ms, got 0 ms",
-        "tiers[2]: expected a delay longer than tiers[1] (5000 ms), got 5000 ms",
+        "tiers[2]: expected a delay no shorter than tiers[1] (5000 ms), got 4999 ms",
         "attempts: expected at least 1, got 0",
     ]
-    with pytest.raises(InvalidTopology, match="tiers: expected at least one delay, got none"):
-        recommended_plan("orders", tiers_ms=())
+    with pytest.raises(InvalidTopology, match="attempts: expected 1, as there is no delay"):
+        recommended_plan("orders", tiers_ms=(), attempts=2)
+
+
+def test_a_plan_without_delays_parks_the_first_failure() -> None:
+    """One attempt, no retry queue, and a dead-letter queue all the same."""
+    plan = recommended_plan("orders", tiers_ms=())
+    assert (plan.attempts, plan.tiers) == (1, ())
+    assert [queue.name for queue in hardened_queues(plan)] == ["orders", "orders.dlq"]
+
+
+def test_equal_delays_share_a_retry_queue() -> None:
+    """Three attempts with the same wait before the second and the third: one queue to wait in."""
+    plan = recommended_plan("orders", tiers_ms=(1000, 1000))
+    assert (plan.attempts, len(plan.tiers)) == (3, 2)
+    names = [queue.name for queue in hardened_queues(plan)]
+    assert names == ["orders", "orders.retry.1s", "orders.dlq"]
 
 
 def test_hardened_queues_are_main_retry_and_dead_letter_queue() -> None:

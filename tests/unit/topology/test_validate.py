@@ -189,7 +189,7 @@ def test_a_plan_must_lead_somewhere() -> None:
         (replace(_PLAN, tiers=()), "tiers: expected a tier to wait in before attempt 3, got none"),
         (
             replace(_PLAN, tiers=_PLAN.tiers[::-1]),
-            "tiers[1].delay: expected a delay longer than the tier before it (5s), got 1s",
+            "tiers[1].delay: expected a delay no shorter than the tier before it (5s), got 1s",
         ),
         (
             replace(_PLAN, tiers=(replace(_PLAN.tiers[0], delay_ms=-1),)),
