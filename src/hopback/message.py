@@ -55,12 +55,16 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message on its way to an exchange."""
+    """A message on its way to an exchange.
+
+    With `mandatory` False nobody is told if no queue wants it: for replies, and for what may be lost.
+    """
 
     exchange: str
     routing_key: str
     body: bytes = b""
     properties: Properties = Properties()
+    mandatory: bool = True
 
 
 class Delivery(Protocol):

@@ -112,9 +112,10 @@ class Publisher:
         """Publish and wait for the confirm.
 
         Returned, Nacked, ConfirmTimeout and PublishInterrupted tell this message's fate;
-        ConnectionFailed says that nothing was sent within the time.
+        ConnectionFailed says that nothing was sent within the time. Unless both `mandatory` and
+        the message say so, a message that no queue wants is dropped without a word.
         """
-        lane, fate = await self._hand_over(message, mandatory)
+        lane, fate = await self._hand_over(message, mandatory and message.mandatory)
         try:
             await fate
             lane.nacks = 0

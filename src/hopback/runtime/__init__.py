@@ -12,7 +12,7 @@ from hopback.front_door import front_door
 
 if TYPE_CHECKING:
     from hopback.runtime.app import App
-    from hopback.runtime.context import Context, compose
+    from hopback.runtime.context import Context, PublishOptions, compose
     from hopback.runtime.health import Health
     from hopback.runtime.push import PushTarget
     from hopback.runtime.relay import Relay
@@ -25,6 +25,7 @@ __all__ = [
     "Context",
     "Environment",
     "Health",
+    "PublishOptions",
     "PushTarget",
     "Relay",
     "Report",
@@ -37,7 +38,7 @@ __all__ = [
 
 _HOMES = {
     "hopback.runtime.app": ("App",),
-    "hopback.runtime.context": ("Context", "compose"),
+    "hopback.runtime.context": ("Context", "PublishOptions", "compose"),
     "hopback.runtime.health": ("Health",),
     "hopback.runtime.push": ("PushTarget",),
     "hopback.runtime.relay": ("Relay",),

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.runtime.context import compose
+from hopback.runtime.context import compose, current_context, publish_from_thread
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
@@ -29,13 +29,14 @@ from hopback.topology.feed import feeds_of
 from hopback.topology.model import Binding, Exchange, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
+    from typing import Unpack
 
-    from hopback.fields import Headers
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.rules import Rule
+    from hopback.runtime.context import PublishOptions
     from hopback.topology.feed import Bind
     from hopback.topology.plan import Plan
 
@@ -94,7 +95,7 @@ class App:
         self._exchanges: dict[str, Exchange] = {}
         self.handlers: dict[str, AnyHandler] = {}
         """What handles each queue, by its name."""
-        self._publish: Callable[[Message], Awaitable[None]] | None = None
+        self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
 
     # --- declaring -------------------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ class App:
             )
         return whole
 
-    def connected(self, publish: Callable[[Message], Awaitable[None]] | None) -> None:
+    def connected(self, publish: Callable[[Message], Coroutine[Any, Any, None]] | None) -> None:
         """Called by what runs the application: how `publish` reaches the broker from now on."""
         self._publish = publish
 
@@ -275,37 +276,37 @@ class App:
         exchange: str,
         routing_key: str,
         payload: object,
-        *,
-        message_id: str | None = None,
-        message_type: str | None = None,
-        correlation_id: str | None = None,
-        headers: Headers | None = None,
-    ) -> Awaitable[None]:
+        **options: Unpack[PublishOptions],
+    ) -> Coroutine[Any, Any, None]:
         """Publish and have it confirmed; PublishFailed says why it was not. To be awaited.
 
-        Called from a handler, the message carries on the correlation id and the trace; a sync
-        handler just calls it, and it returns when the broker has confirmed.
+        Called from a handler, the message carries on the correlation id and the trace. In a sync
+        handler use `publish_sync`.
         """
-        return self.send(
-            compose(
-                exchange,
-                routing_key,
-                payload,
-                message_id=message_id,
-                message_type=message_type,
-                correlation_id=correlation_id,
-                headers=headers,
-            )
-        )
+        return self.send(compose(exchange, routing_key, payload, **options))
 
-    def send(self, message: Message) -> Awaitable[None]:
+    def publish_sync(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        """The same from a thread of the application: it returns when the broker has confirmed."""
+        publish_from_thread(self.publish(exchange, routing_key, payload, **options))
+
+    def send(self, message: Message) -> Coroutine[Any, Any, None]:
         """Publish a message that is composed already, as an outbox relay does."""
         if self._publish is None:
             raise RuntimeError(
                 f"app {self.name!r} is not running: publish from a handler, inside `Service`, "
                 "or use a Publisher of its own"
             )
-        return self._publish(message)
+        publishing = self._publish(message)
+        cause = current_context.get(None)
+        if cause is not None:
+            cause.watch(publishing)
+        return publishing
 
 
 _PLAN_EXPECTED = (

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
+from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from hopback.headers import identity
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
+from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Callable, Generator
 
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
 
-__all__ = ["TRACE_HEADERS", "Context", "Outlet", "compose", "current_context", "trace_source"]
+__all__ = [
+    "DIRECT_REPLY",
+    "TRACE_HEADERS",
+    "Context",
+    "Outlet",
+    "PublishOptions",
+    "compose",
+    "current_context",
+    "publish_from_thread",
+    "trace_source",
+]
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 """The context of the delivery that is being handled; what is published meanwhile belongs to it."""
@@ -28,17 +41,19 @@ current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 class Context:
     """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
 
-    __slots__ = ("_publish", "_reading", "delivery", "plan")
+    __slots__ = ("_publish", "_reading", "delivery", "plan", "publishing")
 
     def __init__(
         self,
         delivery: Delivery,
         plan: Plan,
-        publish: Callable[[Message], Awaitable[None]],
+        publish: Callable[[Message], Coroutine[Any, Any, None]],
     ) -> None:
         self.delivery = delivery
         self.plan = plan
         self._publish = publish
+        self.publishing: list[Coroutine[Any, Any, None]] | None = None
+        """What was published and has to be awaited; None if nothing was."""
         self._reading: Reading | None = None
 
     @property
@@ -86,27 +101,64 @@ class Context:
         exchange: str,
         routing_key: str,
         payload: object,
-        *,
-        message_id: str | None = None,
-        message_type: str | None = None,
-        headers: Headers | None = None,
-    ) -> Awaitable[None]:
+        **options: Unpack[PublishOptions],
+    ) -> Coroutine[Any, Any, None]:
         """Publish a message that this one caused: confirmed, with its correlation id and trace.
 
-        To be awaited; a sync handler just calls it, and it returns when the broker has confirmed.
+        To be awaited: what is not is never published, and the message of this context is parked
+        with that reason. In a sync handler use `publish_sync`.
         """
-        return self._publish(
-            compose(
-                exchange,
-                routing_key,
-                payload,
-                message_id=message_id,
-                message_type=message_type,
-                headers=headers,
-                cause=self,
-            )
+        publishing = self._publish(compose(exchange, routing_key, payload, cause=self, **options))
+        self.watch(publishing)
+        return publishing
+
+    def publish_sync(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        """The same from a sync handler, in its thread: it returns when the broker has confirmed."""
+        publish_from_thread(self.publish(exchange, routing_key, payload, **options))
+
+    def watch(self, publishing: Coroutine[Any, Any, None]) -> None:
+        """Remember a publish that the handler has to await."""
+        if self.publishing is None:
+            self.publishing = []
+        self.publishing.append(publishing)
+
+    async def forgotten(self) -> int:
+        """How many publishes nobody has awaited; asked when the handler has returned."""
+        if self.publishing is None:
+            return 0
+        if any(map(_is_unstarted, self.publishing)):
+            await asyncio.sleep(0)  # one that was made a task of starts now
+        left = [one for one in self.publishing if _is_unstarted(one)]
+        for one in left:
+            one.close()
+        return len(left)
+
+
+def publish_from_thread(publishing: Coroutine[Any, Any, None]) -> None:
+    """Make sure that a publish was done already, as it is in a thread."""
+    if inspect.iscoroutine(publishing):
+        publishing.close()
+        raise RuntimeError(
+            "publish_sync is for sync handlers, which run in a thread: here, on the event loop, "
+            "write `await context.publish(…)`"
         )
 
+
+def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
+    return (
+        inspect.iscoroutine(publishing)
+        and inspect.getcoroutinestate(publishing) == inspect.CORO_CREATED
+    )
+
+
+DIRECT_REPLY = "amq.rabbitmq.reply-to."
+"""What the routing key of a direct reply begins with."""
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C trace context: passed on from the message that is being handled."""
@@ -116,16 +168,33 @@ trace_source: ContextVar[Callable[[], Headers]] = ContextVar("hopback_trace_sour
 one that the message came with."""
 
 
+class PublishOptions(TypedDict, total=False):
+    """What can be said of a message that is published, wherever it is published from.
+
+    `message_id` is drawn and `correlation_id` taken from the cause unless given. `expiration` is how
+    long it may wait in a queue: `"30s"`, or milliseconds. `content_type` names the codec of the
+    payload; of bytes it is only said. With `mandatory=False` it is fire and forget: a message that no
+    queue wants is dropped without a word. Direct replies are always sent so.
+    """
+
+    message_id: str | None
+    message_type: str | None
+    correlation_id: str | None
+    headers: Headers | None
+    priority: int | None
+    expiration: str | int | None
+    reply_to: str | None
+    content_type: str | None
+    mandatory: bool
+
+
 def compose(
     exchange: str,
     routing_key: str,
     payload: object,
     *,
-    message_id: str | None = None,
-    message_type: str | None = None,
-    correlation_id: str | None = None,
-    headers: Headers | None = None,
     cause: Context | None = None,
+    **options: Unpack[PublishOptions],
 ) -> Message:
     """A persistent message with an id, and the correlation and trace of its cause.
 
@@ -133,20 +202,28 @@ def compose(
     """
     body, content_type = encode_payload(payload)
     cause = cause if cause is not None else current_context.get(None)
-    own_id = message_id or str(uuid.uuid4())
-    return Message(
-        exchange,
-        routing_key,
-        body,
-        Properties(
-            content_type=content_type,
-            headers={**_inherited(cause), **(headers or {})},
-            delivery_mode=2,
-            correlation_id=correlation_id or (cause.correlation_id if cause else own_id),
-            message_id=own_id,
-            type=message_type,
-        ),
-    )
+    own_id = options.get("message_id") or str(uuid.uuid4())
+    inherited = _inherited(cause)
+    present: dict[str, Any] = {
+        "content_type": options.get("content_type") or content_type,
+        "headers": {**inherited, **(options.get("headers") or {})},
+        "delivery_mode": 2,
+        "correlation_id": options.get("correlation_id")
+        or (cause.correlation_id if cause else own_id),
+        "message_id": own_id,
+        "type": options.get("message_type"),
+        "reply_to": options.get("reply_to"),
+    }
+    if (priority := options.get("priority")) is not None:
+        if not 0 <= priority <= 255:
+            raise ValueError(f"expected a priority from 0 to 255, got {priority!r}")
+        present["priority"] = priority
+    if (expiration := options.get("expiration")) is not None:
+        present["expiration"] = str(parse_duration_ms(expiration))
+    # RabbitMQ delivers a direct reply and yet returns it as unroutable.
+    is_reply = not exchange and routing_key.startswith(DIRECT_REPLY)
+    mandatory = options.get("mandatory", True) and not is_reply
+    return Message(exchange, routing_key, body, Properties(**present), mandatory)
 
 
 def _inherited(cause: Context | None) -> Headers:
@@ -170,7 +247,7 @@ class Outlet:
         self._publish = publish
         self._loop = asyncio.get_running_loop()
 
-    def send(self, message: Message) -> Awaitable[None]:
+    def send(self, message: Message) -> Coroutine[Any, Any, None]:
         """Publish and have it confirmed; raises what the publisher raises."""
         if _on_a_loop():
             return self._publish(message)
@@ -178,12 +255,23 @@ class Outlet:
         return _Sent()
 
 
-class _Sent:
-    """Nothing is left to be awaited."""
+class _Sent(Coroutine[Any, Any, None]):
+    """Nothing is left to be awaited, and nothing is lost if nobody does."""
 
     def __await__(self) -> Generator[None]:
         return
         yield
+
+    def send(self, _value: object, /) -> Any:
+        """It has ended already."""
+        raise StopIteration
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None, /) -> Any:
+        """What is thrown into it comes out again."""
+        raise kind if value is None else value
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _on_a_loop() -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopback.broker.declare import Ownership
 from hopback.broker.port import count_now
@@ -39,7 +39,7 @@ from hopback.topology.expand import dead_letters_park
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 
     from hopback.broker.port import Broker, Connection, QueueState
     from hopback.broker.supervise import OnState
@@ -60,7 +60,7 @@ class Assembly:
     """Makes consumers that share a topology and a way to publish, and closes what runs them."""
 
     topology: Topology
-    publish: Callable[[Message], Awaitable[None]]
+    publish: Callable[[Message], Coroutine[Any, Any, None]]
     world: Environment
     concurrency: int | None = None
     """Overrides how many handlers of each queue run at once."""

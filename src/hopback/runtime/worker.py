@@ -20,7 +20,7 @@ from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from hopback.message import Delivery, Message
     from hopback.observe.events import Bus
@@ -60,7 +60,7 @@ class FunctionRunner:
         self,
         handler: Handler,
         plan: Plan,
-        publish: Callable[[Message], Awaitable[None]],
+        publish: Callable[[Message], Coroutine[Any, Any, None]],
         bus: Bus,
     ) -> None:
         self._handler = handler
@@ -91,7 +91,10 @@ class FunctionRunner:
         context = Context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
-            return await self._call(delivery, handler.arguments(payload, context))
+            returned = await self._call(delivery, handler.arguments(payload, context))
+            if context.publishing is not None and await context.forgotten():
+                return _NOT_PUBLISHED
+            return returned
         except _Overdue as overdue:
             return self._overdue(delivery, overdue)
         except KeyboardInterrupt:
@@ -167,6 +170,14 @@ def _caught(
         return call(*arguments), None
     except BaseException as error:
         return None, error
+
+
+_NOT_PUBLISHED = Answer(
+    Park(
+        "a publish was not awaited, so nothing was published: write `await context.publish(…)`, "
+        "and re-drive this message"
+    )
+)
 
 
 class _Overdue(Exception):

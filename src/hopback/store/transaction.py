@@ -82,6 +82,11 @@ class Transaction:
             raise ValueError(
                 "expected a message id: what a relay publishes twice must be recognisable"
             )
+        if not message.mandatory:
+            raise ValueError(
+                "expected a message that must arrive: one with mandatory=False, or a direct reply, "
+                "needs no outbox; publish it with `context.publish`"
+            )
         await self.execute(
             insert(outbox).values(
                 slot=slot_of(key if key is not None else message_id),

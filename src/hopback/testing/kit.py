@@ -24,10 +24,11 @@ from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+    from typing import Unpack
 
     from hopback.broker.embedded import Faults, StoredMessage
-    from hopback.fields import Headers
     from hopback.runtime.app import App
+    from hopback.runtime.context import PublishOptions
     from hopback.runtime.service import Report, ServiceOptions
     from hopback.topology.plan import Plan
 
@@ -126,25 +127,13 @@ class AppTest:
         exchange: str,
         routing_key: str,
         payload: object,
-        *,
-        message_id: str | None = None,
-        message_type: str | None = None,
-        correlation_id: str | None = None,
-        headers: Headers | None = None,
+        **options: Unpack[PublishOptions],
     ) -> None:
         """Publish as a producer would: to an exchange, or with `""` straight to a queue.
 
         Faults do not touch it: they are for the application. Returned if no queue wants it.
         """
-        message = compose(
-            exchange,
-            routing_key,
-            payload,
-            message_id=message_id,
-            message_type=message_type,
-            correlation_id=correlation_id,
-            headers=headers,
-        )
+        message = compose(exchange, routing_key, payload, **options)
         self._producer.publish(message)
         await asyncio.sleep(_INSTANT)
 

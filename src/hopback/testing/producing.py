@@ -22,10 +22,10 @@ class Producer:
         self._node = node
 
     def publish(self, message: Message) -> None:
-        """Publish mandatory; Returned, Nacked or NotFound as a confirmed publish would raise."""
+        """Publish; Returned, Nacked or NotFound as a confirmed publish would raise."""
         session = self._node.connect("test")
         try:
-            fate = session.open_channel(self).publish(message, mandatory=True)
+            fate = session.open_channel(self).publish(message, mandatory=message.mandatory)
         except Refusal as refusal:
             raise channel_error(refusal) from None
         finally:

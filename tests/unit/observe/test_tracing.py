@@ -128,7 +128,7 @@ def test_what_a_handler_publishes_carries_the_current_span(in_thread: bool) -> N
     def handle_in_thread(context: Context) -> None:
         with traces.tracer.start_as_current_span("inner") as span:
             inner.append(span.get_span_context().span_id)
-            context.publish("", "next", {})
+            context.publish_sync("", "next", {})
 
     async def handle(context: Context) -> None:
         with traces.tracer.start_as_current_span("inner") as span:

@@ -1,4 +1,4 @@
-"""Declaring queues in code: feeds of every exchange type, no retry, equal waits."""
+"""Declaring queues in code: feeds of every exchange type, no retry, equal waits, priorities."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hopback import App, Context, Feed, Snooze
+from hopback import App, Context, EmbeddedBroker, Feed, Snooze
 from hopback.errors import InvalidTopology
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml, write_toml
+from hopback.version import BrokerVersion
 
 
 def _app(bind: Any) -> tuple[App, list[str]]:
@@ -129,3 +130,20 @@ async def test_equal_waits_are_two_rounds_of_one_queue() -> None:
         await test.drain()
         test.assert_retried("orders", times=2, tier="1s")
         test.assert_parked("orders", times=1, reason="attempt 3")
+
+
+@in_virtual_time
+async def test_a_priority_is_kept_on_its_way_through_a_retry_queue() -> None:
+    """The message that comes back has the priority it was published with."""
+    app, seen = App("shop"), list[int | None]()
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(context: Context) -> None:
+        seen.append(context.delivery.properties.priority)
+        if context.attempt == 1:
+            raise ValueError("again")
+
+    async with AppTest(app, broker=EmbeddedBroker(version=BrokerVersion(4, 3))) as test:
+        await test.publish("", "orders", {}, priority=7)
+        await test.drain()
+    assert seen == [7, 7]

@@ -58,4 +58,4 @@ async def test_one_that_cannot_be_entered_ends_the_run() -> None:
             pytest.fail("it must not run")
     assert diary == ["opened"]
     with pytest.raises(RuntimeError, match="not running"):
-        app.publish("", "orders", "late")
+        await app.publish("", "orders", "late")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
 from hopback import App, Context, EmbeddedBroker, Publisher, compose
 from hopback.errors import ConnectionFailed, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
+
+if TYPE_CHECKING:
+    from hopback.runtime import PublishOptions
 
 TRACE = {"traceparent": "00-1-2-01", "tracestate": "a=b", "baggage": "k=v", "private": "x"}
 
@@ -86,11 +93,11 @@ async def test_an_application_that_is_not_running_says_how_to_publish() -> None:
     """Before and after a service, `app.publish` is a mistake that is told."""
     app = _app()
     with pytest.raises(RuntimeError, match="not running"):
-        app.publish("", "invoices", {})
+        await app.publish("", "invoices", {})
     async with AppTest(app):
         await app.publish("", "invoices", {})
     with pytest.raises(RuntimeError, match="not running"):
-        app.publish("", "invoices", {})
+        await app.publish("", "invoices", {})
 
 
 @in_virtual_time
@@ -112,3 +119,124 @@ async def test_a_publisher_without_a_broker_says_that_nothing_was_sent() -> None
     async with Publisher(broker, timeout=5) as publisher:
         with pytest.raises(ConnectionFailed, match=r"nothing was sent.*refused the connection"):
             await publisher.publish(compose("", "invoices", {}))
+
+
+@in_virtual_time
+async def test_everything_that_can_be_said_of_a_message_is_a_keyword() -> None:
+    """The same ones from the application, from a handler and from the test kit."""
+    app = App("shop")
+    app.queue("invoices", retry=["1s"])
+    said: PublishOptions = {
+        "message_id": "m1",
+        "message_type": "invoice.wanted",
+        "correlation_id": "c1",
+        "headers": {"own": 1},
+        "priority": 7,
+        "expiration": "30s",
+        "reply_to": "answers",
+        "content_type": "application/vnd.invoice+json",
+    }
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(context: Context) -> None:
+        await context.publish("", "invoices", {}, **said)
+        await app.publish("", "invoices", {}, **said)
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {}, headers=TRACE)
+        await test.drain()
+        await test.publish("", "invoices", {}, **said)
+        ready = test.broker.snapshot().queue("invoices").ready
+    expected = compose("", "invoices", {}, **said).properties
+    assert expected.expiration == "30000"
+    inherited = {name: TRACE[name] for name in ("traceparent", "tracestate", "baggage")}
+    caused = replace(expected, headers={**inherited, "own": 1})
+    assert [one.properties for one in ready] == [caused, caused, expected]
+
+
+def test_a_priority_is_one_byte() -> None:
+    """What cannot be sent is refused where it is said."""
+    with pytest.raises(ValueError, match="from 0 to 255, got 256"):
+        compose("", "invoices", {}, priority=256)
+    with pytest.raises(ValueError, match="a duration like"):
+        compose("", "invoices", {}, expiration="soon")
+
+
+@in_virtual_time
+async def test_fire_and_forget_is_said() -> None:
+    """With `mandatory=False` nobody hears that no queue wanted it; a direct reply is always sent so."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(context: Context) -> None:
+        await context.publish("", "nowhere", {}, mandatory=False)
+        await context.publish("", "amq.rabbitmq.reply-to.g1h2", {})
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        assert await test.drain() == Tally(done=1)
+    assert compose("", "orders", {}).mandatory
+    assert compose("events", "amq.rabbitmq.reply-to.g1h2", {}).mandatory
+
+
+@pytest.mark.parametrize("through_app", [False, True])
+@in_virtual_time
+async def test_a_publish_that_nobody_awaits_parks_its_message(through_app: bool) -> None:
+    """Nothing was published: to call the message done would be to lose what it caused."""
+    app = App("shop")
+    app.queue("invoices", retry=["1s"])
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(context: Context) -> None:
+        target = app if through_app else context
+        target.publish("", "invoices", {})  # type: ignore[unused-coroutine]
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        assert await test.drain() == Tally(parked=1)
+        test.assert_parked("orders", reason="a publish was not awaited")
+        assert not test.broker.snapshot().queue("invoices").ready
+
+
+@in_virtual_time
+async def test_a_publish_in_a_task_of_its_own_is_not_forgotten() -> None:
+    """It has been started, though nobody waits for it here."""
+    app = App("shop")
+    app.queue("invoices", retry=["1s"])
+    tasks: set[asyncio.Task[None]] = set()
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(context: Context) -> None:
+        tasks.add(asyncio.create_task(context.publish("", "invoices", {})))
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        assert await test.drain() == Tally(done=1)
+        await asyncio.gather(*tasks)
+        assert len(test.broker.snapshot().queue("invoices").ready) == 1
+
+
+@pytest.mark.parametrize("through_app", [False, True])
+@in_virtual_time
+async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_confirmed(
+    through_app: bool,
+) -> None:
+    """On the event loop the same call is refused: there it would have to be awaited."""
+    app = App("shop")
+    app.queue("invoices", retry=["1s"])
+
+    def handle(context: Context) -> None:
+        (app if through_app else context).publish_sync("", "invoices", {})
+
+    async def handle_on_the_loop(context: Context) -> None:
+        handle(context)
+
+    app.handler("orders", retry=["30s"])(handle)
+    app.handler("wrong", retry=None)(handle_on_the_loop)
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        assert await test.drain() == Tally(done=1)
+        assert len(test.broker.snapshot().queue("invoices").ready) == 1
+        await test.publish("", "wrong", {})
+        await test.drain()
+        test.assert_parked("wrong", reason="publish_sync is for sync handlers")
