@@ -43,7 +43,7 @@ _POSTGRES = "postgresql://nobody@localhost/none"
         ("import hopback.runtime.tracing", "opentelemetry", "tracing"),
         (_MANAGEMENT, "httpx", "management"),
         (
-            "from hopback.deadletters.files import check_writable; check_writable('x.jsonl.zst')",
+            "from hopback.deadletters.archive import check_writable; check_writable('x.jsonl.zst')",
             "zstandard",
             "zstd",
         ),

@@ -127,7 +127,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     ),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.deadletters": frozenset({"msgspec"}),
-    "hopback.deadletters.files": frozenset({"msgspec", "zstandard"}),
+    "hopback.deadletters.archive": frozenset({"msgspec", "zstandard"}),
     "hopback.deadletters.remote": frozenset({"httpx", "msgspec"}),
     "hopback.deadletters.sql_journal": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.observe": frozenset({"prometheus_client"}),

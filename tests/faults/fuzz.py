@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hopback import DESIGNS
 from hopback.deadletters.archive import read_line, write_line
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.letters import read_dead_letter
+from hopback.deadletters.message import read_dead_letter
 from hopback.errors import BadFilter, BadLine, InvalidTopology, ProtocolError
 from hopback.headers import failure_from_reason
 from hopback.headers.rewrite import Mark, park_properties, retry_properties

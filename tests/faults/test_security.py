@@ -19,8 +19,7 @@ from hopback import App, EmbeddedBroker, Park, RabbitMQ
 from hopback.clock import ManualClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.requests import DiscardRequest, FromHead
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import DiscardRequest, FromHead, Settings
 from hopback.errors import ConnectionFailed, InvalidTopology
 from hopback.message import Message, Properties
 from hopback.observe.events import Bus

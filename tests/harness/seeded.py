@@ -17,7 +17,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import Settings
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
 from hopback.runtime.app import App

@@ -12,8 +12,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Settings
 from hopback.deadletters.sql_journal import open_journal
 
 LEASE_S = 0.6

@@ -14,8 +14,15 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Target, TargetKind, Window
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import (
+    FromHead,
+    Pace,
+    RedriveRequest,
+    Settings,
+    Target,
+    TargetKind,
+    Window,
+)
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties

@@ -15,8 +15,15 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.clock import ManualClock, SystemClock
 from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.documents import read_job, write_job
-from hopback.deadletters.jobs import Checkpoint, JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.journal import Wish
+from hopback.deadletters.journal import (
+    Checkpoint,
+    JobRecord,
+    JobSpec,
+    Retention,
+    SelectionSnapshot,
+    Wish,
+    forget_old,
+)
 from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import (
     AuditQuery,
@@ -24,12 +31,11 @@ from hopback.deadletters.requests import (
     JobKind,
     Pace,
     RedriveRequest,
+    Settings,
     Target,
     TargetKind,
     Who,
 )
-from hopback.deadletters.retention import Retention, forget_old
-from hopback.deadletters.settings import Settings
 from hopback.deadletters.sql_journal import SqlJournal
 from hopback.designs import DESIGNS
 from hopback.errors import JobConflict, LeaseLost

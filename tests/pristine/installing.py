@@ -57,7 +57,7 @@ with needs("systems", "a documented system"):
     for name in HOMES: load_system(name)
 """,
     "tracing": "import hopback.runtime.tracing",
-    "zstd": "from hopback.deadletters.files import check_writable; check_writable('x.jsonl.zst')",
+    "zstd": "from hopback.deadletters.archive import check_writable; check_writable('x.jsonl.zst')",
 }
 """Extra → a program that needs it; the empty one needs none."""
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.deadletters.filters import parse_filter, text_matches
-from hopback.deadletters.letters import read_dead_letter
-from hopback.deadletters.stories import timeline, what_happened
+from hopback.deadletters.message import read_dead_letter, timeline, what_happened
 from hopback.errors import BadFilter
 from tests.properties.hostile import PLANS, deliveries, moderately
 

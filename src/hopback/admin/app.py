@@ -51,7 +51,7 @@ from hopback.admin.roles import Role
 from hopback.admin.services import Denials, Services, who, write_denial
 from hopback.admin.settings import AdminSettings
 from hopback.clock import SystemClock
-from hopback.deadletters.retention import Retention, forget_old
+from hopback.deadletters.journal import Retention, forget_old
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping

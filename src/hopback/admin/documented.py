@@ -22,9 +22,8 @@ from starlette.responses import Response
 from hopback.admin.api import PathRoute
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
 from hopback.deadletters.contract import Job, JobState
-from hopback.deadletters.held_size import held_size
+from hopback.deadletters.head import Turns, held_size
 from hopback.deadletters.requests import FromHead, RedriveRequest, Who, Window
-from hopback.deadletters.turns import Turns
 from hopback.errors import UnsafeOperation
 
 if TYPE_CHECKING:

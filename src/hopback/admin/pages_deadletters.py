@@ -16,7 +16,7 @@ from hopback.admin.rendering import Form, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
 from hopback.deadletters.contract import Page
-from hopback.deadletters.plain import (
+from hopback.deadletters.message import (
     amqp_type,
     plain_headers,
     plain_properties,

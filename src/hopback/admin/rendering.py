@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import HELD_BACK
-from hopback.deadletters.plain import plain_text, pretty_json
+from hopback.deadletters.message import plain_text, pretty_json
 from hopback.headers import timestamp
 from hopback.renamed import old_names
 from hopback.text import visible as spelled_out

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 
 from hopback.admin.keys import is_key_name
 from hopback.admin.roles import EVERYTHING, Grant, Role
-from hopback.deadletters.retention import AUDIT_DAYS, JOB_DAYS
+from hopback.deadletters.journal import AUDIT_DAYS, JOB_DAYS
 from hopback.errors import HopbackError
 from hopback.renamed import old_names
 

@@ -90,7 +90,7 @@ async def _to_stdout(lines: AsyncIterator[bytes]) -> int:
 
 
 async def _to_file(lines: AsyncIterator[bytes], path: Path) -> int:
-    from hopback.deadletters.files import FileSink
+    from hopback.deadletters.archive import FileSink
 
     sink, waiting, count = FileSink(path), bytearray(), 0
     try:
@@ -217,7 +217,7 @@ async def _contents(path: Path, queue: str | None, skip: int) -> Counter[str]:
 
 
 async def _lines(path: Path, skip: int) -> AsyncIterator[bytes]:
-    from hopback.deadletters.files import read_lines
+    from hopback.deadletters.archive import read_lines
 
     number = 0
     try:

@@ -19,7 +19,7 @@ from hopback.cli.terminal import (
     table,
 )
 from hopback.deadletters.contract import HELD_BACK
-from hopback.deadletters.plain import pretty_json
+from hopback.deadletters.message import pretty_json
 from hopback.deadletters.requests import GroupBy, JobKind
 from hopback.headers import timestamp
 

@@ -200,7 +200,7 @@ async def open_in_process(
     """The operations on the broker that was named, until the stack is closed."""
     from hopback.clock import SystemClock
     from hopback.deadletters.operations import Operations
-    from hopback.deadletters.settings import Settings
+    from hopback.deadletters.requests import Settings
     from hopback.designs import DESIGNS
 
     clock = SystemClock()

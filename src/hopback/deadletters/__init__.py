@@ -66,12 +66,12 @@ if TYPE_CHECKING:
         JobKind,
         Pace,
         RedriveRequest,
+        Settings,
         Target,
         TargetKind,
         Who,
         Window,
     )
-    from hopback.deadletters.settings import Settings
     from hopback.deadletters.sql_journal import SqlJournal, open_journal
 
 __all__ = [
@@ -198,12 +198,12 @@ _HOMES = {
         "JobKind",
         "Pace",
         "RedriveRequest",
+        "Settings",
         "Target",
         "TargetKind",
         "Who",
         "Window",
     ),
-    "hopback.deadletters.settings": ("Settings",),
     "hopback.deadletters.sql_journal": (
         "SqlJournal",
         "open_journal",

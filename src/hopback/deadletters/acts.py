@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.deadletters.archive import write_line
-from hopback.deadletters.letters import origin_queue, read_dead_letter
+from hopback.deadletters.message import origin_queue, read_dead_letter
 from hopback.deadletters.requests import TargetKind
 from hopback.deadletters.targets import Aim, aim_at, target_flaw
 from hopback.errors import ChannelClosed, ConnectionLost, UnsafeOperation

@@ -13,7 +13,7 @@ from hopback.message import Message, Properties
 
 if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.journal import JobRecord
 
 __all__ = ["NO_CEREMONY", "Ceremony", "ceremony_of", "completion_event"]
 

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.browsing import check_cost
 from hopback.deadletters.ceremonies import ceremony_of
 from hopback.deadletters.contract import JobPlan, Moment, Price
 from hopback.deadletters.filters import PAYLOAD_BYTES, parse_filter
@@ -18,13 +17,12 @@ from hopback.deadletters.freezing import (
     frozen_letters,
     spec_of,
 )
-from hopback.deadletters.held_size import held_size
-from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
+from hopback.deadletters.head import Turns, held_size, walk
+from hopback.deadletters.journal import JobSpec, SelectionSnapshot
 from hopback.deadletters.planning import Rehearsal, order_kept, watch_seconds
 from hopback.deadletters.requests import FromSession, JobKind, RedriveRequest
+from hopback.deadletters.session import check_cost
 from hopback.deadletters.targets import known_ways, target_flaw
-from hopback.deadletters.turns import Turns
-from hopback.deadletters.walking import walk
 from hopback.deadletters.workshop import Bench
 from hopback.errors import BadRequest, CountMismatch, NoSuch, UnsafeOperation
 from hopback.headers.names import UNREAD
@@ -32,14 +30,11 @@ from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
-    from hopback.deadletters.browsing import Browsing
     from hopback.deadletters.contract import DeadLetter
-    from hopback.deadletters.jobs import JobRecord
-    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.places import Places, Scene
-    from hopback.deadletters.requests import Request, Who
-    from hopback.deadletters.sessions import BrowseSession
-    from hopback.deadletters.settings import Settings
+    from hopback.deadletters.requests import Request, Settings, Who
+    from hopback.deadletters.session import BrowseSession, Browsing
     from hopback.deadletters.workshop import HandOver
 
 __all__ = ["Desk", "Order"]

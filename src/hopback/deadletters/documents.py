@@ -9,8 +9,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hopback.deadletters.contract import Counts, FailedMessage, JobState, Moment
-from hopback.deadletters.jobs import Checkpoint, JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.journal import Wish
+from hopback.deadletters.journal import Checkpoint, JobRecord, JobSpec, SelectionSnapshot, Wish
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 
 __all__ = [

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.envelopes import parsed_body
+from hopback.deadletters.message import parsed_body
 from hopback.errors import BadFilter
 from hopback.topology.durations import parse_duration_ms
 

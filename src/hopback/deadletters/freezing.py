@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.files import check_writable
+from hopback.deadletters.archive import check_writable
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.jobs import JobSpec, SelectionSnapshot
+from hopback.deadletters.journal import JobSpec, SelectionSnapshot
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
@@ -16,14 +16,13 @@ from hopback.deadletters.requests import (
     JobKind,
     RedriveRequest,
 )
-from hopback.deadletters.sessions import Sifted
+from hopback.deadletters.session import Sifted
 from hopback.errors import BadRequest
 
 if TYPE_CHECKING:
     from hopback.deadletters.contract import DeadLetter
-    from hopback.deadletters.requests import FromHead, Pace, Request
-    from hopback.deadletters.sessions import BrowseSession
-    from hopback.deadletters.settings import Settings
+    from hopback.deadletters.requests import FromHead, Pace, Request, Settings
+    from hopback.deadletters.session import BrowseSession
 
 __all__ = [
     "check_request",

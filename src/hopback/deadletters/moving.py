@@ -19,19 +19,18 @@ from msgspec import structs
 
 from hopback.deadletters.acts import LeftOut
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
-from hopback.deadletters.cost import spent_too_much
-from hopback.deadletters.held_size import rough_size
-from hopback.deadletters.letters import delivery_count, read_dead_letter
+from hopback.deadletters.discovery import spent_too_much
+from hopback.deadletters.head import Turns, rough_size
+from hopback.deadletters.message import delivery_count, read_dead_letter
 from hopback.deadletters.pacing import Pacer
 from hopback.deadletters.trouble import Verdict, may_pass, verdict_on
-from hopback.deadletters.turns import Turns
 from hopback.errors import BrokerError, HopbackError, LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.deadletters.contract import Counts
-    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.work import Work
     from hopback.message import Delivery
 

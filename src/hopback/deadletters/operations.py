@@ -16,7 +16,6 @@ from uuid import uuid4
 from msgspec import structs
 
 from hopback.clock import SystemClock
-from hopback.deadletters.browsing import Browsing, view_of
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
 from hopback.deadletters.desk import Desk
 from hopback.deadletters.editing import edited_copy
@@ -32,8 +31,9 @@ from hopback.deadletters.requests import (
     SMALL_WINDOW,
     UNHURRIED,
     GroupBy,
+    Settings,
 )
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.session import Browsing, view_of
 from hopback.deadletters.showing import Showing, summary_of
 from hopback.deadletters.targets import Aim, aim_at, queues_beyond, target_flaw
 from hopback.deadletters.workshop import Workshop, new_job_id
@@ -58,11 +58,10 @@ if TYPE_CHECKING:
         Survey,
     )
     from hopback.deadletters.discovery import DeadLetterQueue, Override
-    from hopback.deadletters.jobs import JobRecord
-    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.places import LiveView
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
-    from hopback.deadletters.sessions import BrowseSession
+    from hopback.deadletters.session import BrowseSession
     from hopback.message import Delivery
     from hopback.topology.model import Topology
 

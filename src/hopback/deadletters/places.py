@@ -15,8 +15,7 @@ from msgspec import structs
 from hopback.broker.limits import PolicyLedger, restore_limits
 from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, lifting
 from hopback.deadletters.contract import Depth, Moment
-from hopback.deadletters.cost import cost_of_looking
-from hopback.deadletters.discovery import dead_letter_queues
+from hopback.deadletters.discovery import cost_of_looking, dead_letter_queues
 from hopback.errors import (
     AccessRefused,
     ManagementNotFound,

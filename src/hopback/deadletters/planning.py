@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import LeftOutCount, WayCheck
 from hopback.deadletters.filters import Judgement
-from hopback.deadletters.letters import read_dead_letter
+from hopback.deadletters.message import read_dead_letter
 from hopback.deadletters.requests import GroupBy, JobKind, TargetKind
-from hopback.deadletters.sessions import Grouping
+from hopback.deadletters.session import Grouping
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.headers import unread_headers
 from hopback.policy.redrive import redrive_refusal
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Group
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import JobSpec
+    from hopback.deadletters.journal import JobSpec
     from hopback.message import Delivery
     from hopback.topology.plan import Plan, Redrive
     from hopback.topology.routing import RoutingTable

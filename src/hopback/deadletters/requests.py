@@ -1,16 +1,22 @@
 """What operators ask for: frozen values with their defaults and bounds, which stand nowhere else.
 
-A field that is not known is a mistake here; `codec` tells where. What is answered is in `contract`.
+A field that is not known is a mistake here; `codec` tells where. What is answered is in `contract`. The
+limits of whoever runs the operations are the `Settings`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct, field
 
 from hopback.topology.redrive_limit import MAX_REDRIVES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 __all__ = [
     "BY_DESIGN",
@@ -44,11 +50,13 @@ __all__ = [
     "RetryRequest",
     "Selection",
     "SessionRequest",
+    "Settings",
     "Target",
     "TargetKind",
     "Who",
     "Window",
 ]
+
 
 HIGHEST_RATE = 1_000_000
 """Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
@@ -462,3 +470,28 @@ class AuditQuery(_Asked, frozen=True):
 
 NEWEST = AuditQuery()
 """The newest hundred of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Limits and switches.
+
+    `exports` is the folder for what a discard writes before it removes; None: every discard has to
+    name a file. `editing` allows to re-drive a changed copy. `sessions` is how many browse sessions
+    may be open at once, `session_messages`, `session_bytes` and `session_s` how much and how long
+    one may hold: a broker takes back what is held for half an hour. `scan` is how many messages a
+    dry run looks at. A job whose process was not heard of for `lease_s` counts as interrupted; one
+    whose broker is away waits for it up to `patience_s` before it is interrupted. `per_turn` is how many
+    messages a job sends before others in the process have their turn.
+    """
+
+    exports: Path | None = None
+    editing: bool = False
+    sessions: int = 20
+    session_messages: int = 10_000
+    session_bytes: int = 256 * 1024 * 1024
+    session_s: float = 1500.0
+    scan: int = 1000
+    lease_s: float = 30.0
+    patience_s: float = 1800.0
+    per_turn: int = 32

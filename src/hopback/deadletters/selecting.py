@@ -19,12 +19,12 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from hopback.deadletters.jobs import Checkpoint
-from hopback.deadletters.letters import content_digest
+from hopback.deadletters.journal import Checkpoint
+from hopback.deadletters.message import content_digest
 
 if TYPE_CHECKING:
-    from hopback.deadletters.jobs import SelectionSnapshot
-    from hopback.deadletters.taking import Source
+    from hopback.deadletters.head import Source
+    from hopback.deadletters.journal import SelectionSnapshot
     from hopback.message import Delivery
 
 __all__ = ["Selecting", "mark_of"]

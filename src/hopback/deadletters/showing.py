@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.archive import write_line
-from hopback.deadletters.browsing import check_cost
 from hopback.deadletters.contract import (
     Depth,
     FailureRecord,
@@ -21,23 +20,22 @@ from hopback.deadletters.contract import (
     WayCheck,
 )
 from hopback.deadletters.filters import Judgement
-from hopback.deadletters.held_size import held_size
-from hopback.deadletters.letters import read_dead_letter
-from hopback.deadletters.places import held_back_for
-from hopback.deadletters.plain import (
+from hopback.deadletters.head import Turns, held_size, walk
+from hopback.deadletters.message import (
     amqp_type,
     plain_headers,
     plain_payload,
     plain_properties,
     plain_text,
     plain_value,
+    read_dead_letter,
+    timeline,
+    what_happened,
 )
+from hopback.deadletters.places import held_back_for
 from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
-from hopback.deadletters.sessions import Grouping
-from hopback.deadletters.stories import timeline, what_happened
+from hopback.deadletters.session import Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
-from hopback.deadletters.turns import Turns
-from hopback.deadletters.walking import walk
 from hopback.headers import failure_in
 from hopback.headers.names import FAILURE, REDRIVE_JOB
 
@@ -46,13 +44,12 @@ if TYPE_CHECKING:
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
-    from hopback.deadletters.browsing import Browsing
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.places import Places, Scene
     from hopback.deadletters.requests import GroupBy
-    from hopback.deadletters.sessions import BrowseSession
+    from hopback.deadletters.session import BrowseSession, Browsing
     from hopback.message import Delivery
 
 __all__ = ["Showing", "summary_of"]

@@ -20,8 +20,7 @@ from hopback.deadletters.documents import (
     write_job,
     write_wish,
 )
-from hopback.deadletters.journal import Wish
-from hopback.deadletters.retention import Forgotten
+from hopback.deadletters.journal import Forgotten, Wish
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.store.audit import AuditRow, AuditTable
 from hopback.store.database import open_database
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import FailedMessage
-    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.requests import AuditQuery
 
 __all__ = ["SqlJournal", "open_journal"]

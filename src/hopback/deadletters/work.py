@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
-    from hopback.deadletters.jobs import JobRecord
-    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.head import Source
+    from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.pacing import Control
     from hopback.deadletters.requests import Pace
     from hopback.deadletters.selecting import Selecting
-    from hopback.deadletters.taking import Source
     from hopback.deadletters.watching import Watch
 
 __all__ = ["Work"]

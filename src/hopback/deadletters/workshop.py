@@ -15,18 +15,17 @@ from msgspec import structs
 
 from hopback.broker.supervise import Backoff
 from hopback.deadletters.acts import Discarding, Redriving
+from hopback.deadletters.archive import FileSink, run_file
 from hopback.deadletters.ceremonies import completion_event
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
-from hopback.deadletters.files import FileSink, run_file
 from hopback.deadletters.filters import EVERYTHING, parse_filter
-from hopback.deadletters.jobs import Checkpoint, JobRecord
-from hopback.deadletters.journal import Wish
+from hopback.deadletters.head import Head, Held
+from hopback.deadletters.journal import Checkpoint, JobRecord, Wish
 from hopback.deadletters.moving import Engine
 from hopback.deadletters.pacing import Control
 from hopback.deadletters.planning import watch_seconds
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.selecting import Selecting
-from hopback.deadletters.taking import Head, Held
 from hopback.deadletters.trouble import may_pass
 from hopback.deadletters.watching import Watch
 from hopback.deadletters.work import Work
@@ -51,11 +50,10 @@ if TYPE_CHECKING:
     from hopback.deadletters.ceremonies import Ceremony
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.jobs import JobSpec
-    from hopback.deadletters.journal import Journal
-    from hopback.deadletters.sessions import Holding
-    from hopback.deadletters.settings import Settings
-    from hopback.deadletters.taking import Source
+    from hopback.deadletters.head import Source
+    from hopback.deadletters.journal import JobSpec, Journal
+    from hopback.deadletters.requests import Settings
+    from hopback.deadletters.session import Holding
     from hopback.topology.routing import RoutingTable
 
     HandOver: TypeAlias = Callable[[], Holding]

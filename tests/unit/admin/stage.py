@@ -17,7 +17,7 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import Settings
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
 from hopback.topology.expand import hardened_queues, recommended_plan

@@ -13,8 +13,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.operations import Operations
-from hopback.deadletters.requests import Who
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import Settings, Who
 from hopback.designs import DESIGNS
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties

@@ -6,7 +6,7 @@ import pytest
 
 from hopback import errors
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.deadletters.jobs import JobRecord, JobSpec, SelectionSnapshot
+from hopback.deadletters.journal import JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.requests import JobKind
 from hopback.errors import (
     BadFilter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.deadletters.contract import Price
-from hopback.deadletters.cost import cost_of_looking, spent_too_much
+from hopback.deadletters.discovery import cost_of_looking, spent_too_much
 from hopback.designs import DESIGNS
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter, text_matches
-from hopback.deadletters.letters import read_dead_letter
+from hopback.deadletters.message import read_dead_letter
 from hopback.errors import BadFilter
 from hopback.message import Properties, Received
 from tests.unit.deadletters.test_letters import NOW, death

@@ -9,8 +9,7 @@ import pytest
 
 from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.letters import content_digest, read_dead_letter
-from hopback.deadletters.stories import timeline, what_happened
+from hopback.deadletters.message import content_digest, read_dead_letter, timeline, what_happened
 from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
 from hopback.headers import failure_from_reason, failure_json

@@ -5,10 +5,15 @@ from __future__ import annotations
 from hopback.admin.settings import AdminSettings, parse_settings
 from hopback.clock import ManualClock
 from hopback.deadletters.contract import AuditEntry, JobState, Moment
-from hopback.deadletters.jobs import JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.journal import MemoryJournal
+from hopback.deadletters.journal import (
+    JobRecord,
+    JobSpec,
+    MemoryJournal,
+    Retention,
+    SelectionSnapshot,
+    forget_old,
+)
 from hopback.deadletters.requests import AuditQuery, JobKind
-from hopback.deadletters.retention import Retention, forget_old
 
 _DAY = 86_400.0
 

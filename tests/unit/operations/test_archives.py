@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.archive import read_line
+from hopback.deadletters.archive import FileSink, read_line, read_lines, run_file
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.editing import COPY_OF
-from hopback.deadletters.files import FileSink, read_lines, run_file
-from hopback.deadletters.requests import Edit, FromHead, FromSession, Target, TargetKind
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import Edit, FromHead, FromSession, Settings, Target, TargetKind
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time

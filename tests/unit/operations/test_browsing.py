@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.deadletters.contract import HeldBack, Price
-from hopback.deadletters.requests import FromHead, FromSession, GroupBy, Window
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import FromHead, FromSession, GroupBy, Settings, Window
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time

@@ -10,10 +10,9 @@ import pytest
 
 from hopback.broker.embedded import Fault, Faults, run_virtual
 from hopback.deadletters.contract import JobState
+from hopback.deadletters.head import walk
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.requests import FromHead, FromSession, Pace, Window
-from hopback.deadletters.settings import Settings
-from hopback.deadletters.walking import walk
+from hopback.deadletters.requests import FromHead, FromSession, Pace, Settings, Window
 from hopback.message import Message
 from hopback.testing import in_virtual_time
 from tests.unit.operations.stage import (
@@ -30,7 +29,7 @@ from tests.unit.operations.stage import (
 if TYPE_CHECKING:
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.deadletters.contract import Job
-    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.journal import JobRecord
 
 _COUNT, _LIMIT, _IN_FLIGHT = 60, 45, 3
 _STEPS = (Fault.CUT_BEFORE_PUBLISH, Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE)

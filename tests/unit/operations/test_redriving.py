@@ -16,11 +16,11 @@ from hopback.deadletters.requests import (
     FromHead,
     FromSession,
     Pace,
+    Settings,
     Target,
     TargetKind,
     Window,
 )
-from hopback.deadletters.settings import Settings
 from hopback.deadletters.trouble import may_pass
 from hopback.errors import (
     AccessRefused,
@@ -46,7 +46,7 @@ from tests.unit.operations.stage import ANN, DLQ, MAIN, Stage, properties, redri
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.deadletters.jobs import JobRecord
+    from hopback.deadletters.journal import JobRecord
     from hopback.errors import BrokerError
     from hopback.message import Delivery
 

@@ -9,8 +9,7 @@ import pytest
 
 from hopback.broker.embedded import Fault, run_virtual
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import FromHead, Pace
-from hopback.deadletters.settings import Settings
+from hopback.deadletters.requests import FromHead, Pace, Settings
 from hopback.errors import BrokerError
 from hopback.message import Message
 from hopback.version import BrokerVersion

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from hopback.fields import Headers
 
+
 __all__ = ["ForeignFailure", "foreign_failure"]
+
 
 _TEXT_BYTES = 1024
 _LONGEST = 64 * 1024

@@ -1,0 +1,552 @@
+"""A dead letter as a value: what it is, why it is here, how often it failed, what happened. Pure and total.
+
+Headers and properties are asked first; a body only if it is short and may be JSON. Whatever a message
+holds, nothing here raises, and the work on a large body is bounded. The command, the HTTP API and the page
+show messages in the words of this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from hopback import fields as amqp
+from hopback.deadletters.contract import DeadLetter, Moment, TimelineEntry
+from hopback.deadletters.frameworks import foreign_failure
+from hopback.headers import (
+    Failure,
+    broker_failures,
+    canonical,
+    clipped,
+    counter_in,
+    deaths,
+    failure_from_reason,
+    failure_in,
+    last_death_queue,
+    marked_queue,
+    read_history,
+    text_in,
+    timestamp,
+)
+from hopback.headers.names import FAILURE, is_broker_count, is_protected
+from hopback.message import Properties
+from hopback.renamed import old_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.frameworks import ForeignFailure
+    from hopback.fields import FieldValue, Headers
+    from hopback.headers import Death
+    from hopback.message import Delivery
+
+
+__all__ = [
+    "BODY_BYTES",
+    "SHOWN_HEADERS",
+    "Envelope",
+    "amqp_type",
+    "content_digest",
+    "delivery_count",
+    "envelope_of",
+    "origin_queue",
+    "parsed_body",
+    "plain_headers",
+    "plain_payload",
+    "plain_properties",
+    "plain_text",
+    "plain_value",
+    "pretty_json",
+    "read_dead_letter",
+    "timeline",
+    "what_happened",
+]
+
+
+SHOWN_HEADERS = 500
+"""People send some tens; a frame has room for 25,000."""
+
+_PARSED_BYTES = 256 * 1024
+_LARGEST_EXACT = 2**53
+"""Beyond it, readers of JSON that know only floating point would change the number."""
+_PROPERTIES = {
+    "content_type": "contentType", "content_encoding": "contentEncoding",
+    "delivery_mode": "deliveryMode", "priority": "priority", "correlation_id": "correlationId",
+    "reply_to": "replyTo", "expiration": "expiration", "message_id": "messageId",
+    "timestamp": "timestamp", "type": "type", "user_id": "userId", "app_id": "appId",
+    "cluster_id": "clusterId",
+}  # fmt: skip
+_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "bool"), (amqp.Timestamp, "timestamp"), (amqp.Int8, "int8"),
+    (amqp.UInt8, "uint8"), (amqp.Int16, "int16"), (amqp.UInt16, "uint16"),
+    (amqp.Int32, "int32"), (amqp.UInt32, "uint32"), (amqp.UInt64, "uint64"), (int, "int64"),
+    (amqp.Float32, "float"), (float, "double"), (Decimal, "decimal"), (str, "text"),
+    (amqp.LongStr, "bytes as text"), (amqp.RawValue, "not decoded"), (bytes, "bytes"),
+    (list, "array"), (tuple, "array"),
+    (type(None), "void"),
+)  # fmt: skip
+
+
+def amqp_type(value: object) -> str:
+    """The AMQP type of a header's value, in a word."""
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "table")
+
+
+def plain_text(text: str) -> str:
+    """The text without what UTF-8 cannot carry."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def plain_value(value: object) -> Any:
+    """A value of AMQP as JSON can hold it."""
+    match value:
+        case str():
+            return plain_text(value)
+        case None | bool():
+            return value
+        case int():
+            return int(value) if abs(value) < _LARGEST_EXACT else str(int(value))
+        case float():
+            return float(value) if value - value == 0 else str(float(value))
+        case bytes():
+            return plain_text(value.decode("utf-8", "backslashreplace"))
+        case Mapping():
+            return {plain_text(str(key)): plain_value(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [plain_value(inner) for inner in value]
+    return plain_text(str(value))
+
+
+def plain_properties(properties: Properties) -> dict[str, Any]:
+    """Every property that is set, by its name in JSON; headers are apart."""
+    found = ((shown, getattr(properties, name)) for name, shown in _PROPERTIES.items())
+    return {shown: plain_value(value) for shown, value in found if value is not None}
+
+
+def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
+    """The headers to show, and how many more there are.
+
+    Of very many those that a broker or Hopback wrote are shown before any others.
+    """
+    if len(headers) <= SHOWN_HEADERS:
+        return list(headers.items()), 0
+    known = [name for name in headers if is_protected(name)][:SHOWN_HEADERS]
+    others = islice((name for name in headers if not is_protected(name)), SHOWN_HEADERS)
+    shown = [*known, *others][:SHOWN_HEADERS]
+    return [(name, headers[name]) for name in shown], len(headers) - len(shown)
+
+
+def plain_payload(body: bytes) -> tuple[Any, str]:
+    """The payload and what it is: parsed JSON, or text; a large or binary one is left out."""
+    if len(body) > _PARSED_BYTES:
+        return None, "omitted"
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return None, "binary"
+    try:
+        return json.loads(text, parse_constant=_no_constant), "json"
+    except (ValueError, RecursionError):
+        return text, "string"
+
+
+def pretty_json(data: str | bytes, most: int) -> tuple[str, bool] | None:
+    """JSON with indentation, at most so many characters, and whether it was cut; None if it is none.
+
+    It is written only as far as it is shown: indentation can make a thousand times of what is
+    nested deeply.
+    """
+    if data.lstrip()[:1] not in ("{", "[", b"{", b"["):
+        return None
+    try:
+        chunks, length = list[str](), 0
+        for chunk in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(data)):
+            chunks.append(chunk)
+            length += len(chunk)
+            if length > most:
+                break
+    except (ValueError, RecursionError):
+        return None
+    return "".join(chunks)[:most], length > most
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+BODY_BYTES = 64 * 1024
+"""The largest body that is read to find out what a message is."""
+
+_NAME_BYTES = 255
+_TYPE_HEADERS = (
+    "cloudEvents:type", "cloudEvents_type", "ce-type", "ce_type", "NServiceBus.EnclosedMessageTypes",
+    "__TypeId__", "type", "x-message-type", "message-type", "event-type", "eventType",
+)  # fmt: skip
+_ID_HEADERS = (
+    "cloudEvents:id", "cloudEvents_id", "ce-id", "ce_id", "NServiceBus.MessageId", "MT-MessageId",
+)  # fmt: skip
+_TIME_HEADERS = ("cloudEvents:time", "cloudEvents_time", "ce-time", "ce_time")
+_TYPE_FIELDS = (
+    "type", "eventType", "event_type", "messageType", "message_type", "eventName", "event", "name",
+)  # fmt: skip
+_ID_FIELDS = ("id", "eventId", "event_id", "messageId", "message_id", "uuid")
+_TIME_FIELDS = (
+    "time", "occurredAt", "occurred_at", "timestamp", "sentTime", "createdAt", "created_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Type, id and time as the message itself gives them; empty where it does not."""
+
+    type: str = ""
+    id: str = ""
+    time: str = ""
+
+
+def envelope_of(delivery: Delivery) -> Envelope:
+    """What the message says it is, by its properties, its headers, then its body."""
+    properties = delivery.properties
+    headers = properties.headers
+    body = _object(parsed_body(delivery.body))
+    return Envelope(
+        _shortened(
+            _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
+        ),
+        _first((properties.message_id, *_of(headers, _ID_HEADERS), *_of(body, _ID_FIELDS))),
+        _first((*_of(headers, _TIME_HEADERS), *_of(body, _TIME_FIELDS))),
+    )
+
+
+def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None) -> object:
+    """The body as JSON; None if it is none, or too large to be read for this.
+
+    `too_deep` stands for one that is nested more deeply than Python reads.
+    """
+    if len(body) > limit or body.lstrip()[:1] not in (b"{", b"["):
+        return None
+    try:
+        found: object = json.loads(body)
+    except ValueError:
+        return None
+    except RecursionError:
+        return too_deep
+    return found
+
+
+def _object(found: object) -> Mapping[str, object]:
+    return found if isinstance(found, dict) else {}
+
+
+def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterator[object]:
+    return (values.get(name) for name in names)
+
+
+def _first(candidates: Iterable[object]) -> str:
+    """The first text; of a list of texts (MassTransit names every type it implements) the first."""
+    for value in candidates:
+        found = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(found, str) and found:
+            return clipped(found, _NAME_BYTES)
+    return ""
+
+
+def _shortened(name: str) -> str:
+    """A .NET type without its assembly, a MassTransit URN without its scheme."""
+    return name.split(";")[0].split(",")[0].removeprefix("urn:message:").strip()
+
+
+_HASHED_BYTES = 512 * 1024
+_MANY_VALUES = 1000
+_TEXT_BYTES = 255
+_NO_FAILURE = Failure(type="", message="")
+_ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
+
+
+def read_dead_letter(
+    delivery: Delivery, place: int, source: DeadLetterQueue | None = None
+) -> DeadLetter:
+    """The dead letter in a delivery; `place` is its number in the session, from 1."""
+    headers = delivery.properties.headers
+    foreign = foreign_failure(headers)
+    origin = origin_queue(delivery, source, foreign)
+    failure, recorded_by = _failure(headers, foreign)
+    died = _death_in(headers, origin)
+    reason = _reason(headers, died, origin, recorded_by)
+    known = read_history(headers, origin)
+    said = envelope_of(delivery)
+    digest = content_digest(delivery)
+    return DeadLetter(
+        id=f"{place}-{digest[:16]}",
+        place=place,
+        digest=digest,
+        queue=delivery.queue,
+        reason=plain_text(reason),
+        origin=plain_text(origin),
+        type=plain_text(said.type),
+        message_id=plain_text(said.id),
+        sent=plain_text(said.time),
+        error=plain_text(failure.type),
+        error_message=plain_text(failure.message),
+        fingerprint=plain_text(failure.fingerprint or _fingerprint(reason, origin)),
+        recorded_by=recorded_by,
+        attempts=_attempts(headers, origin, source, failure, foreign),
+        redrives=known.redrives,
+        redrive_job=plain_text(known.redrive_job or ""),
+        first_failed=_moment(failure.first, died),
+        last_failed=_moment(failure.last, died),
+        size=len(delivery.body),
+        delivery_count=delivery_count(delivery),
+        exchange=plain_text(delivery.exchange),
+        routing_key=plain_text(delivery.routing_key),
+        redelivered=delivery.redelivered,
+    )
+
+
+def origin_queue(
+    delivery: Delivery,
+    source: DeadLetterQueue | None = None,
+    foreign: ForeignFailure | None = None,
+) -> str:
+    """The queue the message failed in, empty if nothing tells.
+
+    What the broker parked names its queue in `x-death`; what we parked carries our mark. A queue
+    that is known to send its dead letters here goes before any other that is named.
+    """
+    known = () if source is None else source.origins
+    if len(known) == 1:
+        return known[0]
+    named = [name for name in _named_origins(delivery, foreign) if name]
+    return next((name for name in named if name in known), next(iter(named), ""))
+
+
+def content_digest(delivery: Delivery) -> str:
+    """A hash of body and properties; counts that a quorum queue writes have no part in it.
+
+    Of a body over 1 MiB its length, beginning and end are hashed.
+    """
+    digest = hashlib.sha256()
+    body = delivery.body
+    if len(body) > 2 * _HASHED_BYTES:
+        body = body[:_HASHED_BYTES] + body[-_HASHED_BYTES:] + str(len(body)).encode()
+    digest.update(body)
+    for part in _canonical_properties(delivery.properties):
+        digest.update(part.encode("utf-8", "backslashreplace"))
+    digest.update(delivery.properties.opaque_headers)
+    return digest.hexdigest()
+
+
+def _canonical_properties(properties: Properties) -> Iterator[str]:
+    for field in fields(Properties):
+        if field.name not in {"headers", "further_headers", "opaque_headers"}:
+            yield f"{field.name}={getattr(properties, field.name)!r}\n"
+    headers = properties.headers
+    lasting = {name: headers[name] for name in sorted(headers) if not is_broker_count(name)}
+    if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
+        for name, value in lasting.items():
+            yield f"{name!r}={canonical(value)!r}\n"
+    else:
+        # Tens of thousands fit into a frame. Written as they are they take a tenth of the time; a
+        # queue hands the same message out in the same form each time.
+        yield repr(lasting)
+    yield repr(properties.further_headers)
+
+
+def _count(value: object, most: int) -> int:
+    """How many values are in it, at whatever depth; it stops counting at `most`."""
+    if isinstance(value, str | bytes) or not isinstance(value, Mapping | list | tuple):
+        return 1
+    inner = value.values() if isinstance(value, Mapping) else value
+    found = len(value)
+    for each in inner:
+        if found >= most:
+            break
+        found += _count(each, most - found)
+    return found
+
+
+def _named_origins(delivery: Delivery, foreign: ForeignFailure | None) -> Iterator[str | None]:
+    headers = delivery.properties.headers
+    here = delivery.queue
+    yield None if last_death_queue(headers) == here else last_death_queue(headers)
+    yield marked_queue(headers)
+    yield foreign.queue if foreign is not None else None
+    yield from (text_in(headers.get(name)) for name in _ORIGIN_HEADERS)
+    yield from (death.queue for death in deaths(headers) if death.queue != here)
+
+
+def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure, str]:
+    """What went wrong and who says so; an empty record where nobody does."""
+    own = failure_in(headers.get(FAILURE))
+    if own is not None:
+        return own, "hopback"
+    if foreign is not None:
+        return foreign.failure, foreign.framework
+    said = text_in(headers.get("x-final-error"), 1024) or text_in(
+        headers.get("x-parked-reason"), 1024
+    )
+    if said:
+        return failure_from_reason(said), "its consumer"
+    return _NO_FAILURE, ""
+
+
+def _death_in(headers: Headers, origin: str) -> Death | None:
+    """The death in the queue of origin, else the most recent one."""
+    known = deaths(headers)
+    return next((death for death in known if death.queue == origin), next(iter(known), None))
+
+
+def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
+    """Why it is here: the broker's word if its last death was in the queue of origin.
+
+    A record of the failure and a last death elsewhere: it came back from a retry queue, ran again,
+    and a consumer put it here itself.
+    """
+    recorded = bool(recorded_by or marked_queue(headers))
+    if died is None or (recorded and last_death_queue(headers) != origin):
+        return "parked" if recorded else "unknown"
+    return clipped(died.reason, _TEXT_BYTES)
+
+
+def _fingerprint(reason: str, origin: str) -> str:
+    """Of a message without any record of its failure: why it died, and where."""
+    return failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
+
+
+def _attempts(
+    headers: Headers,
+    origin: str,
+    source: DeadLetterQueue | None,
+    failure: Failure,
+    foreign: ForeignFailure | None,
+) -> int:
+    """The largest of what anyone counted; never a sum. Where no consumer did, the broker tells."""
+    plans = () if source is None else source.plans
+    counters = [counter_in(headers, plan.count_header) for plan in plans if plan.queue == origin]
+    counted = max(
+        read_history(headers, origin).attempts,
+        failure.attempts,
+        1 + foreign.retries if foreign is not None else 0,
+        *counters,
+        0,
+    )
+    rejected = broker_failures(headers, origin)
+    if counted or rejected > 1:
+        return max(counted, rejected)
+    # Its consumer published it into retry queues: a run before each wait, and one after the last.
+    waits = sum(
+        death.count
+        for death in deaths(headers)
+        if death.queue != origin and death.reason == "expired"
+    )
+    return waits + 1 if waits else rejected
+
+
+def _moment(recorded: float, died: Death | None) -> Moment | None:
+    if recorded > 0:
+        return Moment(recorded)
+    moment = died.time if died is not None else None
+    # A time beyond the year 9999 was not written by a broker.
+    return Moment(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
+
+
+def delivery_count(delivery: Delivery) -> int:
+    """How often a quorum queue has handed it out before, by its own count."""
+    headers = delivery.properties.headers
+    return max(counter_in(headers, "x-delivery-count"), counter_in(headers, "x-acquired-count"))
+
+
+_BROKER = {
+    "rejected": "A consumer of {queue} rejected it",
+    "expired": "It waited in {queue} until its time to live was over",
+    "maxlen": "It was pushed out of {queue}, which was full",
+    "delivery_limit": (
+        "The broker took it from {queue} because it came back unanswered too often; its consumer"
+        " probably crashed or was killed, and left no record of a failure"
+    ),
+}
+
+
+def what_happened(letter: DeadLetter) -> str:
+    """One sentence or two that say why this message is here."""
+    return f"{_cause(letter)}.{_before(letter)}"
+
+
+def timeline(delivery: Delivery, letter: DeadLetter) -> tuple[TimelineEntry, ...]:
+    """Attempts, deaths and re-drives, the oldest first; what has no time comes last."""
+    known = read_history(delivery.properties.headers, letter.origin)
+    events = [
+        TimelineEntry(
+            None if death.time is None or death.time < 0 else Moment(death.time),
+            plain_text(f"left {death.queue} ({death.reason}{_times(death.count)})"),
+        )
+        for death in known.deaths
+    ]
+    if letter.recorded_by:
+        if letter.first_failed is not None and letter.first_failed != letter.last_failed:
+            events.append(TimelineEntry(letter.first_failed, f"failed first in {_queue(letter)}"))
+        events.append(
+            TimelineEntry(letter.last_failed, f"failed last in {_queue(letter)}: {_error(letter)}")
+        )
+    if letter.redrives:
+        events.append(TimelineEntry(None, f"re-driven{_times(letter.redrives)}{_by(letter)}"))
+    return tuple(sorted(events, key=lambda event: (event.time is None, event.time or 0.0)))
+
+
+def _cause(letter: DeadLetter) -> str:
+    if letter.recorded_by:
+        by = "" if letter.recorded_by == "hopback" else f" (recorded by {letter.recorded_by})"
+        when = "" if letter.last_failed is None else f" at {timestamp(letter.last_failed)}"
+        return f"{_queue(letter)} gave up{_after(letter)}{when}{by}: {_error(letter)}"
+    if letter.reason in _BROKER:
+        return _BROKER[letter.reason].format(queue=_queue(letter)) + _after(letter)
+    if letter.reason == "parked":
+        return f"A consumer of {_queue(letter)} parked it without a record{_after(letter)}"
+    if letter.reason == "unknown":
+        return "Nothing in it says why it is here"
+    return f"It left {_queue(letter)} for the reason {letter.reason!r}"
+
+
+def _after(letter: DeadLetter) -> str:
+    if not letter.attempts:
+        return ""
+    return " after 1 attempt" if letter.attempts == 1 else f" after {letter.attempts} attempts"
+
+
+def _before(letter: DeadLetter) -> str:
+    if not letter.redrives:
+        return ""
+    return f" It was re-driven{_times(letter.redrives) or ' once'} before{_by(letter)}."
+
+
+def _by(letter: DeadLetter) -> str:
+    return f", last by job {letter.redrive_job}" if letter.redrive_job else ""
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" {count} times"
+
+
+def _queue(letter: DeadLetter) -> str:
+    return letter.origin or "an unknown queue"
+
+
+def _error(letter: DeadLetter) -> str:
+    parts = [part for part in (letter.error, letter.error_message) if part]
+    return ": ".join(parts).rstrip(".") or "no reason given"
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "Letter": "hopback.deadletters.DeadLetter",
+        "letter_of": "read_dead_letter",
+        "Event": "hopback.deadletters.TimelineEntry",
+    },
+)
