@@ -59,6 +59,7 @@ RENAMED = {
     "hopback.deadletters.stories": "hopback.deadletters.message",
     "hopback.deadletters.taking": "hopback.deadletters.head",
     "hopback.deadletters.walking": "hopback.deadletters.head",
+    "hopback.deadletters.work": "hopback.deadletters.moving",
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
     "hopback.runtime.assembly": "hopback.runtime.service",

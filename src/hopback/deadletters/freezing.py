@@ -78,7 +78,7 @@ async def chosen_letters(session: BrowseSession, selection: FromSession) -> Sift
     for ident in wanted - {letter.id for letter in found.letters}:
         session.letter(ident)
     chosen = tuple(letter for letter in found.letters if letter.id in wanted)
-    return Sifted(chosen, found.not_looked_into)
+    return Sifted(session, chosen, found.not_looked_into)
 
 
 def frozen_letters(

@@ -73,6 +73,11 @@ class SelectionSnapshot:
     digests: tuple[str, ...] | None = None
     behind: int | None = None
 
+    @property
+    def size(self) -> int:
+        """How many messages it can be at most."""
+        return self.count if self.digests is None else len(self.digests)
+
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:

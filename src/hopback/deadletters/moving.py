@@ -17,24 +17,31 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from hopback.broker.limits import spent
 from hopback.deadletters.acts import LeftOut
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
-from hopback.deadletters.discovery import spent_too_much
+from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.message import delivery_count, read_dead_letter
-from hopback.deadletters.pacing import Pacer
+from hopback.deadletters.pacing import Control, Pacer
 from hopback.deadletters.trouble import Verdict, may_pass, verdict_on
 from hopback.errors import BrokerError, HopbackError, LeaseLost
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from hopback.clock import Clock
+    from hopback.deadletters.acts import Act
     from hopback.deadletters.contract import Counts
-    from hopback.deadletters.journal import JobRecord
-    from hopback.deadletters.work import Work
+    from hopback.deadletters.head import Source
+    from hopback.deadletters.journal import JobRecord, Journal
+    from hopback.deadletters.places import Scene
+    from hopback.deadletters.selecting import Selecting
+    from hopback.deadletters.watching import Watch
     from hopback.message import Delivery
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "JobRun"]
 
 _log = logging.getLogger("hopback.deadletters")
 
@@ -79,18 +86,69 @@ class _Item:
         self.landed(self, fate)
 
 
-class Engine:
-    """One run of a job; `job` is always its present state."""
+class JobRun:
+    """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
 
-    def __init__(self, job: JobRecord, work: Work) -> None:
+    def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
         self.job = job
-        self._work = work
-        self._act = work.act
-        self._selecting = work.selecting
-        self._counts = job.counts
-        self._arrived_before = job.counts.arrived_meanwhile
-        self._pacer = Pacer(work.control)
-        self._stages = work.pace.stage_ends()
+        self.owner = owner
+        self.control = Control(job.rate)
+        self.changed = asyncio.Event()
+        """Set when there is news; whoever waits for it clears it first."""
+        self.task: asyncio.Task[None] | None = None
+        self._journal = journal
+
+    async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
+        """Write down how far it is, then say so; LeaseLost if it is somebody else's now."""
+        if failures:
+            await self._journal.add_failures(job.id, failures)
+        await self._journal.save(job, self.owner)
+        self.tell(job)
+
+    def tell(self, job: JobRecord) -> None:
+        """It is like this now, whether or not that could be written down."""
+        self.job = job
+        self.changed.set()
+
+
+class Engine:
+    """One run of a job, from its messages taken to the last one settled."""
+
+    def __init__(
+        self,
+        run: JobRun,
+        scene: Scene,
+        source: Source,
+        selecting: Selecting,
+        act: Act,
+        watch: Watch,
+        *,
+        let_go: Callable[[], Awaitable[object]],
+        clock: Clock,
+        per_turn: int,
+    ) -> None:
+        """`let_go` gives back, in order, what is unsettled; `per_turn` messages are sent, then others run."""
+        spec = run.job.spec
+        self._run = run
+        self._control = run.control
+        self._pace = spec.pace
+        self._queue = scene.one(spec.queue)
+        self._limit = None if spec.forced else scene.cost(spec.queue).limit
+        self._is_classic = scene.is_classic(spec.queue)
+        self._wanted = EVERYTHING
+        if spec.selection.digests is None:
+            self._wanted = parse_filter(spec.selection.filter)
+        self._source = source
+        self._selecting = selecting
+        self._act = act
+        self._watch = watch
+        self._let_go = let_go
+        self._clock = clock
+        self._per_turn = per_turn
+        self._counts = run.job.counts
+        self._arrived_before = run.job.counts.arrived_meanwhile
+        self._pacer = Pacer(run.control)
+        self._stages = spec.pace.stage_ends()
         self._in_flight: set[int] = set()
         self._troubled: list[_Item] = []
         self._notes: list[FailedMessage] = []
@@ -103,24 +161,22 @@ class Engine:
         self._acked = 0
         self._stage_began = 0
         self._place = 0
-        self._told = work.clock.now()
+        self._told = clock.now()
 
-    async def run(self) -> JobRecord:
+    async def run(self) -> None:
         """Work until the selection is through, or something ends it; never raises a broker's fault."""
         try:
             state, reason = await self._ended()
-            if self._work.let_go is not None:
-                await self._work.let_go()
+            await self._let_go()
             if self.away is not None:
                 await self._save()
             else:
                 await self._record(state, reason)
         except LeaseLost as lost:
-            self.job = replace(self.job, state=JobState.INTERRUPTED, reason=str(lost))
+            self._run.tell(replace(self._run.job, state=JobState.INTERRUPTED, reason=str(lost)))
         except asyncio.CancelledError:
             await self._record(JobState.INTERRUPTED, "the process that ran it ended")
             raise
-        return self.job
 
     async def _ended(self) -> tuple[JobState, str]:
         try:
@@ -138,12 +194,12 @@ class Engine:
         except LeaseLost:
             raise
         except Exception as fault:
-            _log.exception("job %s met a fault of ours", self.job.id)
+            _log.exception("job %s met a fault of ours", self._run.job.id)
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}"
         if self._selecting.unsought:
             return JobState.FAILED, (
                 f"{_messages(self._selecting.unsought)} that came back when the job was interrupted"
-                f" may stand too far behind in {self.job.queue!r} to be found: start a new job"
+                f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
             )
         self._count(done=self._selecting.missing)
         return JobState.COMPLETED, self._summary()
@@ -151,7 +207,7 @@ class Engine:
     def _summary(self) -> str:
         if not self._counts.failed:
             return ""
-        return f"{self._counts.failed} could not be moved and are still in {self.job.queue!r}"
+        return f"{self._counts.failed} could not be moved and are still in {self._queue.name!r}"
 
     async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a line that ends now gives back what it held, as it would anyway."""
@@ -162,9 +218,9 @@ class Engine:
             self._lost = lost
 
     async def _all(self) -> None:
-        if self.job.run > 1 and not self._selecting.can_go_on:
+        if self._run.job.run > 1 and not self._selecting.can_go_on:
             raise _Stopped(
-                f"it was interrupted, and nobody can tell where the selection ends: in {self.job.queue!r}"
+                f"it was interrupted, and nobody can tell where the selection ends: in {self._queue.name!r}"
                 " messages are equal, or some behind it may have been looked at before; start a new job"
             )
         if self._selecting.has_twins:
@@ -175,7 +231,7 @@ class Engine:
             if batch:
                 await self._save()
                 if self._selecting.has_twins:
-                    await self._work.source.pause()
+                    await self._source.pause()
                     self._selecting.is_taking = False
                     await self._save()
                 await self._send_all(batch)
@@ -192,17 +248,17 @@ class Engine:
         """
         await self._see_acks_read()
         await self._look()
-        if self._work.source.given > self._acked and not self._work.is_classic:
+        if self._source.given > self._acked and not self._is_classic:
             if not for_good:
                 await self._selecting.hold_rest()
                 return
             self._selecting.go_beyond()
             await self._save()
-            await self._work.source.round_out()
+            await self._source.round_out()
 
     async def _see_acks_read(self) -> None:
-        await self._work.source.finish()
-        if not self._work.is_classic:
+        await self._source.finish()
+        if not self._is_classic:
             await asyncio.sleep(_HANDED_ON_S)
         self._selecting.acks_were_read()
 
@@ -215,7 +271,7 @@ class Engine:
         self._check()
         if self._troubled:
             await self._mend()
-        control = self._work.control
+        control = self._control
         if control.is_paused and not control.is_cancelled:
             await self._drain()
             await self._record(JobState.PAUSED, "paused")
@@ -274,11 +330,10 @@ class Engine:
         return delivery
 
     def _matches(self, delivery: Delivery) -> bool:
-        wanted = self._work.wanted
-        if not wanted.terms:
+        if not self._wanted.terms:
             return True
-        letter = read_dead_letter(delivery, self._place, self._work.queue)
-        return wanted.matches(letter, delivery, self.job.created)
+        letter = read_dead_letter(delivery, self._place, self._queue)
+        return self._wanted.matches(letter, delivery, self._run.job.created)
 
     def _left_out(self, item: _Item, why: LeftOut) -> None:
         if why.stops:
@@ -289,11 +344,10 @@ class Engine:
 
     def _keep(self, delivery: Delivery) -> None:
         self._selecting.keep(delivery.tag)
-        cost = self._work.cost
-        if cost.limit is not None and spent_too_much(delivery_count(delivery), cost):
+        if self._limit is not None and spent(delivery_count(delivery), self._limit):
             raise _Stopped(
                 f"a message that stays has come back {delivery_count(delivery)} times, and"
-                f" {self.job.queue!r} removes it after {cost.limit}: lift the limit first"
+                f" {self._queue.name!r} removes it after {self._limit}: lift the limit first"
             )
 
     # --- sending
@@ -309,34 +363,33 @@ class Engine:
             if not self._start(item):
                 await self._act.explore(item.delivery)
                 self._start(item)
-            if self._sent % self._work.per_turn == 0:
+            if self._sent % self._per_turn == 0:
                 await asyncio.sleep(0)  # what was queued is written, and others may run
                 await self._room()
 
     def _may_send(self) -> bool:
         """Whether there is nothing at all to wait for; room on the line is seen to now and then."""
-        control = self._work.control
         return (
-            len(self._in_flight) < self._work.pace.in_flight
+            len(self._in_flight) < self._pace.in_flight
             and not self._troubled
             and self._lost is None
-            and not control.rate
-            and not control.is_calling
+            and not self._control.rate
+            and not self._control.is_calling
             and not self._stages
         )
 
     async def _ready(self) -> None:
         """Return when the window has room and it is our turn."""
-        if self._troubled or self._lost is not None or self._work.control.is_calling:
+        if self._troubled or self._lost is not None or self._control.is_calling:
             await self._may_go_on()
         if self._sent in self._stages and self._sent != self._stage_began:
             await self._stage_over()
-        if self._work.control.rate:
+        if self._control.rate:
             await self._pacer.turn()
             await self._tell()
-            if self._work.control.is_calling:
+            if self._control.is_calling:
                 await self._may_go_on()
-        while len(self._in_flight) >= self._work.pace.in_flight:
+        while len(self._in_flight) >= self._pace.in_flight:
             await self._landing()
         await self._room()
 
@@ -406,10 +459,10 @@ class Engine:
 
     async def _again(self, item: _Item) -> None:
         """Send one message that failed; a fault of its own counts for it alone."""
-        tries = self._work.pace.tries
+        tries = self._pace.tries
         last: HopbackError | None = None
         for attempt in range(1, tries + 1):
-            if self._work.control.is_cancelled:
+            if self._control.is_cancelled:
                 raise _Cancelled
             last = await self._sent_alone(item)
             if last is None:
@@ -426,7 +479,7 @@ class Engine:
                 case Verdict.STOP:
                     raise _Stopped(str(ended or last))
             if attempt < tries:
-                await self._work.control.sleep(self._work.pace.pause(attempt))
+                await self._control.sleep(self._pace.pause(attempt))
             self._check()
         raise _Stopped(f"given up after {tries} tries: {last}")
 
@@ -442,8 +495,8 @@ class Engine:
         return None
 
     def _note(self, item: _Item, reason: str) -> None:
-        letter = read_dead_letter(item.delivery, item.place, self._work.queue)
-        now = self._work.clock.now()
+        letter = read_dead_letter(item.delivery, item.place, self._queue)
+        now = self._clock.now()
         self._notes.append(
             FailedMessage(letter.id, letter.digest, letter.message_id, reason, Moment(now))
         )
@@ -456,7 +509,7 @@ class Engine:
         await self._drain()
         await self._may_go_on()
         before = self._counts.arrived_meanwhile
-        await self._watch_for(self._work.watch_s)
+        await self._watch_for(self._watch.seconds)
         seen = await self._look()
         arrived = self._counts.arrived_meanwhile - before
         if self._counts.came_back:
@@ -473,15 +526,13 @@ class Engine:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while loop.time() < until:
-            await self._work.control.sleep(min(until - loop.time(), _PROGRESS_S))
+            await self._control.sleep(min(until - loop.time(), _PROGRESS_S))
             await self._may_go_on()
 
     async def _look(self) -> bool:
         """Count what arrived meanwhile; whether it could be looked at."""
-        if self._work.watch is None:
-            return False
-        holding = self._work.source.given > self._acked
-        found = await self._work.watch.look(self._work.source.taken, holding=holding)
+        holding = self._source.given > self._acked
+        found = await self._watch.look(self._source.taken, holding=holding)
         came_back = self._counts.came_back if found.came_back is None else found.came_back
         arrived = max(self._arrived_before + found.count, self._beyond(found.ready))
         self._counts = structs.replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)
@@ -492,11 +543,11 @@ class Engine:
 
         A job that was interrupted did not count what arrived before: its last run does, at its end.
         """
-        frozen = self.job.spec.selection
-        if self.job.run == 1 or not self._exhausted or frozen.behind is None:
+        frozen = self._run.job.spec.selection
+        if self._run.job.run == 1 or not self._exhausted or frozen.behind is None:
             return 0
         left = frozen.count + frozen.behind - self._counted().done - self._selecting.missing
-        return ready + self._work.source.given - self._acked - left
+        return ready + self._source.given - self._acked - left
 
     # --- telling
 
@@ -512,34 +563,32 @@ class Engine:
 
     async def _tell(self) -> None:
         """Write the progress down now and then."""
-        if self._work.clock.now() - self._told >= _PROGRESS_S:
+        if self._clock.now() - self._told >= _PROGRESS_S:
             await self._save()
 
     async def _save(self) -> None:
-        self._told = self._work.clock.now()
-        self.job = self.job.counted(self._counted(), self._selecting.checkpoint(), self._told)
-        self.job = replace(self.job, rate=self._work.control.rate)
-        await self._written()
+        self._told = self._clock.now()
+        job = self._run.job.counted(self._counted(), self._selecting.checkpoint(), self._told)
+        await self._write(replace(job, rate=self._control.rate))
 
     async def _record(self, state: JobState, reason: str) -> None:
-        if state is not self.job.state:
-            now = self._work.clock.now()
-            returned = max(self._work.source.given - self._acked, 0)
+        if state is not self._run.job.state:
+            now = self._clock.now()
+            returned = max(self._source.given - self._acked, 0)
             ended = state not in (JobState.RUNNING, JobState.PAUSED)
             counts = (
                 structs.replace(self._counted(), returned=returned) if ended else self._counted()
             )
-            self.job = self.job.counted(counts, self._selecting.checkpoint(), now)
-            self.job = self.job.to(state, now, reason)
-            await self._written()
+            job = self._run.job.counted(counts, self._selecting.checkpoint(), now)
+            await self._write(job.to(state, now, reason))
 
-    async def _written(self) -> None:
+    async def _write(self, job: JobRecord) -> None:
         notes, self._notes = self._notes, []
-        if notes:
-            await self._work.journal.add_failures(self.job.id, notes)
-        await self._work.journal.save(self.job, self._work.owner)
-        self._work.on_change(self.job)
+        await self._run.write(job, notes)
 
 
 def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
+
+
+__getattr__ = old_names(__name__, {"Work": "Engine"})

@@ -20,6 +20,7 @@ from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Pric
 from hopback.deadletters.desk import Desk
 from hopback.deadletters.editing import edited_copy
 from hopback.deadletters.filters import parse_filter
+from hopback.deadletters.freezing import check_request
 from hopback.deadletters.importing import import_lines
 from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.places import Places
@@ -101,7 +102,9 @@ class Operations:
         self._places = Places(broker, management, vhost, topologies, overrides, self.clock)
         self._browsing = Browsing(broker, self.settings, self.clock)
         self._desk = Desk(self._places, self._browsing, self.settings, self.clock)
-        self._workshop = Workshop(broker, self.journal, self.settings, self.clock, self._desk.bench)
+        self._workshop = Workshop(
+            broker, self.journal, self.settings, self.clock, self._desk.scene_for
+        )
         self._showing = Showing(self._places, self._browsing, self.clock)
         self._name = f"{broker.address} {vhost}"
         self._who = NOBODY
@@ -201,10 +204,10 @@ class Operations:
         """
         scene = await self._places.scene()
         found = scene.one(queue)
-        if lift and self._places.cost(scene, queue).price is Price.REFUSED:
+        if lift and scene.cost(queue).price is Price.REFUSED:
             await self.lift_limit(queue, by=by, reason="to look at it")
             scene = await self._places.scene()
-        cost = self._places.cost(scene, queue)
+        cost = scene.cost(queue)
         session = await self._browsing.open(found, window, cost, by=by or self._who, forced=forced)
         details = {"session": session.id, "held": session.held, "forced": forced}
         await self.note("session.open", by=by, queue=queue, details=details)
@@ -293,9 +296,12 @@ class Operations:
         known = await self._begun_before(request)
         if known is not None:
             return known
-        order = await self._desk.order(request, self._name, new_job_id())
-        job = await self._workshop.begin(order.ident, order.spec, order.bench, order.hand_over)
-        if job.id == order.ident:
+        check_request(request)
+        scene = await self._places.scene(count=request.queue)
+        ident = new_job_id()
+        spec, held = await self._desk.spec(request, scene, self._name, ident)
+        job = await self._workshop.begin(ident, spec, scene, held)
+        if job.id == ident:
             await self._told("job.start", job, request.by, request.reason)
         return job.view
 
@@ -377,7 +383,7 @@ class Operations:
         else:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
-            job = await self._workshop.begin_again(job, await self._desk.bench(job.spec))
+            job = await self._workshop.begin_again(job, await self._desk.scene_for(job.spec))
         await self._told("job.resume", job, by)
         return job.view
 
@@ -426,7 +432,7 @@ class Operations:
         job = await self._record(ident)
         self._check_broker(job)
         spec = await self._desk.spec_for_failures(job, self.journal, by or self._who, reason)
-        again = await self._workshop.begin(new_job_id(), spec, await self._desk.bench(spec))
+        again = await self._workshop.begin(new_job_id(), spec, await self._desk.scene_for(spec))
         await self._told("job.retry-failures", again, by, spec.why)
         return again.view
 

@@ -16,6 +16,7 @@ from hopback.broker.limits import PolicyLedger, restore_limits
 from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, lifting
 from hopback.deadletters.contract import Depth, Moment
 from hopback.deadletters.discovery import cost_of_looking, dead_letter_queues
+from hopback.designs import DESIGNS, Design
 from hopback.errors import (
     AccessRefused,
     ManagementNotFound,
@@ -58,13 +59,19 @@ class LiveView(PolicyLedger, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything known about queues and routes at one moment."""
+    """Everything known about queues and routes at one moment.
+
+    `live` is what was read from the broker, None where only declarations are known. `ready` is how many
+    messages the queue has that was to be counted, 0 if none was.
+    """
 
     topology: Topology
     dead_letter_queues: tuple[DeadLetterQueue, ...]
     version: BrokerVersion
     operator_policies: tuple[Policy, ...] = ()
     live: Topology | None = None
+    declared: tuple[Topology, ...] = ()
+    ready: int = 0
 
     def one(self, name: str) -> DeadLetterQueue:
         """The dead-letter queue of that name; NoSuch if there is none."""
@@ -86,6 +93,22 @@ class Scene:
             queue,
             arguments=effective_arguments(with_policy, self.operator_policies, self.version),
         )
+
+    def cost(self, name: str) -> Cost:
+        """What one browse session costs each message of a queue."""
+        return cost_of_looking(self.effective(name), self.version)
+
+    def is_classic(self, name: str) -> bool:
+        """Whether it is known to be a classic queue."""
+        queue = self.effective(name)
+        return queue is not None and queue.type is QueueType.CLASSIC
+
+    def design_of(self, queue: str) -> Design | None:
+        """The documented design whose dead letters rest in this queue, if it was declared here."""
+        for topology in self.declared:
+            if any(plan.parking.queue == queue for plan in topology.plans):
+                return DESIGNS.get(topology.name)
+        return None
 
     def table(self) -> RoutingTable | None:
         """The routes, where they were read from the broker; declared ones may not be all."""
@@ -128,8 +151,11 @@ class Places:
         finally:
             await connection.close()
 
-    async def scene(self) -> Scene:
-        """What stands where, now."""
+    async def scene(self, *, count: str = "") -> Scene:
+        """What stands where, now; with `count`, also how many messages that dead-letter queue has.
+
+        NoSuch if there is no such queue, UnsafeOperation if nobody tells how many it has.
+        """
         version = await self._known_version()
         live, operators = None, tuple[Policy, ...]()
         topology = joined(self._declared)
@@ -138,7 +164,17 @@ class Places:
             topology = replace(joined((live, *self._declared)), policies=live.policies)
             operators = await self._operators(self._management)
         found = dead_letter_queues(topology, version=version, overrides=self._overrides)
-        return Scene(topology, found, version, operators, live)
+        scene = Scene(topology, found, version, operators, live, self._declared)
+        if not count:
+            return scene
+        scene.one(count)
+        depth, _ = await self.depth(count)
+        if depth.ready is None:
+            raise UnsafeOperation(
+                f"nobody tells how many messages {count!r} has: grant the user `configure` on it, which"
+                " RabbitMQ 4.3 wants for that question, or give the management address"
+            )
+        return replace(scene, ready=depth.ready)
 
     async def _operators(self, management: LiveView) -> tuple[Policy, ...]:
         """Operator policies; who may not list them learns from each queue what holds for it."""
@@ -157,13 +193,6 @@ class Places:
             async with self.line() as connection:
                 return connection.version
         return self._version
-
-    def design_of(self, queue: str) -> str:
-        """The name of the declared topology whose dead letters rest in this queue; empty if none."""
-        for topology in self._declared:
-            if any(plan.parking.queue == queue for plan in topology.plans):
-                return topology.name
-        return ""
 
     # --- how deep
 
@@ -222,10 +251,6 @@ class Places:
         return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
 
     # --- what looking costs, and making it cheap
-
-    def cost(self, scene: Scene, name: str) -> Cost:
-        """What one browse session costs each message."""
-        return cost_of_looking(scene.effective(name), scene.version)
 
     def is_lifted(self, scene: Scene, name: str) -> bool:
         """Whether a policy of ours lifts the queue's limit."""

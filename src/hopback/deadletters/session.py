@@ -53,10 +53,15 @@ _PREFETCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """The letters that a filter wants, in the order of the queue, and how many it cannot judge."""
+    """The letters of a session that are wanted, in the order of the queue, and how many nobody can judge."""
 
+    session: BrowseSession
     letters: tuple[DeadLetter, ...]
     not_looked_into: int = 0
+
+    def hand_over(self) -> Holding:
+        """Give them to a job, which ends the session; SessionOver if it has ended meanwhile."""
+        return self.session.hand_over(self.letters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ class BrowseSession:
             if delivery is not None and wanted.needs_content:
                 await turns.after(held_size(delivery))
                 self._check()
-        return Sifted(tuple(found), unread)
+        return Sifted(self, tuple(found), unread)
 
     async def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, size: int = 20) -> Page:
         """Letters after the place `cursor`, at most `size` of them."""

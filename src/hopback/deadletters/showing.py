@@ -114,7 +114,7 @@ class Showing:
         self, scene: Scene, found: DeadLetterQueue, summary: QueueSummary
     ) -> QueueDetail:
         """Everything about a queue that can be known without looking into it."""
-        cost = self._places.cost(scene, found.name)
+        cost = scene.cost(found.name)
         queue = scene.effective(found.name)
         return QueueDetail(
             **{name: getattr(summary, name) for name in summary.__struct_fields__},
@@ -240,7 +240,7 @@ class Showing:
         """The queue, how many to take of how many; UnsafeOperation if looking could lose something."""
         scene = await self._places.scene()
         source = scene.one(queue)
-        check_cost(self._places.cost(scene, queue), forced=forced)
+        check_cost(scene.cost(queue), forced=forced)
         depth, _ = await self._places.depth(queue)
         ready = depth.ready or 0
         return source, ready if limit is None else min(limit, ready), ready

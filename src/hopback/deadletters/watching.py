@@ -44,9 +44,12 @@ class Watch:
         job: str,
         *,
         ready: int,
+        seconds: float,
         may_look: bool,
         in_order: bool = False,
     ) -> None:
+        self.seconds = seconds
+        """How long the job waits to see whether what it has sent comes back."""
         self._broker = broker
         self._in_order = in_order
         self._queue = queue

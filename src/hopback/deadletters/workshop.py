@@ -7,7 +7,7 @@ import itertools
 import logging
 import random
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -18,17 +18,14 @@ from hopback.deadletters.acts import Discarding, Redriving
 from hopback.deadletters.archive import FileSink, run_file
 from hopback.deadletters.ceremonies import completion_event
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
-from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Head, Held
 from hopback.deadletters.journal import Checkpoint, JobRecord, Wish
-from hopback.deadletters.moving import Engine
-from hopback.deadletters.pacing import Control
+from hopback.deadletters.moving import Engine, JobRun
 from hopback.deadletters.planning import watch_seconds
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.selecting import Selecting
 from hopback.deadletters.trouble import may_pass
 from hopback.deadletters.watching import Watch
-from hopback.deadletters.work import Work
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -38,27 +35,22 @@ from hopback.errors import (
     StoreUnavailable,
 )
 from hopback.policy.redrive import RedriveOccasion
+from hopback.renamed import old_names
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from typing import TypeAlias
 
-    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
     from hopback.deadletters.acts import Act
-    from hopback.deadletters.ceremonies import Ceremony
-    from hopback.deadletters.contract import Cost
-    from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
+    from hopback.deadletters.places import Scene
     from hopback.deadletters.requests import Settings
-    from hopback.deadletters.session import Holding
-    from hopback.topology.routing import RoutingTable
+    from hopback.deadletters.session import Holding, Sifted
 
-    HandOver: TypeAlias = Callable[[], Holding]
-
-__all__ = ["Bench", "Workshop", "new_job_id"]
+__all__ = ["Workshop", "new_job_id"]
 
 _log = logging.getLogger("hopback.deadletters")
 _BEAT_S = 1.0
@@ -76,36 +68,6 @@ def new_job_id() -> str:
     return f"j-{token_hex(6)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What a job needs to know of its queue; `ready` is how deep it was when that was asked."""
-
-    source: DeadLetterQueue
-    cost: Cost
-    ready: int
-    ceremony: Ceremony
-    table: RoutingTable | None = None
-    routes: RoutingTable | None = None
-    forced: bool = False
-    is_classic: bool = False
-
-
-@dataclass(slots=True)
-class _Run:
-    """A job at work here."""
-
-    job: JobRecord
-    owner: str
-    control: Control
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-
-    def tell(self, job: JobRecord) -> None:
-        """There is news."""
-        self.job = job
-        self.changed.set()
-
-
 class Workshop:
     """Runs jobs, and knows of those that run elsewhere by the journal."""
 
@@ -115,44 +77,46 @@ class Workshop:
         journal: Journal,
         settings: Settings,
         clock: Clock,
-        look_again: Callable[[JobSpec], Awaitable[Bench]],
+        look_again: Callable[[JobSpec], Awaitable[Scene]],
     ) -> None:
         self._broker = broker
         self._look_again = look_again
         self._journal = journal
         self._settings = settings
         self._clock = clock
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, JobRun] = {}
 
     # --- beginning
 
     async def begin(
-        self, ident: str, spec: JobSpec, bench: Bench, hand_over: HandOver | None = None
+        self, ident: str, spec: JobSpec, scene: Scene, held: Sifted | None = None
     ) -> JobRecord:
-        """Write a new job down and start it; the job of the same key if there is one already."""
+        """Write a new job down and start it; the job of the same key if there is one already.
+
+        `held` is what a session holds of it and hands over.
+        """
         now = self._clock.now()
-        digests = spec.selection.digests
-        selected = spec.selection.count if digests is None else len(digests)
+        is_classic = scene.is_classic(spec.queue)
         job = JobRecord(
             ident,
             spec,
-            counts=Counts(selected),
+            counts=Counts(spec.selection.size),
             rate=spec.pace.rate,
             created=now,
             updated=now,
             checkpoint=Checkpoint(
                 rest=spec.selection.count,
-                end_is_sure=bench.is_classic or spec.selection.behind == 0,
+                end_is_sure=is_classic or spec.selection.behind == 0,
             ),
         )
-        return await self._start(job, bench, hand_over)
+        return await self._start(job, scene, held)
 
-    async def begin_again(self, job: JobRecord, bench: Bench) -> JobRecord:
+    async def begin_again(self, job: JobRecord, scene: Scene) -> JobRecord:
         """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
             await self._check_nothing_since(job)
         again = _anew(job.to(JobState.RUNNING, self._clock.now()))
-        return await self._start(again, bench, None)
+        return await self._start(again, scene, None)
 
     async def _check_nothing_since(self, job: JobRecord) -> None:
         """The first messages are not the same any more once another job has taken some."""
@@ -163,29 +127,29 @@ class Workshop:
                     f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                 )
 
-    async def _start(self, job: JobRecord, bench: Bench, hand_over: HandOver | None) -> JobRecord:
+    async def _start(self, job: JobRecord, scene: Scene, held: Sifted | None) -> JobRecord:
         owner = token_hex(8)
         begun = await self._journal.begin(job, owner)
         if begun.id != job.id:
             return begun
         holding = None
-        if hand_over is not None:
+        if held is not None:
             # A session that ended just now gave everything back: then it is taken from the queue.
             with suppress(SessionOver):
-                holding = hand_over()
-        run = _Run(job, owner, Control(job.rate))
+                holding = held.hand_over()
+        run = JobRun(job, owner, self._journal)
         self._runs[job.id] = run
-        run.task = asyncio.create_task(self._run(run, bench, holding), name=f"job {job.id}")
+        run.task = asyncio.create_task(self._run(run, scene, holding), name=f"job {job.id}")
         return job
 
     # --- running
 
-    async def _run(self, run: _Run, bench: Bench, holding: Holding | None) -> None:
+    async def _run(self, run: JobRun, scene: Scene, holding: Holding | None) -> None:
         beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
         try:
-            while (away := await self._work_through(run, bench, holding)) is not None:
-                bench, holding = await self._waited(run, away), None
-            await self._announce(run.job, bench)
+            while (away := await self._work_through(run, scene, holding)) is not None:
+                scene, holding = await self._waited(run, away), None
+            await self._announce(run.job, scene)
             await self._journal.write(_ending(run.job, self._clock.now()))
         except asyncio.CancelledError:
             await self._end(run, JobState.INTERRUPTED, "the process that ran it ended")
@@ -204,21 +168,21 @@ class Workshop:
             if self._runs.get(run.job.id) is run:
                 del self._runs[run.job.id]
 
-    async def _end(self, run: _Run, state: JobState, reason: str) -> None:
+    async def _end(self, run: JobRun, state: JobState, reason: str) -> None:
         """Write down that a run could not go on, unless it is somebody else's already."""
         if run.job.is_active:
             job = run.job.to(state, self._clock.now(), reason)
             try:
-                await self._journal.save(job, run.owner)
+                await run.write(job)
             except LeaseLost:
-                pass
+                run.tell(job)
             except StoreUnavailable as away:
                 # Its lease lapses, and it is found interrupted by whoever looks next.
                 _log.warning("the end of job %s was not written down: %s", job.id, away)
-            run.tell(job)
+                run.tell(job)
 
     async def _work_through(
-        self, run: _Run, bench: Bench, holding: Holding | None
+        self, run: JobRun, scene: Scene, holding: Holding | None
     ) -> BrokerError | None:
         """One run of the engine; how the broker went away, if that is what ended it."""
         job = run.job
@@ -232,17 +196,39 @@ class Workshop:
             if may_pass(failed):
                 return failed
             raise
-        act = self._act(job, bench)
+        act = self._act(job, scene)
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
-            work = self._work(run, bench, act, connection, self._source(job, channel, holding))
-            engine = Engine(job, work)
+            source = self._source(job, channel, holding)
+            is_classic = scene.is_classic(job.queue)
+            selecting = Selecting(
+                source,
+                job.spec.selection,
+                job.checkpoint,
+                2 * _prefetch(job.spec),
+                returned_first=not is_classic and not isinstance(source, Held),
+            )
+            engine = Engine(
+                run,
+                scene,
+                source,
+                selecting,
+                act,
+                self._watch(job, scene),
+                let_go=connection.close,
+                clock=self._clock,
+                per_turn=self._settings.per_turn,
+            )
             await engine.run()
             return engine.away
         finally:
-            await self._put_away(act, connection)
+            # A connection that is gone already has given everything back.
+            with suppress(BrokerError):
+                await act.close()
+            with suppress(BrokerError):
+                await connection.close()
 
-    async def _waited(self, run: _Run, away: BrokerError) -> Bench:
+    async def _waited(self, run: JobRun, away: BrokerError) -> Scene:
         """Wait until the broker answers, say so meanwhile, and begin the job's next run.
 
         Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
@@ -261,7 +247,7 @@ class Workshop:
             if run.control.is_cancelled:
                 raise _Cancelled
             try:
-                bench = await self._look_again(run.job.spec)
+                scene = await self._look_again(run.job.spec)
             except HopbackError as failed:
                 if not may_pass(failed) or asyncio.get_running_loop().time() >= until:
                     raise
@@ -269,56 +255,27 @@ class Workshop:
                 break
         run.tell(_anew(run.job))
         await self._said(run, "")
-        return bench
+        return scene
 
-    async def _said(self, run: _Run, reason: str, state: JobState | None = None) -> None:
+    async def _said(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
         """Write down what an active job is waiting for; empty when it goes on."""
         now = self._clock.now()
         job = run.job if state is None else run.job.to(state, now)
-        job = replace(job, reason=reason, updated=now, changes=job.changes + 1)
-        await self._journal.save(job, run.owner)
-        run.tell(job)
+        await run.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))
 
-    def _work(
-        self, run: _Run, bench: Bench, act: Act, connection: Connection, source: Source
-    ) -> Work:
-        job = run.job
+    def _watch(self, job: JobRecord, scene: Scene) -> Watch:
         spec = job.spec
-        remembered = 2 * _prefetch(spec)
-        text = spec.selection.filter if spec.selection.digests is None else ""
-        may_look = bench.forced or bench.cost.price is not Price.REFUSED
-        watched = spec.pace.watch_s
-        return Work(
-            queue=bench.source,
-            source=source,
-            selecting=Selecting(
-                source,
-                spec.selection,
-                job.checkpoint,
-                remembered,
-                returned_first=not bench.is_classic and not isinstance(source, Held),
-            ),
-            act=act,
-            wanted=parse_filter(text) if text else EVERYTHING,
-            cost=bench.cost if not bench.forced else structs.replace(bench.cost, limit=None),
-            journal=self._journal,
-            owner=run.owner,
-            clock=self._clock,
-            pace=spec.pace,
-            control=run.control,
-            watch=Watch(
-                self._broker,
-                spec.queue,
-                job.id,
-                ready=bench.ready,
-                may_look=may_look,
-                in_order=bench.is_classic,
-            ),
-            watch_s=watch_seconds(bench.source.plans) if watched is None else watched,
-            is_classic=bench.is_classic,
-            per_turn=self._settings.per_turn,
-            on_change=run.tell,
-            let_go=connection.close,
+        seconds = spec.pace.watch_s
+        if seconds is None:
+            seconds = watch_seconds(scene.one(job.queue).plans)
+        return Watch(
+            self._broker,
+            job.queue,
+            job.id,
+            ready=scene.ready,
+            seconds=seconds,
+            may_look=spec.forced or scene.cost(job.queue).price is not Price.REFUSED,
+            in_order=scene.is_classic(job.queue),
         )
 
     def _source(self, job: JobRecord, channel: Channel, holding: Holding | None) -> Source:
@@ -329,11 +286,11 @@ class Workshop:
         count = mark.kept + mark.rest if spec.selection.digests is None else spec.selection.count
         return Head(channel, spec.queue, count, _prefetch(spec))
 
-    def _act(self, job: JobRecord, bench: Bench) -> Act:
-        spec = job.spec
+    def _act(self, job: JobRecord, scene: Scene) -> Act:
+        spec, queue = job.spec, scene.one(job.queue)
         if spec.kind is JobKind.DISCARD:
             sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
-            return Discarding(sink, bench.source)
+            return Discarding(sink, queue)
         occasion = RedriveOccasion(
             now=job.created,
             job=job.id,
@@ -344,22 +301,15 @@ class Workshop:
         )
         return Redriving(
             self._broker,
-            bench.source,
+            queue,
             spec.target,
             occasion,
             max_redrives=spec.max_redrives,
-            table=bench.table,
-            routes=bench.routes,
+            table=scene.table(),
+            routes=scene.routes(),
         )
 
-    async def _put_away(self, act: Act, connection: Connection) -> None:
-        """Close both lines; one that is gone already has given everything back."""
-        with suppress(BrokerError):
-            await act.close()
-        with suppress(BrokerError):
-            await connection.close()
-
-    async def _beat(self, run: _Run) -> None:
+    async def _beat(self, run: JobRun) -> None:
         """Keep the lease, and hear what people want of the job."""
         every = min(_BEAT_S, self._settings.lease_s / 3)
         while True:
@@ -375,9 +325,9 @@ class Workshop:
                 continue
             run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
 
-    async def _announce(self, job: JobRecord, bench: Bench) -> None:
+    async def _announce(self, job: JobRecord, scene: Scene) -> None:
         """Tell that messages were re-driven, where the design asks for that."""
-        event = completion_event(bench.ceremony, job, bench.source)
+        event = completion_event(scene.design_of(job.queue), job, scene.one(job.queue))
         if event is None or job.state is JobState.INTERRUPTED:
             return
         try:
@@ -407,7 +357,7 @@ class Workshop:
     async def news(self, ident: str) -> AsyncIterator[JobRecord]:
         """The job now and after each change, until it runs no more."""
         told: JobRecord | None = None
-        run: _Run | None = None
+        run: JobRun | None = None
         while True:
             # A run that has ended is asked once more: its end may not have reached the journal.
             ended = run if run is not None and not run.job.is_active else None
@@ -472,7 +422,7 @@ def _prefetch(spec: JobSpec) -> int:
     return 3 * spec.pace.in_flight
 
 
-async def _changed(run: _Run | None) -> None:
+async def _changed(run: JobRun | None) -> None:
     """Until there is news, or it is time to look again."""
     if run is None:
         await asyncio.sleep(_LOOK_AGAIN_S)
@@ -480,3 +430,6 @@ async def _changed(run: _Run | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_LOOK_AGAIN_S):
             await run.changed.wait()
+
+
+__getattr__ = old_names(__name__, {"Bench": "hopback.deadletters.places.Scene"})

@@ -18,7 +18,7 @@ from hopback.designs.design import (
     whole_number,
 )
 from hopback.designs.event_bus import event_bus
-from hopback.designs.file_pipeline import file_pipeline
+from hopback.designs.file_pipeline import REDRIVE_COMPLETED, file_pipeline
 from hopback.designs.freeflow import freeflow
 from hopback.designs.raffle import raffle
 from hopback.designs.ratatoskr import ratatoskr
@@ -49,6 +49,8 @@ _EVERY = (
         "file-pipeline",
         "seven consumers, each with its own 15 s retry queue and dead-letter queue",
         file_pipeline,
+        stamps_redrives=True,
+        completion=REDRIVE_COMPLETED,
     ),
     Design(
         "event-bus",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 __all__ = [
+    "NO_COMPLETION",
+    "CompletionEvent",
     "Design",
     "DesignParameter",
     "count_problems",
@@ -52,8 +54,26 @@ class DesignParameter:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionEvent:
+    """The event by which a design tells that a re-drive has ended: where it goes, what it is called."""
+
+    exchange: str
+    routing_key: str
+    type: str
+    version: int = 1
+
+
+NO_COMPLETION: CompletionEvent | None = None
+"""Nothing is published when a re-drive ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class Design:
-    """A ready-made topology: one of the documented systems, or Hopback's own."""
+    """A ready-made topology: one of the documented systems, or Hopback's own.
+
+    `stamps_redrives` writes the `x-redriven-…` headers to what is re-driven; `completion` is published
+    when a re-drive has ended.
+    """
 
     name: str
     summary: str
@@ -63,6 +83,8 @@ class Design:
     """Whether it reproduces a documented system; Hopback's own design does not."""
     codes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The names by which the document logs events, to be given to `App`; see the table of events."""
+    stamps_redrives: bool = False
+    completion: CompletionEvent | None = NO_COMPLETION
 
     def build(self, params: Mapping[str, str] = _NO_PARAMS, hardened: bool = False) -> Topology:
         """The topology for these parameters; InvalidTopology lists everything wrong with them."""

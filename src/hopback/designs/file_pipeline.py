@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.designs.design import count_problems, delay_problems, refuse
+from hopback.designs.design import CompletionEvent, count_problems, delay_problems, refuse
 from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
@@ -12,10 +12,17 @@ from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Re
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["file_pipeline"]
+__all__ = ["REDRIVE_COMPLETED", "file_pipeline"]
 
 _EVENTS = "domain.events"
 _COMMANDS = "domain.commands"
+
+REDRIVE_COMPLETED = CompletionEvent(
+    exchange=_EVENTS,
+    routing_key="operations.dlq.redrive.completed.v1",
+    type="DlqRedriveCompleted.v1",
+)
+"""What the document wants published when messages were re-driven."""
 
 _BOUND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("q.upload.commands", _COMMANDS, ("commands.upload.#", "commands.file.reprocess.*")),
