@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
     from hopback.policy.rules import Rule, Verdict
-    from hopback.runtime.app import App
+    from hopback.runtime.app import App, Router
     from hopback.runtime.context import Context, compose
+    from hopback.runtime.dependencies import Depends, Scope
+    from hopback.runtime.middleware import Middleware, NextRun
     from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Environment
@@ -46,6 +48,7 @@ __all__ = [
     "Clock",
     "Context",
     "Delivery",
+    "Depends",
     "Done",
     "EmbeddedBroker",
     "Environment",
@@ -54,6 +57,8 @@ __all__ = [
     "Finding",
     "HopbackError",
     "Message",
+    "Middleware",
+    "NextRun",
     "Outcome",
     "Ownership",
     "Park",
@@ -66,7 +71,9 @@ __all__ = [
     "Relay",
     "Report",
     "Retry",
+    "Router",
     "Rule",
+    "Scope",
     "Service",
     "ServiceOptions",
     "Severity",
@@ -97,8 +104,10 @@ _HOMES = {
     "hopback.policy.breaker": ("BreakerPolicy",),
     "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
     "hopback.policy.rules": ("Rule", "Verdict"),
-    "hopback.runtime.app": ("App",),
+    "hopback.runtime.app": ("App", "Router"),
     "hopback.runtime.context": ("Context", "compose"),
+    "hopback.runtime.dependencies": ("Depends", "Scope"),
+    "hopback.runtime.middleware": ("Middleware", "NextRun"),
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Environment",),

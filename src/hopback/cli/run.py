@@ -258,7 +258,24 @@ def load_app(target: str) -> App:
             do="Name a Python module, not a file: shop:app rather than shop.py:app.",
             code=Exit.USAGE,
         )
-    return _application(_imported(name), attribute or "app")
+    module = _imported(name)
+    app = _application(module, attribute or "app")
+    _import_handlers(module)
+    return app
+
+
+def _import_handlers(module: ModuleType) -> None:
+    """Import what declares handlers below a package, and say what runs nowhere."""
+    from hopback.runtime.discovery import discover, left_out
+
+    try:
+        found = discover(module)
+    except Exception as error:
+        raise _broken(module.__name__, error) from error
+    for router in left_out((module, *found)):
+        click.echo(
+            safe(f"{router} is included in no application: its handlers do not run."), err=True
+        )
 
 
 def _imported(name: str) -> ModuleType:

@@ -4,9 +4,11 @@ Declaring touches no broker. What runs an application (`hopback run`, `Service`,
 for its topology and its handlers.
 """
 
+# ruff: noqa: SLF001 - a router hands what it has to the router that includes it, and nobody else
+
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
@@ -22,6 +24,7 @@ from hopback.runtime.handler import (
     inspect_batch_handler,
     inspect_handler,
 )
+from hopback.runtime.middleware import check_middleware
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
@@ -29,7 +32,7 @@ from hopback.topology.feed import feeds_of
 from hopback.topology.model import Binding, Exchange, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
     from typing import Unpack
 
@@ -37,13 +40,16 @@ if TYPE_CHECKING:
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.rules import Rule
     from hopback.runtime.context import PublishOptions
-    from hopback.topology.feed import Bind
+    from hopback.runtime.dependencies import Provider
+    from hopback.runtime.middleware import Middleware
+    from hopback.topology.feed import Bind, Feed
     from hopback.topology.plan import Plan
 
-__all__ = ["AnyHandler", "App", "Waits"]
+__all__ = ["AnyHandler", "App", "Router", "Waits"]
 
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler
 F = TypeVar("F", bound="Callable[..., Any]")
+M = TypeVar("M", bound="Middleware")
 
 Waits: TypeAlias = "Iterable[str | int] | None"
 """The waits after the first, second, … failure; None: the first failure parks."""
@@ -63,39 +69,47 @@ _UNSAID: Final = _Unsaid.UNSAID
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A queue of Hopback's own design, and the exchanges that feed it."""
+    """What was said of a queue of Hopback's own design, whatever its name will be."""
 
-    plan: Plan
-    bindings: tuple[Binding, ...]
+    tiers_ms: tuple[int, ...]
+    attempts: int | None
+    feeds: tuple[Feed, ...]
+
+    def plan(self, queue: str) -> Plan:
+        """The failure plan of the queue, under its full name."""
+        return recommended_plan(queue, tiers_ms=self.tiers_ms, attempts=self.attempts)
+
+    def bindings(self, queue: str) -> Iterator[Binding]:
+        """What leads to the queue."""
+        for feed in self.feeds:
+            yield from feed.bindings(queue)
 
 
-class App:
-    """Queues, their failure plans and their handlers, under one name.
+class Router:
+    """Queues and their handlers in a module of their own, to be included into an application.
 
-    A design that exists already (one of the documented patterns, or a TOML file) is given as
-    `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
-    `lifespan` makes an async context that is entered before the first delivery and left after the
-    last: a database, a client, an outbox relay.
+    `prefix` begins the name of every queue declared here. Middleware of a router is put around the
+    handlers of this router alone, inside that of the application.
     """
 
-    def __init__(
-        self,
-        name: str = "app",
-        *,
-        topology: Topology | None = None,
-        codes: Mapping[str, str] | None = None,
-        lifespan: Callable[[App], AbstractAsyncContextManager[object]] | None = None,
-    ) -> None:
-        self.name = name
-        self.codes: Mapping[str, str] = dict(codes or {})
-        """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
-        self._lifespan = lifespan
-        self._given = topology
-        self._queues: dict[str, _Declared] = {}
-        self._exchanges: dict[str, Exchange] = {}
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.handlers: dict[str, AnyHandler] = {}
         """What handles each queue, by its name."""
-        self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
+        self._queues: dict[str, _Declared] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self._middleware: list[Middleware] = []
+        self._within: dict[str, tuple[Router, ...]] = {}
+        self._parents: list[Router] = []
+
+    @property
+    def is_included(self) -> bool:
+        """Whether an application, or another router, has included it."""
+        return bool(self._parents)
+
+    @property
+    def _where(self) -> str:
+        return f"router {self.prefix!r}"
 
     # --- declaring -------------------------------------------------------------------------------
 
@@ -113,29 +127,32 @@ class App:
         serves all further attempts. With None there is no retry: the first failure parks. `bind`
         maps topic exchanges to the routing keys wanted of them, or is a `Feed`, or several.
         """
-        self._refuse_second_plan(name)
-        tiers_ms = [parse_duration_ms(wait) for wait in retry or ()]
+        tiers_ms = tuple(parse_duration_ms(wait) for wait in retry or ())
         if retry is not None and not tiers_ms:
             found = Problem("retry", 'waits like ["30s", "5m"], or None for no retry', "no wait")
             raise InvalidTopology((found,), where=f"queue {name!r}")
-        plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
-        bindings: list[Binding] = []
-        for feed in feeds_of(bind or {}):
+        self._declare(self.prefix + name, _Declared(tiers_ms, attempts, feeds_of(bind or {})))
+
+    def _declare(self, name: str, declared: _Declared) -> None:
+        self._refuse_second_plan(name)
+        declared.plan(name)  # what cannot be planned is refused here
+        for feed in declared.feeds:
             for exchange in feed.exchanges():
                 self._add_exchange(exchange)
-            bindings += feed.bindings(name)
-        self._queues[name] = _Declared(plan, tuple(bindings))
+        self._queues[name] = declared
+        for parent in self._parents:
+            parent._declare(parent.prefix + name, declared)
 
     def _add_exchange(self, exchange: Exchange) -> None:
         known = self._exchanges.setdefault(exchange.name, exchange)
         if known.type != exchange.type:
             found = Problem(f"exchanges.{exchange.name}", f"a {known.type} exchange", exchange.type)
-            raise InvalidTopology((found,), where=f"app {self.name!r}")
+            raise InvalidTopology((found,), where=self._where)
 
     def _refuse_second_plan(self, queue: str) -> None:
-        if queue in self._queues or (self._given and self._given.plan(queue) is not None):
+        if queue in self._queues:
             found = Problem(f"queues.{queue}", "one failure plan", "a second one")
-            raise InvalidTopology((found,), where=f"app {self.name!r}")
+            raise InvalidTopology((found,), where=self._where)
 
     def handler(
         self,
@@ -159,6 +176,7 @@ class App:
         if retry is not _UNSAID or attempts is not None or bind is not None:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
+        queue = self.prefix + queue
         options = HandlerOptions(
             concurrency=concurrency,
             prefetch=prefetch,
@@ -201,6 +219,7 @@ class App:
         if retry is not _UNSAID or attempts is not None or bind is not None:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
+        queue = self.prefix + queue
         seconds = parse_duration_ms(wait) / 1000
         options = BatchOptions(
             size, seconds, batchers, isolates, tuple(rules), deadline=deadline, breaker=breaker
@@ -226,14 +245,92 @@ class App:
         """Post each delivery of a queue to a service's endpoint; the HTTP status is its outcome."""
         target = PushTarget(url, timeout, concurrency)
         options = HandlerOptions(concurrency=concurrency, breaker=breaker)
-        self.add_handler(PushHandler(queue, target, options))
+        self.add_handler(PushHandler(self.prefix + queue, target, options))
 
     def add_handler(self, handler: AnyHandler) -> None:
         """Add a handler; a queue has one, so that each message has one outcome."""
         if handler.queue in self.handlers:
             found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")
-            raise InvalidTopology((found,), where=f"app {self.name!r}")
+            raise InvalidTopology((found,), where=self._where)
         self.handlers[handler.queue] = handler
+        for parent in self._parents:
+            parent._take(self, handler)
+
+    def middleware(self, call: M) -> M:
+        """Put an async function of context and `run` around every run; the first is the outermost."""
+        check_middleware(call)
+        self._middleware.append(call)
+        return call
+
+    def include(self, *routers: Router) -> None:
+        """Take in the queues and handlers of routers, also those that they declare later."""
+        for router in routers:
+            if router is self or router in self._parents or self in router._parents:
+                found = Problem("include", "each router once, and never itself", router._where)
+                raise InvalidTopology((found,), where=self._where)
+            router._parents.append(self)
+            for name, declared in router._queues.items():
+                self._declare(self.prefix + name, declared)
+            for handler in router.handlers.values():
+                self._take(router, handler)
+
+    def _take(self, router: Router, handler: AnyHandler) -> None:
+        queue = self.prefix + handler.queue
+        self._within[queue] = (router, *router._within.get(handler.queue, ()))
+        self.add_handler(_moved(handler, queue))
+
+    def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
+        """What is put around the runs of a queue's handler, the outermost first."""
+        inner = (one for router in self._within.get(queue, ()) for one in router._middleware)
+        return (*self._middleware, *inner)
+
+
+class App(Router):
+    """Queues, their failure plans and their handlers, under one name.
+
+    A design that exists already (one of the documented patterns, or a TOML file) is given as
+    `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
+    `lifespan` makes an async context that is entered before the first delivery and left after the
+    last: a database, a client, an outbox relay.
+    """
+
+    def __init__(
+        self,
+        name: str = "app",
+        *,
+        topology: Topology | None = None,
+        codes: Mapping[str, str] | None = None,
+        lifespan: Callable[[App], AbstractAsyncContextManager[object]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.codes: Mapping[str, str] = dict(codes or {})
+        """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
+        self._lifespan = lifespan
+        self._given = topology
+        self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
+        self.overrides: dict[Provider, Provider] = {}
+        """Which providers take the place of others, from the next start on."""
+
+    @property
+    def _where(self) -> str:
+        return f"app {self.name!r}"
+
+    def _refuse_second_plan(self, queue: str) -> None:
+        super()._refuse_second_plan(queue)
+        if self._given is not None and self._given.plan(queue) is not None:
+            found = Problem(f"queues.{queue}", "one failure plan", "a second one")
+            raise InvalidTopology((found,), where=self._where)
+
+    @contextmanager
+    def override(self, provider: Provider, replacement: Provider) -> Iterator[None]:
+        """Let one provider take the place of another in what is started meanwhile: for tests."""
+        before = dict(self.overrides)
+        self.overrides[provider] = replacement
+        try:
+            yield
+        finally:
+            self.overrides = before
 
     # --- what runs it asks for ---------------------------------------------------------------------
 
@@ -241,16 +338,17 @@ class App:
     def topology(self) -> Topology:
         """Everything declared, as data. InvalidTopology names handled queues without failure plan."""
         given = self._given or Topology(self.name)
-        own = self._queues.values()
+        plans = [declared.plan(queue) for queue, declared in self._queues.items()]
+        ways = (way for queue, one in self._queues.items() for way in one.bindings(queue))
         whole = replace(
             given,
             name=self.name,
             exchanges=_united(given.exchanges, self._exchanges.values()),
             queues=unique_queues(
-                (*given.queues, *(q for one in own for q in hardened_queues(one.plan)))
+                (*given.queues, *(queue for plan in plans for queue in hardened_queues(plan)))
             ),
-            bindings=_united(given.bindings, (b for one in own for b in one.bindings)),
-            plans=_united(given.plans, (one.plan for one in own)),
+            bindings=_united(given.bindings, ways),
+            plans=_united(given.plans, plans),
         )
         unplanned = tuple(queue for queue in self.handlers if whole.plan(queue) is None)
         if unplanned:
@@ -259,7 +357,7 @@ class App:
                     Problem(f"queues.{queue}", _PLAN_EXPECTED, "no failure plan")
                     for queue in unplanned
                 ),
-                where=f"app {self.name!r}",
+                where=self._where,
             )
         return whole
 
@@ -307,6 +405,13 @@ class App:
         if cause is not None:
             cause.watch(publishing)
         return publishing
+
+
+def _moved(handler: AnyHandler, queue: str) -> AnyHandler:
+    """The same handler for the queue under its full name."""
+    if isinstance(handler, BatchHandler) and handler.prepare is not None:
+        return replace(handler, queue=queue, prepare=replace(handler.prepare, queue=queue))
+    return replace(handler, queue=queue)
 
 
 _PLAN_EXPECTED = (

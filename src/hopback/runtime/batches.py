@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
     from hopback.runtime.answer import HeldDelivery
+    from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import BatchHandler
     from hopback.runtime.settling import Environment, Settling
     from hopback.runtime.worker import FunctionRunner
@@ -33,7 +34,10 @@ class Isolating:
     """Calls a batch handler and finds an answer for each payload; `splits` tells how many halvings."""
 
     handler: BatchHandler
+    injector: Injector | None = None
     splits: int = field(default=0, init=False)
+    opened: list[Opened] = field(default_factory=list, init=False)
+    """What the calls needed, to be closed when the batch is settled."""
 
     async def answers(self, payloads: list[Any]) -> list[Answer]:
         """An answer for each payload, in order."""
@@ -42,7 +46,7 @@ class Isolating:
         try:
             # A copy: what the handler does to its list must not reach the halves.
             async with asyncio.timeout(self.handler.options.deadline):
-                returned = await self.handler.call(list(payloads))
+                returned = await self._call(list(payloads))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -50,6 +54,19 @@ class Isolating:
                 raise
             return await self._after_failure(payloads, error)
         return self._matched(returned, len(payloads))
+
+    async def _call(self, payloads: list[Any]) -> object:
+        handler = self.handler
+        if self.injector is None:
+            return await handler.call(payloads)
+        opened = await self.injector.open(None)
+        self.opened.append(opened)
+        try:
+            async with opened.run:
+                return await handler.call(**{handler.name: payloads}, **opened.values)
+        except BaseException as error:
+            opened.error = error
+            raise
 
     async def _after_failure(self, payloads: list[Any], error: BaseException) -> list[Answer]:
         if len(payloads) == 1 or not self._isolates(error):
@@ -98,9 +115,11 @@ class Batches:
         prepare: FunctionRunner | None,
         settling: Settling,
         world: Environment,
+        injector: Injector | None,
         observe: Callable[[Answer], object],
     ) -> None:
         self._handler = handler
+        self._injector = injector
         self._window = BatchWindow(handler.options.size, handler.options.wait)
         self._prepare = prepare
         self._settling = settling
@@ -230,6 +249,8 @@ class Batches:
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._loop.time() - began, "interrupted")
             raise
+        finally:
+            await self._prepare.settled(taken.delivery)
         if isinstance(row, Done | Retry | Park | Snooze):
             row = Answer(outcome_of(row))
         if isinstance(row, Answer):
@@ -274,7 +295,17 @@ class Batches:
             task.result()
 
     async def _handle(self, batch: list[tuple[HeldDelivery, Any]]) -> None:
-        began, isolating = self._loop.time(), Isolating(self._handler)
+        isolating = Isolating(self._handler, self._injector)
+        try:
+            await self._handle_with(isolating, batch)
+        finally:
+            for opened in isolating.opened:
+                await opened.settled()
+
+    async def _handle_with(
+        self, isolating: Isolating, batch: list[tuple[HeldDelivery, Any]]
+    ) -> None:
+        began = self._loop.time()
         alive = [one for one in batch if not one[0].session.ended.is_set()]
         if self._prepare is None:
             copies = [one for one in alive if self._settling.settle_copy(one[0])]

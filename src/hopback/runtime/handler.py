@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.runtime.context import Context
+from hopback.runtime.dependencies import Injector, needs_of
 from hopback.runtime.payload import Decoder, decoder_for
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.rules import Rule
+    from hopback.runtime.dependencies import Need
     from hopback.runtime.payload import Decoder
 
 __all__ = [
@@ -75,10 +77,13 @@ class BatchHandler:
     """
 
     queue: str
-    call: Callable[[list[Any]], Awaitable[Sequence[object] | None]]
+    call: Callable[..., Awaitable[Sequence[object] | None]]
     decode: Decoder
     options: BatchOptions
     prepare: Handler | None = None
+    needs: tuple[Need, ...] = ()
+    name: str = ""
+    """The name of the parameter that takes the payloads."""
 
 
 def require(option: str, fits: bool, expected: str, got: object) -> None:
@@ -129,6 +134,10 @@ class Handler:
     takes_context: bool
     is_async: bool
     options: HandlerOptions
+    needs: tuple[Need, ...] = ()
+    """The parameters that providers fill."""
+    names: tuple[str, ...] = ()
+    """The names of the others, in the order of `arguments`."""
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
         """The arguments of one call."""
@@ -139,24 +148,31 @@ class Handler:
 def inspect_handler(queue: str, call: Callable[..., Any], options: HandlerOptions) -> Handler:
     """Read a function's signature; InvalidTopology says what a handler may look like."""
     where = f"handler of queue {queue!r}"
-    parameters = list(inspect.signature(call).parameters.values())
+    needs = needs_of(call, where)
+    Injector(needs, where=where)  # what can never be provided is refused here
+    provided = {need.name for need in needs}
+    signature = inspect.signature(call).parameters.values()
+    parameters = [one for one in signature if one.name not in provided]
     hints = _hints(call, where)
     takes_context = bool(parameters) and _is_context(parameters[-1], hints)
     payload = parameters[:-1] if takes_context else parameters
-    if len(payload) > 1 or any(one.kind not in _POSITIONAL for one in parameters):
+    kinds = _NAMED if needs else _POSITIONAL  # beside what is provided, all go by their names
+    if len(payload) > 1 or any(one.kind not in kinds for one in parameters):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         raise InvalidTopology(
             (
                 Problem(
                     "parameters",
-                    "(payload), (payload, context: Context) or (context: Context)",
+                    "(payload), (payload, context: Context) or (context: Context), and "
+                    "Annotated[T, Depends(provider)] for whatever else it needs",
                     found,
                 ),
             ),
             where=where,
         )
     decode = _decoder(payload[0], hints, where) if payload else None
-    return Handler(queue, call, decode, takes_context, _is_async(call), options)
+    names = tuple(one.name for one in parameters)
+    return Handler(queue, call, decode, takes_context, _is_async(call), options, needs, names)
 
 
 def inspect_batch_handler(
@@ -167,14 +183,19 @@ def inspect_batch_handler(
 ) -> BatchHandler:
     """Read the signature of a batch handler: an async function of one list of payloads."""
     where = f"batch handler of queue {queue!r}"
-    parameters = list(inspect.signature(call).parameters.values())
+    needs = needs_of(call, where)
+    Injector(needs, where=where, has_context=False)
+    provided = {need.name for need in needs}
+    signature = inspect.signature(call).parameters.values()
+    parameters = [one for one in signature if one.name not in provided]
     if len(parameters) != 1 or not _is_async(call):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         raise InvalidTopology(
             (Problem("signature", "async def (payloads: list[T])", found),), where=where
         )
+    name = parameters[0].name
     if prepare is not None:
-        return BatchHandler(queue, call, bytes, options, prepare)
+        return BatchHandler(queue, call, bytes, options, prepare, needs, name)
     wanted = _hints(call, where).get(parameters[0].name, list)
     item = (*get_args(wanted), Any)[0] if get_origin(wanted) in (list, Sequence) else Any
     try:
@@ -184,7 +205,7 @@ def inspect_batch_handler(
             parameters[0].name, "a list of a type that a payload can be decoded into", str(error)
         )
         raise InvalidTopology((problem,), where=where) from error
-    return BatchHandler(queue, call, decode, options)
+    return BatchHandler(queue, call, decode, options, None, needs, name)
 
 
 def _is_async(call: Callable[..., Any]) -> bool:
@@ -195,6 +216,7 @@ def _is_async(call: Callable[..., Any]) -> bool:
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,26 +28,29 @@ from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
 from hopback.runtime.context import Outlet
+from hopback.runtime.dependencies import Injector
 from hopback.runtime.handler import BatchHandler, require
 from hopback.runtime.push import PushHandler, PushRunner
 from hopback.runtime.quarantine import Quarantine, Solitude
 from hopback.runtime.settling import Environment, Settling
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.upkeep import Upkeep
-from hopback.runtime.worker import FunctionRunner, OneByOne, Work
+from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
 from hopback.topology.check import Severity, check
 from hopback.topology.expand import dead_letters_park
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 
     from hopback.broker.port import Broker, Connection, QueueState
     from hopback.broker.supervise import OnState
     from hopback.message import Message
-    from hopback.runtime.answer import Answer
+    from hopback.runtime.answer import Answer, Run
     from hopback.runtime.app import AnyHandler, App
+    from hopback.runtime.dependencies import Need, Overrides, Provider
     from hopback.runtime.handler import Handler, HandlerOptions
+    from hopback.runtime.middleware import Middleware
     from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
@@ -64,6 +68,11 @@ class Assembly:
     world: Environment
     concurrency: int | None = None
     """Overrides how many handlers of each queue run at once."""
+    middleware: Callable[[str], Sequence[Middleware]] = lambda _queue: ()
+    """What is put around the runs of a queue's handler."""
+    overrides: Overrides = field(default_factory=dict)
+    """Which providers take the place of others."""
+    _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _solitude: Solitude = field(default_factory=Solitude)
 
@@ -74,6 +83,15 @@ class Assembly:
         if isinstance(handler, BatchHandler):
             return self._in_batches(handler, plan)
         return self._one_by_one(handler, plan)
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        """Make what the handlers need for as long as the application runs, and close it."""
+        made: dict[Provider, Any] = {}
+        async with AsyncExitStack() as stack:
+            for injector in self._injectors:
+                await injector.start(made, stack)
+            yield
 
     async def close(self) -> None:
         """Close connections and let threads go."""
@@ -87,15 +105,23 @@ class Assembly:
         # Half of what can be handled at once may wait in our hands: the rest goes on.
         settling = self._settling(plan, most_holds=options.concurrency // 2)
         runner = self._runner(handler, options, plan)
-        run = runner if self.world.around is None else self.world.around(runner, plan)
-        work = partial(OneByOne, handler.queue, options, run, settling)
+        run: Run = runner
+        if isinstance(runner, PushRunner) and (around := self.middleware(handler.queue)):
+            run = inside_middleware(around, run, plan, self.publish)
+        if self.world.around is not None:
+            run = self.world.around(run, plan)
+        settled = None
+        if isinstance(runner, FunctionRunner) and runner.waits_for_settlement:
+            settled = runner.settled
+        work = partial(OneByOne, handler.queue, options, run, settling, settled)
         limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
         return self._consuming(plan, limits, work)
 
     def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan)
-        work = partial(Batches, handler, prepare, self._settling(plan), self.world)
+        injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
+        work = partial(Batches, handler, prepare, self._settling(plan), self.world, injector)
         limits = ConsumerLimits(options.window, options.batchers, options.breaker)
         return self._consuming(plan, limits, work)
 
@@ -139,9 +165,23 @@ class Assembly:
         return runner
 
     def _function(self, handler: Handler, plan: Plan) -> FunctionRunner:
-        runner = FunctionRunner(handler, plan, self.publish, self.world.bus)
+        runner = FunctionRunner(
+            handler,
+            plan,
+            self.publish,
+            self.world.bus,
+            injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
+            middleware=self.middleware(handler.queue),
+        )
         self._runners.append(runner)
         return runner
+
+    def _injector(self, needs: Sequence[Need], where: str, has_context: bool) -> Injector | None:
+        if not needs:
+            return None
+        made = Injector(needs, where=where, overrides=self.overrides, has_context=has_context)
+        self._injectors.append(made)
+        return made
 
 
 def vet(
@@ -223,7 +263,12 @@ class Service:
         self.upkeep = Upkeep(self.topology, self.options.ownership, self.world)
         self._outlet = Outlet(self.publish)
         self._assembly = Assembly(
-            self.topology, self._outlet.send, self.world, self.options.concurrency
+            self.topology,
+            self._outlet.send,
+            self.world,
+            self.options.concurrency,
+            app.middleware_of,
+            app.overrides,
         )
         self.consumers: tuple[Consumer, ...] = tuple(
             self._assembly.consumer(app.handlers[queue]) for queue in self._wanted_queues()
@@ -287,7 +332,7 @@ class Service:
         self._publisher.start()
         self.app.connected(self._outlet.send)
         try:
-            async with self.app.lifespan():
+            async with self.app.lifespan(), self._assembly.started():
                 return await self._consume()
         finally:
             self.app.connected(None)

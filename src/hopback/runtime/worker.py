@@ -9,6 +9,7 @@ import asyncio
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hopback.headers import failure_from_exception
@@ -16,6 +17,7 @@ from hopback.policy.outcome import Park, Retry
 from hopback.policy.rules import classify, outcome_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context, current_context
+from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
 
@@ -25,12 +27,22 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Message
     from hopback.observe.events import Bus
     from hopback.policy.rules import Rule
-    from hopback.runtime.answer import HeldDelivery
+    from hopback.runtime.answer import HeldDelivery, Run
+    from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import Handler, HandlerOptions
+    from hopback.runtime.middleware import Middleware
     from hopback.runtime.settling import Settling
     from hopback.topology.plan import Plan
 
-__all__ = ["FunctionRunner", "OneByOne", "Work", "answer_for", "is_being_cancelled", "undecodable"]
+__all__ = [
+    "FunctionRunner",
+    "OneByOne",
+    "Work",
+    "answer_for",
+    "inside_middleware",
+    "is_being_cancelled",
+    "undecodable",
+]
 
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
@@ -62,13 +74,21 @@ class FunctionRunner:
         plan: Plan,
         publish: Callable[[Message], Coroutine[Any, Any, None]],
         bus: Bus,
+        *,
+        injector: Injector | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
+        """What an application does not use is not looked at when a message comes."""
         self._handler = handler
         self._plan = plan
         self._publish = publish
         self._bus = bus
         self._threads: ThreadPoolExecutor | None = None
         self._call = self._awaited if handler.is_async else self._in_thread
+        self._injector = injector
+        self._middleware = tuple(middleware)
+        self._is_plain = injector is None and not self._middleware
+        self._opened: dict[int, Opened] = {}
 
     async def __call__(self, delivery: Delivery) -> Answer:
         """Run it; what it returned is its outcome."""
@@ -91,7 +111,11 @@ class FunctionRunner:
         context = Context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
-            returned = await self._call(delivery, handler.arguments(payload, context))
+            arguments = handler.arguments(payload, context)
+            if self._is_plain:
+                returned = await self._call(delivery, handler.call, arguments)
+            else:
+                returned = await self._surrounded(context, arguments)
             if context.publishing is not None and await context.forgotten():
                 return _NOT_PUBLISHED
             return returned
@@ -108,31 +132,67 @@ class FunctionRunner:
         finally:
             current_context.reset(token)
 
+    async def _surrounded(self, context: Context, arguments: tuple[object, ...]) -> Any:
+        """Inside the middleware, with what the handler needs."""
+        run = partial(self._provided, context, arguments)
+        return await run_through(self._middleware, context, run)
+
+    async def _provided(self, context: Context, arguments: tuple[object, ...]) -> Any:
+        """Open what the handler needs, call it, and close what ends with the run."""
+        handler, delivery = self._handler, context.delivery
+        if self._injector is None:
+            return await self._call(delivery, handler.call, arguments)
+        opened = await self._injector.open(context)
+        if self._injector.waits_for_settlement:
+            self._opened[id(delivery)] = opened
+        named = {**dict(zip(handler.names, arguments, strict=True)), **opened.values}
+        try:
+            async with opened.run:
+                return await self._call(delivery, partial(handler.call, **named), ())
+        except BaseException as error:
+            opened.error = error
+            raise
+
+    @property
+    def waits_for_settlement(self) -> bool:
+        """Whether something that the handler needs lives until its delivery is settled."""
+        return self._injector is not None and self._injector.waits_for_settlement
+
+    async def settled(self, delivery: Delivery) -> None:
+        """Close what was to live until the delivery was settled."""
+        opened = self._opened.pop(id(delivery), None)
+        if opened is not None:
+            await opened.settled()
+
     async def close(self) -> None:
         """Let the threads go; those still at work end when their handler returns."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _awaited(self, delivery: Delivery, arguments: tuple[object, ...]) -> Any:
+    async def _awaited(
+        self, delivery: Delivery, call: Callable[..., Any], arguments: tuple[object, ...]
+    ) -> Any:
         deadline = self._handler.options.deadline
         if deadline is None:
-            return await self._handler.call(*arguments)
+            return await call(*arguments)
         try:
             async with asyncio.timeout(deadline) as limit:
-                return await self._handler.call(*arguments)
+                return await call(*arguments)
         except TimeoutError as error:
             if limit.expired():
                 raise _Overdue(deadline) from error
             raise
 
-    async def _in_thread(self, delivery: Delivery, arguments: tuple[object, ...]) -> Any:
+    async def _in_thread(
+        self, delivery: Delivery, call: Callable[..., Any], arguments: tuple[object, ...]
+    ) -> Any:
         """Run it in a thread; one that is late is reported, and nothing is settled until it returns."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
                 self._handler.options.concurrency, thread_name_prefix=self._handler.queue
             )
         work = asyncio.get_running_loop().run_in_executor(
-            self._threads, copy_context().run, _caught, self._handler.call, arguments
+            self._threads, copy_context().run, _caught, call, arguments
         )
         deadline = self._handler.options.deadline
         if deadline is not None:
@@ -170,6 +230,31 @@ def _caught(
         return call(*arguments), None
     except BaseException as error:
         return None, error
+
+
+def inside_middleware(
+    middleware: Sequence[Middleware],
+    run: Run,
+    plan: Plan,
+    publish: Callable[[Message], Coroutine[Any, Any, None]],
+) -> Run:
+    """A run that is no function of the application's, such as a push, inside its middleware."""
+
+    async def surrounded(delivery: Delivery) -> Answer:
+        inner = DONE
+
+        async def outcome() -> object:
+            nonlocal inner
+            inner = await run(delivery)
+            return inner.outcome
+
+        try:
+            said = await run_through(middleware, Context(delivery, plan, publish), outcome)
+        except Exception as error:
+            return answer_for(error)
+        return inner if said is inner.outcome else Answer(outcome_of(said))
+
+    return surrounded
 
 
 _NOT_PUBLISHED = Answer(
@@ -258,15 +343,19 @@ class OneByOne:
         options: HandlerOptions,
         run: Callable[[Delivery], Awaitable[Answer]],
         settling: Settling,
+        settled: Callable[[Delivery], Awaitable[None]] | None,
         observe: Callable[[Answer], object],
     ) -> None:
         self._key = options.key
+        self._settled = settled
         self._rules = options.rules
         self._run = run
         self._settling = settling
         self._observe = observe if options.breaker is not None else None
         self._pool: Pool[HeldDelivery] = Pool(
-            options.concurrency, self._process, name=f"hopback {queue}"
+            options.concurrency,
+            self._process if settled is None else self._process_and_close,
+            name=f"hopback {queue}",
         )
         self._time = asyncio.get_running_loop().time
         self.concluded = 0
@@ -355,6 +444,14 @@ class OneByOne:
     async def stop(self) -> int:
         """Cancel the workers."""
         return len(await self._pool.stop())
+
+    async def _process_and_close(self, taken: HeldDelivery) -> None:
+        """The same, with what is closed after the settlement, whatever came of it."""
+        try:
+            await self._process(taken)
+        finally:
+            if self._settled is not None:
+                await self._settled(taken.delivery)
 
     async def _process(self, taken: HeldDelivery) -> None:
         """One delivery: handled, then concluded."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
 from hopback.broker.embedded import EmbeddedBroker, VirtualTimeLoop, run_virtual
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded import Faults, StoredMessage
     from hopback.runtime.app import App
     from hopback.runtime.context import PublishOptions
+    from hopback.runtime.dependencies import Overrides
     from hopback.runtime.service import Report, ServiceOptions
     from hopback.topology.plan import Plan
 
@@ -58,7 +60,8 @@ class AppTest:
     """An application at work on an embedded broker of its own; an async context manager.
 
     `events` is everything the application said, `broker` the broker with its fault switches,
-    `service` what runs the application, `report` how it ended.
+    `service` what runs the application, `report` how it ended. `overrides` puts providers of
+    dependencies in the place of others.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class AppTest:
         broker: EmbeddedBroker | None = None,
         options: ServiceOptions | None = None,
         chance: float = 0.5,
+        overrides: Overrides | None = None,
     ) -> None:
         self.app = app
+        self._overrides = overrides or {}
         self.broker = broker or EmbeddedBroker()
         self.events: list[Happening] = []
         self.failures: list[BaseException] = []
@@ -95,7 +100,10 @@ class AppTest:
             witness=self.failures.append,
         )
         self.broker.node.listen(lambda _event: self._stirred.set())
-        self.service = Service(self.app, self.broker, options=self._options, world=world)
+        with ExitStack() as stack:
+            for provider, replacement in self._overrides.items():
+                stack.enter_context(self.app.override(provider, replacement))
+            self.service = Service(self.app, self.broker, options=self._options, world=world)
         self._running = asyncio.create_task(self.service.run(), name="app under test")
         await first_of(self._running, self.service.ready.wait())
         if self._running.done():

@@ -205,3 +205,44 @@ def test_a_queue_that_the_application_does_not_handle_is_refused(
     (folder / "loaded_shop.py").write_text(_APP)
     assert run(["run", "loaded_shop:app", "--broker", "embedded", "--queue", "order"]) == 1
     assert "expected one of orders, got 'order'" in capsys.readouterr().err
+
+
+_PACKAGE = {
+    "__init__.py": "from hopback import App\napp = App('shop')\n",
+    "orders.py": "from discovered import app\n"
+    "@app.handler('orders', retry=None)\nasync def handle(order: dict) -> None: ...\n",
+    "parts/__init__.py": "",
+    "parts/mails.py": "from hopback import Router\nfrom discovered import app\n"
+    "router = Router('mails.')\n"
+    "@router.handler('new', retry=None)\nasync def mail(order: dict) -> None: ...\n"
+    "app.include(router)\n",
+    "parts/forgotten.py": "from hopback import Router\nrouter = Router('forgotten.')\n",
+    "__main__.py": "raise SystemExit('a script: app.handler')\n",
+    "script.py": "raise SystemExit('a script')\n",
+    "test_orders.py": "raise SystemExit('a test: app.handler')\n",
+}
+
+
+def test_modules_of_a_package_that_declare_handlers_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts and tests are not imported; a router that nobody included is named."""
+    for name, text in _PACKAGE.items():
+        path = folder / "discovered" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert list(load_app("discovered:app").handlers) == ["orders", "mails.new"]
+    told = capsys.readouterr().err
+    assert told == (
+        "discovered.parts.forgotten.router is included in no application: "
+        "its handlers do not run.\n"
+    )
+
+
+def test_a_module_of_a_package_that_is_broken_is_named(folder: Path) -> None:
+    """With the file and the line, as for the module of the application itself."""
+    (folder / "broken").mkdir()
+    (folder / "broken" / "__init__.py").write_text(_PACKAGE["__init__.py"])
+    (folder / "broken" / "orders.py").write_text("import missing  # app.handler\n")
+    with pytest.raises(CommandFailed, match=r"orders.py, line 1: .*missing"):
+        load_app("broken:app")

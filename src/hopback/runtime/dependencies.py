@@ -1,0 +1,281 @@
+"""What a handler needs beyond its payload: providers, named in its parameters, called when it runs.
+
+A parameter `session: Annotated[Session, Depends(open_session)]` is filled with what the provider
+returns or yields. The order of the calls is worked out when the service is made, so that a run only
+follows a list; a handler that needs nothing has no list.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.runtime.context import Context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+__all__ = ["Depends", "Injector", "Need", "Opened", "Overrides", "Provider", "Scope", "needs_of"]
+
+Provider: TypeAlias = "Callable[..., Any]"
+"""A function, an async one, or a generator of either kind that yields once."""
+
+Overrides: TypeAlias = "Mapping[Provider, Provider]"
+"""Which provider takes the place of which, for a test."""
+
+_LOG = logging.getLogger("hopback.runtime")
+
+
+class Scope(StrEnum):
+    """How long lives what a provider gives."""
+
+    RUN = "run"
+    """One run of the handler; closed before the message is settled, so that a failure to close fails
+    the run: the place of a transaction."""
+    DELIVERY = "delivery"
+    """One delivery; closed after it was settled."""
+    APPLICATION = "application"
+    """As long as the application runs; made before the first delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depends:
+    """Says in an annotation who provides a parameter: `Annotated[Session, Depends(open_session)]`."""
+
+    provider: Provider
+    scope: Scope | str = Scope.DELIVERY
+
+    def __post_init__(self) -> None:
+        given: object = self.provider
+        if not callable(given):
+            problem = Problem("provider", "a function, not what it returns", repr(given))
+            raise InvalidTopology((problem,), where="Depends")
+        if self.scope not in [*Scope]:
+            problem = Problem("scope", ", ".join(Scope), repr(self.scope))
+            raise InvalidTopology((problem,), where="Depends")
+        object.__setattr__(self, "scope", Scope(self.scope))
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A parameter that a provider fills; `depends` None stands for the context."""
+
+    name: str
+    depends: Depends | None
+
+
+def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
+    """The parameters of a function that are filled by providers, in order."""
+    hints = _hints(call, where)
+    found = []
+    for name, parameter in inspect.signature(call).parameters.items():
+        if isinstance(parameter.default, Depends):
+            told = f"{name}: Annotated[…, Depends({_name(parameter.default.provider)})]"
+            problem = Problem(name, f"the provider in its annotation: `{told}`", "it as a default")
+            raise InvalidTopology((problem,), where=where)
+        depends = _in_annotation(hints.get(name))
+        if depends is not None:
+            found.append(Need(name, depends))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One call of a provider: what it is given, by name, and how long the result lives."""
+
+    provider: Provider
+    opens: Callable[..., Any] | None
+    """What makes a context of it, if it is a generator."""
+    is_async: bool
+    scope: Scope
+    needs: tuple[tuple[str, Provider | None], ...]
+
+
+@dataclass(slots=True)
+class Opened:
+    """What was opened for one run, to be closed around its settlement."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    run: AsyncExitStack = field(default_factory=AsyncExitStack)
+    delivery: AsyncExitStack = field(default_factory=AsyncExitStack)
+    error: BaseException | None = None
+    """What the handler raised: providers are told, so that they do not commit what failed."""
+
+    async def settled(self) -> None:
+        """Close what was to live until now. The message is settled: a failure can only be told."""
+        error = self.error
+        kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
+        try:
+            await self.delivery.__aexit__(kind, error, trace)
+        except Exception:
+            _LOG.exception("a dependency could not be closed after its delivery was settled")
+
+
+class Injector:
+    """Fills the parameters of one function: the calls in order, with what takes another's place."""
+
+    def __init__(
+        self,
+        needs: Iterable[Need],
+        *,
+        where: str,
+        overrides: Overrides | None = None,
+        has_context: bool = True,
+    ) -> None:
+        self._where = where
+        self._overrides = overrides or {}
+        self._has_context = has_context
+        self._steps: dict[Provider, _Step] = {}
+        self._parameters: list[tuple[str, Provider]] = []
+        for need in needs:
+            if need.depends is not None:
+                self._parameters.append((need.name, self._plan(need.depends, ())))
+        self._application: dict[Provider, Any] = {}
+
+    @property
+    def waits_for_settlement(self) -> bool:
+        """Whether something lives until after the settlement."""
+        steps = self._steps.values()
+        return any(one.opens is not None and one.scope is Scope.DELIVERY for one in steps)
+
+    async def start(self, made: dict[Provider, Any], stack: AsyncExitStack) -> None:
+        """Make what lives as long as the application; what another function made is shared."""
+        self._application = made
+        for step in self._steps.values():
+            if step.scope is Scope.APPLICATION and step.provider not in made:
+                made[step.provider] = await _call(step, made, None, stack)
+
+    async def open(self, context: Context | None) -> Opened:
+        """Call the providers for one run; if one fails, what was opened before it is closed."""
+        opened = Opened()
+        made = dict(self._application)
+        try:
+            for step in self._steps.values():
+                if step.provider not in made:
+                    stack = opened.run if step.scope is Scope.RUN else opened.delivery
+                    made[step.provider] = await _call(step, made, context, stack)
+        except BaseException as error:
+            await opened.run.__aexit__(type(error), error, error.__traceback__)
+            await opened.delivery.__aexit__(type(error), error, error.__traceback__)
+            raise
+        opened.values = {name: made[provider] for name, provider in self._parameters}
+        return opened
+
+    def _plan(self, depends: Depends, above: tuple[Provider, ...]) -> Provider:
+        """Put a provider and all that it needs into the order of calls."""
+        provider = self._overrides.get(depends.provider, depends.provider)
+        scope = Scope(depends.scope)
+        if provider in above:
+            ring = " → ".join(_name(one) for one in (*above, provider))
+            self._refuse("dependencies", "providers that do not need themselves", ring)
+        known = self._steps.get(provider)
+        if known is not None:
+            if known.scope is not scope:
+                found = f"{known.scope} and {scope}"
+                self._refuse(_name(provider), "one scope", found)
+            return provider
+        needs: list[tuple[str, Provider | None]] = []
+        for need in _provider_needs(provider, self._where):
+            if need.depends is None:
+                self._check_context(provider, scope)
+                needs.append((need.name, None))
+                continue
+            inner = Scope(need.depends.scope)
+            if scope is Scope.APPLICATION and inner is not Scope.APPLICATION:
+                found = f"{_name(need.depends.provider)}, of scope {inner}"
+                self._refuse(_name(provider), "what lives as long as the application", found)
+            if scope is Scope.DELIVERY and inner is Scope.RUN:
+                found = f"{_name(need.depends.provider)}, which is closed before the settlement"
+                self._refuse(_name(provider), "what lives as long as the delivery", found)
+            needs.append((need.name, self._plan(need.depends, (*above, provider))))
+        self._steps[provider] = _step(provider, scope, tuple(needs))
+        return provider
+
+    def _check_context(self, provider: Provider, scope: Scope) -> None:
+        if scope is Scope.APPLICATION:
+            found = "it asks for the Context of a delivery"
+            self._refuse(_name(provider), "what there is before any delivery", found)
+        if not self._has_context:
+            found = "it asks for the Context of one delivery"
+            self._refuse(_name(provider), "what a batch of many deliveries can have", found)
+
+    def _refuse(self, place: str, expected: str, found: str) -> None:
+        raise InvalidTopology((Problem(place, expected, found),), where=self._where)
+
+
+async def _call(
+    step: _Step, made: Mapping[Provider, Any], context: Context | None, stack: AsyncExitStack
+) -> Any:
+    given = {name: context if inner is None else made[inner] for name, inner in step.needs}
+    if step.opens is None:
+        value = step.provider(**given)
+        return await value if step.is_async else value
+    if step.is_async:
+        return await stack.enter_async_context(step.opens(**given))
+    return stack.enter_context(step.opens(**given))
+
+
+def _step(
+    provider: Provider, scope: Scope, needs: tuple[tuple[str, Provider | None], ...]
+) -> _Step:
+    if inspect.isasyncgenfunction(provider):
+        return _Step(provider, asynccontextmanager(provider), True, scope, needs)
+    if inspect.isgeneratorfunction(provider):
+        return _Step(provider, contextmanager(provider), False, scope, needs)
+    called = getattr(provider, "__call__", None)  # noqa: B004 - the method itself is asked
+    is_async = inspect.iscoroutinefunction(provider) or inspect.iscoroutinefunction(called)
+    return _Step(provider, None, is_async, scope, needs)
+
+
+def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
+    """The parameters of a provider: other providers, the context, or what has a default."""
+    place = f"{where}, provider {_name(provider)}"
+    own = {need.name: need for need in needs_of(provider, place)}
+    hints = _hints(provider, place)
+    for name, parameter in inspect.signature(provider).parameters.items():
+        if name in own:
+            yield own[name]
+        elif hints.get(name) is Context:
+            yield Need(name, None)
+        elif parameter.default is parameter.empty and parameter.kind not in _MANY:
+            expected = f"a provider (`{name}: Annotated[…, Depends(…)]`), a Context, or a default"
+            raise InvalidTopology((Problem(name, expected, "neither"),), where=place)
+
+
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
+    """The annotations of the parameters; what is returned may be known to type checkers alone."""
+    inner = getattr(call, "func", call)  # of a partial
+    if inspect.isclass(inner):
+        target: Any = inner.__init__
+    else:
+        target = inner if inspect.isroutine(inner) else type(inner).__call__
+    target = inspect.unwrap(target)
+    try:
+        written = {n: a for n, a in target.__annotations__.items() if n != "return"}
+        bare = SimpleNamespace(__annotations__=written)
+        return get_type_hints(bare, target.__globals__, include_extras=True)
+    except NameError as error:
+        problem = Problem("annotations", "names that its module defines", str(error))
+        raise InvalidTopology((problem,), where=where) from error
+    except AttributeError:
+        return {}  # written in C: it has no annotations
+
+
+def _in_annotation(hint: Any) -> Depends | None:
+    if get_origin(hint) is not Annotated:
+        return None
+    return next((one for one in get_args(hint)[1:] if isinstance(one, Depends)), None)
+
+
+def _name(provider: Provider) -> str:
+    return getattr(provider, "__qualname__", None) or repr(provider)

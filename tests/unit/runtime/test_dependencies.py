@@ -1,0 +1,289 @@
+"""Dependencies: what a handler needs is a parameter, opened, shared, closed and replaced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+
+from hopback import App, Context, Depends
+from hopback.errors import InvalidTopology
+from hopback.testing import AppTest, Tally, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+DIARY: list[str] = []
+
+
+class Database:
+    """What lives as long as the application."""
+
+
+class Session:
+    """What lives as long as a run."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+
+async def open_database() -> AsyncIterator[Database]:
+    DIARY.append("database opened")
+    yield Database()
+    DIARY.append("database closed")
+
+
+Db = Annotated[Database, Depends(open_database, scope="application")]
+
+
+async def open_session(database: Db) -> AsyncIterator[Session]:
+    DIARY.append("session opened")
+    try:
+        yield Session(database)
+    except ValueError as error:
+        DIARY.append(f"session rolled back: {error}")
+        raise
+    else:
+        DIARY.append("session committed")
+
+
+def open_lock(context: Context) -> Iterator[str]:
+    DIARY.append("locked")
+    yield f"lock of {context.message_id}"
+    DIARY.append("unlocked")
+
+
+def who(lock: Annotated[str, Depends(open_lock)]) -> str:
+    return f"who has the {lock}"
+
+
+async def cannot_close() -> AsyncIterator[int]:
+    yield 1
+    raise ConnectionError("not closed")
+
+
+def cannot_open(lock: Annotated[str, Depends(open_lock)]) -> int:
+    raise ConnectionError("no connection")
+
+
+async def greeting(suffix: str = "!") -> str:
+    return "hello" + suffix
+
+
+InTransaction = Annotated[Session, Depends(open_session, scope="run")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_diary() -> None:
+    DIARY.clear()
+
+
+def _app(*, fails: bool = False) -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=None)
+    async def handle(
+        session: InTransaction,
+        order: dict[str, Any],
+        database: Db,
+        *,
+        text: Annotated[str, Depends(greeting)],
+        one: Annotated[str, Depends(who)],
+        lock: Annotated[str, Depends(open_lock)],
+        context: Context,
+    ) -> None:
+        assert session.database is database
+        DIARY.append(f"handled {order['id']} {text} {one}, {lock}, {context.attempt}")
+        if fails:
+            raise ValueError("no")
+
+    return app
+
+
+@in_virtual_time
+async def test_what_a_handler_needs_is_opened_once_and_closed_around_the_settlement() -> None:
+    """A transaction before the message is settled, the rest after it, the database at the end."""
+    async with AppTest(_app()) as test:
+        test.service.world.bus.subscribe(lambda name, _: DIARY.append(name))
+        await test.publish("", "orders", {"id": 7}, message_id="m1")
+        assert await test.drain() == Tally(done=1)
+    happened = [line for line in DIARY if not line.startswith(("connection", "consumer", "shut"))]
+    assert happened == [
+        "database opened",
+        "session opened",
+        "locked",
+        "handled 7 hello! who has the lock of m1, lock of m1, 1",
+        "session committed",
+        "delivery.done",
+        "unlocked",
+        "database closed",
+    ]
+
+
+@in_virtual_time
+async def test_providers_are_told_that_the_handler_failed() -> None:
+    """A transaction rolls back; what is closed after the settlement hears of it as well."""
+    async with AppTest(_app(fails=True)) as test:
+        await test.publish("", "orders", {"id": 7})
+        assert await test.drain() == Tally(parked=1)
+    assert "session rolled back: no" in DIARY
+    assert "session committed" not in DIARY
+    assert "unlocked" not in DIARY  # its generator had nothing to do about a failure
+
+
+@in_virtual_time
+async def test_a_transaction_that_cannot_commit_fails_the_run() -> None:
+    """What ends with the run is closed before the settlement, so its failure is the run's."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(number: Annotated[int, Depends(cannot_close, scope="run")]) -> None: ...
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        test.assert_retried("orders", reason="not closed", times=1)
+        test.assert_parked("orders", reason="not closed", times=1)
+
+
+@in_virtual_time
+async def test_what_cannot_be_closed_after_the_settlement_is_only_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The message is done already."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(number: Annotated[int, Depends(cannot_close)]) -> None: ...
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        assert await test.drain() == Tally(done=1)
+    assert "could not be closed after its delivery was settled" in caplog.text
+
+
+@in_virtual_time
+async def test_a_provider_that_fails_fails_the_run_and_closes_what_was_open() -> None:
+    """Like an exception of the handler, with its rules."""
+    app = App("shop")
+
+    @app.handler("orders", retry=None)
+    async def handle(number: Annotated[int, Depends(cannot_open)]) -> None: ...
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        test.assert_parked("orders", reason="no connection")
+    assert DIARY == ["locked"]
+
+
+@in_virtual_time
+async def test_sync_handlers_and_batches_have_dependencies_too() -> None:
+    """A thread is given what was opened on the loop; a batch has its own for each call."""
+    app = App("shop")
+    seen: list[object] = []
+
+    @app.handler("orders", retry=None)
+    def handle(order: dict[str, Any], session: InTransaction) -> None:
+        seen.append((order, type(session)))
+
+    async def prepare(user: int, text: Annotated[str, Depends(greeting)]) -> str:
+        return f"{text} {user}"
+
+    @app.batch("users", size=2, prepare=prepare, retry=None)
+    async def insert(
+        rows: list[str],
+        session: InTransaction,
+        text: Annotated[str, Depends(greeting)],
+    ) -> None:
+        seen.append((rows, text))
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        await test.publish("", "users", 1)
+        await test.publish("", "users", 2)
+        await test.drain()
+    assert seen == [({}, Session), (["hello! 1", "hello! 2"], "hello!")]
+    assert DIARY.count("session opened") == DIARY.count("session committed") == 2
+    assert DIARY.count("database opened") == DIARY.count("database closed") == 1
+
+
+@in_virtual_time
+async def test_a_test_puts_another_provider_in_place() -> None:
+    """By the kit or by the application; the one replaced is not called, and is back afterwards."""
+    app = _app()
+    other = Database()
+
+    def fake_database() -> Database:
+        return other
+
+    def fake_session(database: Db) -> Session:
+        assert database is other
+        DIARY.append("fake session")
+        return Session(database)
+
+    with app.override(open_session, fake_session):
+        async with AppTest(app, overrides={open_database: fake_database}) as test:
+            await test.publish("", "orders", {"id": 1})
+            assert await test.drain() == Tally(done=1)
+    assert "fake session" in DIARY
+    assert "database opened" not in DIARY
+    assert app.overrides == {}
+
+
+async def _needs_itself(one: Annotated[int, Depends(lambda: 1)], two: int) -> int:
+    return one + two
+
+
+async def _short_lived() -> int:
+    return 1
+
+
+async def _long_lived(one: Annotated[int, Depends(_short_lived)]) -> int:
+    return one
+
+
+async def _of_a_delivery(context: Context) -> int:
+    return context.attempt
+
+
+def _needing(depends: Depends) -> Any:
+    async def handle(payload: bytes, one: int) -> None: ...
+
+    handle.__annotations__["one"] = Annotated[int, depends]
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("depends", "told"),
+    [
+        (Depends(_needs_itself), "two: expected a provider"),
+        (Depends(_long_lived, scope="application"), "as long as the application"),
+        (Depends(_of_a_delivery, scope="application"), "before any delivery"),
+    ],
+)
+def test_what_can_never_be_provided_is_refused_where_it_is_declared(
+    depends: Depends, told: str
+) -> None:
+    """The error names the queue and the provider."""
+    with pytest.raises(InvalidTopology, match=told) as caught:
+        App("shop").handler("orders", retry=None)(_needing(depends))
+    assert "queue 'orders'" in str(caught.value)
+
+
+def test_mistakes_in_the_mark_itself_are_refused() -> None:
+    """A value instead of a function, an unknown scope, a default instead of an annotation."""
+    with pytest.raises(InvalidTopology, match="a function, not what it returns"):
+        Depends(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTopology, match="run, delivery, application"):
+        Depends(open_session, scope="request")
+    with pytest.raises(InvalidTopology, match=r"Annotated\[…, Depends\(greeting\)\]"):
+
+        @App("shop").handler("orders", retry=None)
+        async def handle(payload: bytes, text: Any = Depends(greeting)) -> None: ...  # noqa: B008
+
+    with pytest.raises(InvalidTopology, match="a batch of many deliveries"):
+
+        @App("shop").batch("orders", retry=None)
+        async def insert(rows: list[int], one: Annotated[int, Depends(_of_a_delivery)]) -> None: ...
