@@ -51,7 +51,7 @@ async def _serve(queues: int, letters: int, line: Connection) -> None:
     from hopback.broker.declare import declare
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.embedded.management import EmbeddedManagement
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
     from hopback.runtime.app import App
 
     app = App("bench")

@@ -309,7 +309,7 @@ def _dead_letters() -> Any:
 
     if "DeadLetters" in home.__all__ and hasattr(home, "Service"):
         return home.Service
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
 
     return Operations
 
@@ -317,7 +317,7 @@ def _dead_letters() -> Any:
 def _open_journal(url: str, clock: Any) -> Any:
     from importlib import import_module
 
-    for name in ("hopback.deadletters.journal_sql", "hopback.deadletters.sql_journal"):
+    for name in ("hopback.deadletters.journal_sql", "hopback.deadletters.journal_sql"):
         try:
             return import_module(name).open_journal(url, clock)
         except ModuleNotFoundError:

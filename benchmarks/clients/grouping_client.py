@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.clients.measuring import Stopwatch, resident_kib, run_async
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job

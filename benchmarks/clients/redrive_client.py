@@ -19,9 +19,9 @@ from benchmarks.clients.measuring import Stopwatch, linger, run_async
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.journal_sql import open_journal
 from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
-from hopback.deadletters.sql_journal import open_journal
+from hopback.deadletters.service import Operations
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job

@@ -129,7 +129,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.deadletters": frozenset({"msgspec"}),
     "hopback.deadletters.archive": frozenset({"msgspec", "zstandard"}),
     "hopback.deadletters.remote": frozenset({"httpx", "msgspec"}),
-    "hopback.deadletters.sql_journal": frozenset({"msgspec", "sqlalchemy"}),
+    "hopback.deadletters.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.push": frozenset({"httpx"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback import RabbitMQ
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
+from hopback.deadletters.service import Operations
 from tests.faults.credentials import password_in
 from tests.faults.ledger.books import OPERATOR
 from tests.faults.ledger.entry import FilePen, Kind

@@ -18,8 +18,8 @@ from hopback import DESIGNS, BrokerVersion, EmbeddedBroker, Publisher
 from hopback.broker.declare import declare
 from hopback.broker.embedded import Fault, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
 from tests.faults.ledger.application import EXCHANGE, two_queues
 from tests.faults.ledger.books import BROKER, LINE, OPERATOR, keep_books

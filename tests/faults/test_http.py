@@ -9,7 +9,7 @@ from hopback.admin.app import ENDPOINTS
 from hopback.admin.documented import DOCUMENTED_PATHS
 from hopback.admin.openapi import openapi_document
 from hopback.admin.problems import Refused
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 from tests.faults.http import fuzz_http
 from tests.faults.tally import Tally, page
 

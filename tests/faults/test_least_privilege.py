@@ -22,8 +22,8 @@ from hopback import (
 )
 from hopback.broker.declare import declare
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import FromHead, RedriveRequest, Window
+from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
 from hopback.observe.events import Bus
 from tests.docs.pages import ROOT

@@ -18,8 +18,8 @@ import pytest
 from hopback import App, EmbeddedBroker, Park, RabbitMQ
 from hopback.clock import ManualClock
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import DiscardRequest, FromHead, Settings
+from hopback.deadletters.service import Operations
 from hopback.errors import ConnectionFailed, InvalidTopology
 from hopback.message import Message, Properties
 from hopback.observe.events import Bus

@@ -16,8 +16,8 @@ from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import Settings
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
 from hopback.runtime.app import App

@@ -11,9 +11,9 @@ import sys
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.journal_sql import open_journal
 from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Settings
-from hopback.deadletters.sql_journal import open_journal
+from hopback.deadletters.service import Operations
 
 LEASE_S = 0.6
 

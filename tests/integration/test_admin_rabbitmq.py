@@ -13,7 +13,7 @@ from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 from tests.unit.admin.stage import DLQ, MAIN, dead_letter, topology
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import (
     FromHead,
     Pace,
@@ -23,6 +22,7 @@ from hopback.deadletters.requests import (
     TargetKind,
     Window,
 )
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties

@@ -15,7 +15,7 @@ import pytest
 
 from hopback import RabbitMQ
 from hopback.cli.app import run
-from hopback.deadletters.editing import COPY_OF
+from hopback.deadletters.actions import COPY_OF
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType
 

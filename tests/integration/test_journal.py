@@ -14,7 +14,6 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.clock import ManualClock, SystemClock
 from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.deadletters.documents import read_job, write_job
 from hopback.deadletters.journal import (
     Checkpoint,
     JobRecord,
@@ -24,7 +23,7 @@ from hopback.deadletters.journal import (
     Wish,
     forget_old,
 )
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.journal_sql import SqlJournal, read_job, write_job
 from hopback.deadletters.requests import (
     AuditQuery,
     FromHead,
@@ -36,7 +35,7 @@ from hopback.deadletters.requests import (
     TargetKind,
     Who,
 )
-from hopback.deadletters.sql_journal import SqlJournal
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp

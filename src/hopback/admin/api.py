@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
 
 __all__ = [
     "JSON",

@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.deadletters.contract import QueueSummary
-    from hopback.deadletters.operations import Operations
-    from hopback.deadletters.places import LiveView
+    from hopback.deadletters.live import LiveView
     from hopback.deadletters.requests import Who
+    from hopback.deadletters.service import Operations
     from hopback.topology.model import Topology
 
 __all__ = [

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import Job, QueueSummary
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
     from hopback.message import Delivery, Properties
 
 __all__ = [

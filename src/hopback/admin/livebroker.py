@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.deadletters.places import LiveView
+    from hopback.deadletters.live import LiveView
     from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion

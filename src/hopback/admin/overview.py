@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import QueueSummary, SessionView
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
 
 __all__ = ["Insight", "Insights", "Sweep", "Swept"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
 
 __all__ = ["Page", "Pages", "Visit", "chosen", "form_fields", "problem_page", "see_other"]
 

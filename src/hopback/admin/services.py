@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Sweep
     from hopback.admin.settings import AdminSettings
     from hopback.clock import Clock
-    from hopback.deadletters.operations import Operations
     from hopback.deadletters.requests import Target
+    from hopback.deadletters.service import Operations
 
 __all__ = ["NOBODY", "Denial", "Denials", "Services", "need_target", "who", "write_denial"]
 

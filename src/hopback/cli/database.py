@@ -104,7 +104,7 @@ async def journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
     from hopback.store import migrate
 
     async with database(address) as engine:
-        from hopback.deadletters.sql_journal import SqlJournal
+        from hopback.deadletters.journal_sql import SqlJournal
 
         with database_errors(OSError):
             await migrate(engine, clock)

@@ -22,7 +22,7 @@ from hopback.cli.demo_web import DemoWeb, lifespan, open_socket, serve_on
 from hopback.cli.exits import CommandFailed
 from hopback.cli.options import cannot_listen, rabbitmq, url_host
 from hopback.clock import SystemClock
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
 from hopback.observe.bridge import LogBridge

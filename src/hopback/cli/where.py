@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.discovery import Override
     from hopback.deadletters.interface import DeadLetters
-    from hopback.deadletters.operations import Operations
-    from hopback.deadletters.places import LiveView
+    from hopback.deadletters.live import LiveView
     from hopback.deadletters.requests import Who
+    from hopback.deadletters.service import Operations
     from hopback.topology.model import Topology
 
 __all__ = [
@@ -199,8 +199,8 @@ async def open_in_process(
 ) -> InProcess:
     """The operations on the broker that was named, until the stack is closed."""
     from hopback.clock import SystemClock
-    from hopback.deadletters.operations import Operations
     from hopback.deadletters.requests import Settings
+    from hopback.deadletters.service import Operations
     from hopback.designs import DESIGNS
 
     clock = SystemClock()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue, Override
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.journal import Journal, MemoryJournal
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.journal_sql import SqlJournal, open_journal
     from hopback.deadletters.remote import RemoteDeadLetters
     from hopback.deadletters.requests import (
         BY_DESIGN,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         Who,
         Window,
     )
-    from hopback.deadletters.sql_journal import SqlJournal, open_journal
+    from hopback.deadletters.service import Operations
 
 __all__ = [
     "BY_DESIGN",
@@ -178,7 +178,7 @@ _HOMES = {
         "Journal",
         "MemoryJournal",
     ),
-    "hopback.deadletters.operations": ("Operations",),
+    "hopback.deadletters.service": ("Operations",),
     "hopback.deadletters.remote": ("RemoteDeadLetters",),
     "hopback.deadletters.requests": (
         "BY_DESIGN",
@@ -204,7 +204,7 @@ _HOMES = {
         "Who",
         "Window",
     ),
-    "hopback.deadletters.sql_journal": (
+    "hopback.deadletters.journal_sql": (
         "SqlJournal",
         "open_journal",
     ),

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from hopback import EmbeddedBroker, Publisher
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.service import Operations
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import pushing

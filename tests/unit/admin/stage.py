@@ -16,8 +16,8 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import Settings
+from hopback.deadletters.service import Operations
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
 from hopback.topology.expand import hardened_queues, recommended_plan

@@ -10,7 +10,7 @@ import pytest
 from hopback.admin.keys import new_key
 from hopback.admin.rendering import diff_lines
 from hopback.admin.roles import Grant, Role
-from hopback.deadletters.editing import COPY_OF
+from hopback.deadletters.actions import COPY_OF
 from hopback.topology.model import Queue, QueueType
 from tests.unit.admin.stage import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 

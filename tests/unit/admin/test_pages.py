@@ -15,7 +15,7 @@ import pytest
 from hopback.admin import create_app
 from hopback.admin.rendering import Form, payload_of, visible
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
 from tests.unit.admin.stage import DLQ, admin, dead_letter, settings

@@ -15,7 +15,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.emptiness import Emptiness, feeders
 from hopback.broker.migrate import SHADOW, migrate, migration
 from hopback.broker.port import count_now
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties

@@ -19,8 +19,8 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_progress import Signals, exit_code, follow, see_through
 from hopback.cli.jobs import resume_job, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
+from hopback.deadletters.actions import COPY_OF
 from hopback.deadletters.contract import Counts, Job, JobState, Moment
-from hopback.deadletters.editing import COPY_OF
 from hopback.deadletters.requests import (
     DiscardRequest,
     Edit,

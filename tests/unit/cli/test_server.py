@@ -18,9 +18,9 @@ from hopback.cli.dlq import Look, get, lift_if_needed, list_groups, list_message
 from hopback.cli.dlq_actions import Ramp, carry_out, redrive, send_edited
 from hopback.cli.dlq_print import output, print_plan
 from hopback.cli.exits import Exit, exit_of
+from hopback.deadletters.actions import COPY_OF
 from hopback.deadletters.codec import convert
-from hopback.deadletters.editing import COPY_OF
-from hopback.deadletters.freezing import check_request
+from hopback.deadletters.plan import check_request
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import (
     HIGHEST_RATE,

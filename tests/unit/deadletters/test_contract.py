@@ -22,8 +22,8 @@ from hopback.errors import BadRequest
 
 if TYPE_CHECKING:
     from hopback.deadletters.interface import DeadLetters
-    from hopback.deadletters.operations import Operations
     from hopback.deadletters.remote import RemoteDeadLetters
+    from hopback.deadletters.service import Operations
 
 
 def _here(operations: Operations) -> DeadLetters:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest, Who
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
 from hopback.version import BrokerVersion

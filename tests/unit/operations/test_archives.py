@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.deadletters.actions import COPY_OF
 from hopback.deadletters.archive import FileSink, read_line, read_lines, run_file
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.editing import COPY_OF
 from hopback.deadletters.requests import Edit, FromHead, FromSession, Settings, Target, TargetKind
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties

@@ -10,6 +10,7 @@ import pytest
 
 from hopback.broker.embedded import Fault
 from hopback.deadletters.contract import Job, JobState
+from hopback.deadletters.engine import may_pass
 from hopback.deadletters.journal import MemoryJournal, Wish
 from hopback.deadletters.requests import (
     RAMP,
@@ -21,7 +22,6 @@ from hopback.deadletters.requests import (
     TargetKind,
     Window,
 )
-from hopback.deadletters.trouble import may_pass
 from hopback.errors import (
     AccessRefused,
     BadRequest,

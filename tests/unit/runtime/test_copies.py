@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from hopback import App, Context, EmbeddedBroker, Outcome, Retry
-from hopback.deadletters.operations import Operations
 from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.service import Operations
 from hopback.headers.names import LINEAGE
 from hopback.message import Message, Properties
 from hopback.testing import AppTest, Fault, in_virtual_time

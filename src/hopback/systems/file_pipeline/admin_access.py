@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from hopback import Clock
-    from hopback.deadletters.operations import Operations
+    from hopback.deadletters.service import Operations
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
 __all__ = ["ACCEPTED", "AUDIENCE", "ISSUER", "admin_routes"]

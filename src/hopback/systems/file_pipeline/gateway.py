@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
 from hopback import Publisher
-from hopback.deadletters.operations import Operations
+from hopback.deadletters.service import Operations
 from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.admin_access import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime

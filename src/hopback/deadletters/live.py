@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue, Override
     from hopback.topology.model import Topology
 
+
 __all__ = ["LiveView", "Places", "Scene", "held_back_for"]
+
 
 _LINE = "hopback dead letters"
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)

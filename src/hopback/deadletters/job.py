@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import random
 from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 from typing import TYPE_CHECKING
+from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import structs
 
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.acts import Discarding, Redriving
+from hopback.deadletters.actions import Discarding, Redriving
 from hopback.deadletters.archive import FileSink, run_file
-from hopback.deadletters.ceremonies import completion_event
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
+from hopback.deadletters.engine import Engine, JobRun, may_pass
 from hopback.deadletters.head import Head, Held
 from hopback.deadletters.journal import Checkpoint, JobRecord, Wish
-from hopback.deadletters.moving import Engine, JobRun
-from hopback.deadletters.planning import watch_seconds
+from hopback.deadletters.plan import watch_seconds
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selecting import Selecting
-from hopback.deadletters.trouble import may_pass
-from hopback.deadletters.watching import Watch
+from hopback.deadletters.selection import Selecting, Watch
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -34,6 +33,8 @@ from hopback.errors import (
     SessionOver,
     StoreUnavailable,
 )
+from hopback.headers import timestamp
+from hopback.message import Message, Properties
 from hopback.policy.redrive import RedriveOccasion
 from hopback.renamed import old_names
 from hopback.topology.durations import format_duration
@@ -43,14 +44,71 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
-    from hopback.deadletters.acts import Act
+    from hopback.deadletters.actions import Act
+    from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
-    from hopback.deadletters.places import Scene
+    from hopback.deadletters.live import Scene
     from hopback.deadletters.requests import Settings
     from hopback.deadletters.session import Holding, Sifted
+    from hopback.designs.design import Design
 
-__all__ = ["Workshop", "new_job_id"]
+
+__all__ = ["Workshop", "completion_event", "new_job_id"]
+
+
+def completion_event(
+    design: Design | None, job: JobRecord, source: DeadLetterQueue
+) -> Message | None:
+    """The event that tells that messages were re-driven, or None if the design asks for none.
+
+    Its id follows from the job and its run: a second publish of the same can be recognised.
+    """
+    if design is None or design.completion is None or job.kind is not JobKind.REDRIVE:
+        return None
+    event, counts = design.completion, job.counts
+    operation = job.spec.operation or job.id
+    event_id = str(uuid5(NAMESPACE_URL, f"hopback:{job.id}:{job.run}"))
+    envelope = {
+        "messageId": event_id,
+        "kind": "event",
+        "type": event.type,
+        "occurredAt": timestamp(job.updated),
+        "correlationId": operation,
+        "causationId": job.id,
+        "producer": "hopback",
+        "version": event.version,
+        "payload": {
+            "operationCorrelationId": operation,
+            "jobId": job.id,
+            "state": str(job.state),
+            "queue": job.queue,
+            "mainQueue": source.main_queue,
+            "retryExchange": source.retry_exchange,
+            "requested": counts.selected,
+            "fetched": counts.selected - counts.remaining,
+            "moved": counts.done,
+            "failed": counts.failed,
+            "skipped": counts.skipped,
+            "redrivenByUserId": job.spec.by.id,
+            "redrivenByUserName": job.spec.by.name,
+            "reason": job.spec.why,
+        },
+    }
+    return Message(
+        event.exchange,
+        event.routing_key,
+        json.dumps(envelope).encode(),
+        Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            message_id=event_id,
+            correlation_id=operation,
+            type=event.type,
+            timestamp=int(job.updated),
+        ),
+    )
+
 
 _log = logging.getLogger("hopback.deadletters")
 _BEAT_S = 1.0
@@ -432,4 +490,12 @@ async def _changed(run: JobRun | None) -> None:
             await run.changed.wait()
 
 
-__getattr__ = old_names(__name__, {"Bench": "hopback.deadletters.places.Scene"})
+__getattr__ = old_names(
+    __name__,
+    {
+        "Ceremony": "hopback.designs.design.CompletionEvent",
+        "NO_CEREMONY": "hopback.designs.design.NO_COMPLETION",
+        "ceremony_of": "hopback.designs.DESIGNS",
+        "Bench": "hopback.deadletters.live.Scene",
+    },
+)

@@ -1,33 +1,122 @@
-"""What a job does with each message: send it back, or write it down and let it go."""
+"""What is done with messages: send them back, write them down and let them go, publish a copy or an archive.
+
+How fast it goes is decided here, too: a rate, and somebody's hand on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from hopback.deadletters.archive import write_line
+from hopback.deadletters.archive import read_line, write_line
+from hopback.deadletters.contract import Imported
 from hopback.deadletters.message import origin_queue, read_dead_letter
 from hopback.deadletters.requests import TargetKind
 from hopback.deadletters.targets import Aim, aim_at, target_flaw
-from hopback.errors import ChannelClosed, ConnectionLost, UnsafeOperation
-from hopback.headers.names import REDRIVE_JOB
-from hopback.message import Message
-from hopback.policy.redrive import Redriver, loop_guard
+from hopback.errors import (
+    BadLine,
+    BadRequest,
+    BrokerError,
+    ChannelClosed,
+    ConnectionLost,
+    HopbackError,
+    NotFound,
+    UnsafeOperation,
+)
+from hopback.headers import moved_properties
+from hopback.headers.names import REDRIVE_JOB, is_protected
+from hopback.headers.rewrite import FRAME_BYTES, frame_size
+from hopback.message import Message, Received
+from hopback.policy.redrive import Redriver, loop_guard, redrive_message
+from hopback.renamed import old_names
+from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from collections.abc import AsyncIterable
 
     from hopback.broker.port import Broker, Channel, Connection
+    from hopback.deadletters.contract import DeadLetter
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.requests import Target
-    from hopback.errors import BrokerError
+    from hopback.deadletters.requests import Edit, Pace, Target
     from hopback.message import Delivery
     from hopback.policy.redrive import RedriveOccasion
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 
-__all__ = ["Act", "Discarding", "LeftOut", "Redriving", "Sink"]
+
+__all__ = [
+    "COPY_OF",
+    "Act",
+    "Control",
+    "Discarding",
+    "LeftOut",
+    "Pacer",
+    "Redriving",
+    "Sink",
+    "edited_copy",
+    "import_lines",
+]
+
+
+_MADE_UP_S = 0.05
+
+
+class Control:
+    """A hand on a running job."""
+
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate = rate
+        self.is_paused = False
+        self.is_cancelled = False
+        self._changed = asyncio.Event()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether somebody wants it to wait or to end."""
+        return self.is_paused or self.is_cancelled
+
+    def set(self, *, paused: bool, cancelled: bool, rate: float | None) -> None:
+        """What is wanted from now on."""
+        if (paused, cancelled, rate) != (self.is_paused, self.is_cancelled, self.rate):
+            self.is_paused, self.is_cancelled, self.rate = paused, cancelled, rate
+            self._changed.set()
+
+    async def wait(self) -> None:
+        """Return when it may go on, or has to end."""
+        while self.is_paused and not self.is_cancelled:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def sleep(self, seconds: float) -> bool:
+        """Wait so long; whether nothing was changed meanwhile."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return True
+        return False
+
+
+class Pacer:
+    """Lets messages go at the rate that the control says now."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._last = float("-inf")
+
+    async def turn(self) -> None:
+        """Return when it is the next message's turn, or when somebody calls."""
+        loop = asyncio.get_running_loop()
+        while (rate := self._control.rate) and not self._control.is_calling:
+            due = self._last + 1 / rate
+            if due <= loop.time() or await self._control.sleep(due - loop.time()):
+                # Late by a little is made up for; late by much is not.
+                self._last = max(due, loop.time() - _MADE_UP_S)
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +358,150 @@ class Discarding:
         """Finish the file."""
         if self._sink is not None:
             await self._sink.close()
+
+
+COPY_OF = "hopback-copy-of"
+"""The header of an edited copy: the id of the message it was made from."""
+
+
+def edited_copy(
+    delivery: Delivery,
+    letter: DeadLetter,
+    edit: Edit,
+    aim: Aim,
+    occasion: RedriveOccasion,
+    message_id: str,
+) -> Message:
+    """The copy as it goes back, with its own id and the id of the original beside it."""
+    for name in (*edit.headers, *edit.without):
+        if is_protected(name) or name == COPY_OF:
+            raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
+    message = redrive_message(_changed(delivery, edit), aim.plan, occasion, target=aim.redrive)
+    headers = {**message.properties.headers, COPY_OF: letter.message_id or letter.digest}
+    properties = replace(
+        message.properties, headers=MappingProxyType(headers), message_id=message_id
+    )
+    if frame_size(properties) > FRAME_BYTES:
+        raise UnsafeOperation("the copy was not sent: its headers do not fit a frame")
+    return replace(message, properties=properties)
+
+
+def _changed(delivery: Delivery, edit: Edit) -> Received:
+    properties = delivery.properties
+    kept = {name: value for name, value in properties.headers.items() if name not in edit.without}
+    return Received(
+        delivery.queue,
+        delivery.exchange,
+        delivery.routing_key,
+        delivery.body if edit.body is None else edit.body,
+        replace(
+            properties,
+            headers=MappingProxyType({**kept, **edit.headers}),
+            content_type=(
+                properties.content_type if edit.content_type is None else edit.content_type
+            ),
+        ),
+        delivery.redelivered,
+        delivery.tag,
+    )
+
+
+async def import_lines(
+    broker: Broker, lines: AsyncIterable[bytes], *, queue: str | None, pace: Pace
+) -> Imported:
+    """Publish each message into the queue it was in, or into `queue`; stops at the first problem."""
+    connection = await broker.connect("hopback import")
+    try:
+        return await _Import(connection, await connection.open_channel(), queue, pace).run(lines)
+    finally:
+        await connection.close()
+
+
+class _Import:
+    """One import at work."""
+
+    def __init__(
+        self, connection: Connection, channel: Channel, queue: str | None, pace: Pace
+    ) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._queue = queue
+        self._pacer = Pacer(Control(pace.rate))
+        self._most = pace.in_flight
+        self._fates: dict[int, asyncio.Future[None]] = {}
+        self._checked: set[str] = set()
+        self._published = 0
+
+    async def run(self, lines: AsyncIterable[bytes]) -> Imported:
+        """Publish line after line; the first problem ends it."""
+        number, problem = 0, ""
+        try:
+            async for line in lines:
+                if line.strip():
+                    await self._publish(line, number)
+                number += 1
+                if any(fate.done() and fate.exception() for fate in self._fates.values()):
+                    break
+        except (HopbackError, OSError) as failed:
+            problem = str(failed)
+        failed_at, why = await self._settled()
+        if failed_at is not None:
+            number, problem = failed_at, why
+        return Imported(number, self._published, problem)
+
+    async def _publish(self, line: bytes, number: int) -> None:
+        archived = read_line(line, where=f"line {number + 1}")
+        target = self._queue or archived.queue
+        if not target:
+            raise BadLine(f"line {number + 1} names no queue; name one to import into")
+        await self._check(target)
+        await self._pacer.turn()
+        while len(self._fates) >= self._most:
+            done, _ = await asyncio.wait(self._fates.values(), return_when=asyncio.FIRST_COMPLETED)
+            self._reap()
+            if any(fate.exception() for fate in done):
+                return
+        await self._channel.room()
+        message = Message("", target, archived.body, moved_properties(archived.properties))
+        self._fates[number] = self._channel.publish(message)
+
+    def _reap(self) -> None:
+        """Count what is confirmed; what failed stays, to be told."""
+        for number, fate in tuple(self._fates.items()):
+            if fate.done() and not fate.exception():
+                del self._fates[number]
+                self._published += 1
+
+    async def _check(self, queue: str) -> None:
+        """A queue is asked for before the first message goes there."""
+        if queue in self._checked:
+            return
+        channel = await self._connection.open_channel()
+        try:
+            await channel.declare_queue(Queue(queue), passive=True)
+        except NotFound:
+            raise BrokerError(f"the queue {queue!r} does not exist") from None
+        await channel.close()
+        self._checked.add(queue)
+
+    async def _settled(self) -> tuple[int | None, str]:
+        """Wait for everything in flight; the first line that has no home, and why."""
+        if self._fates:
+            await asyncio.wait(self._fates.values())
+        self._reap()
+        if not self._fates:
+            return None, ""
+        first = min(self._fates)
+        return first, f"line {first + 1}: {self._fates[first].exception()}"
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "HIGHEST_RATE": "hopback.deadletters.HIGHEST_RATE",
+        "MOST_IN_FLIGHT": "hopback.deadletters.MOST_IN_FLIGHT",
+        "RAMP": "hopback.deadletters.RAMP",
+        "UNHURRIED": "hopback.deadletters.UNHURRIED",
+        "Pace": "hopback.deadletters.Pace",
+    },
+)

@@ -21,6 +21,7 @@ from hopback.deadletters.contract import (
 )
 from hopback.deadletters.filters import Judgement
 from hopback.deadletters.head import Turns, held_size, walk
+from hopback.deadletters.live import held_back_for
 from hopback.deadletters.message import (
     amqp_type,
     plain_headers,
@@ -32,7 +33,6 @@ from hopback.deadletters.message import (
     timeline,
     what_happened,
 )
-from hopback.deadletters.places import held_back_for
 from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.session import Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
@@ -47,12 +47,14 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord
-    from hopback.deadletters.places import Places, Scene
+    from hopback.deadletters.live import Places, Scene
     from hopback.deadletters.requests import GroupBy
     from hopback.deadletters.session import BrowseSession, Browsing
     from hopback.message import Delivery
 
+
 __all__ = ["Showing", "summary_of"]
+
 
 _TEXTS = {
     TargetKind.DESIGN: "as the design says",

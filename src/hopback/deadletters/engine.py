@@ -13,35 +13,82 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from hopback.broker.limits import spent
-from hopback.deadletters.acts import LeftOut
+from hopback.deadletters.actions import Control, LeftOut, Pacer
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
 from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.message import delivery_count, read_dead_letter
-from hopback.deadletters.pacing import Control, Pacer
-from hopback.deadletters.trouble import Verdict, may_pass, verdict_on
-from hopback.errors import BrokerError, HopbackError, LeaseLost
+from hopback.errors import (
+    BrokerError,
+    ChannelClosed,
+    ConfirmTimeout,
+    ConnectionFailed,
+    ConnectionLost,
+    HopbackError,
+    LeaseLost,
+    LoginRefused,
+    ManagementError,
+    PreconditionFailed,
+    PublishFailed,
+)
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from hopback.clock import Clock
-    from hopback.deadletters.acts import Act
+    from hopback.deadletters.actions import Act
     from hopback.deadletters.contract import Counts
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobRecord, Journal
-    from hopback.deadletters.places import Scene
-    from hopback.deadletters.selecting import Selecting
-    from hopback.deadletters.watching import Watch
+    from hopback.deadletters.live import Scene
+    from hopback.deadletters.selection import Selecting, Watch
     from hopback.message import Delivery
 
-__all__ = ["Engine", "JobRun"]
+
+__all__ = ["Engine", "JobRun", "Verdict", "may_pass", "verdict_on"]
+
+
+class Verdict(StrEnum):
+    """What to do about a message that was not confirmed when it was sent alone."""
+
+    AGAIN = "again"
+    ITS_OWN = "its own"
+    """The message itself is what the broker, or the wire, will not have; others may pass."""
+    STOP = "stop"
+    """No other would fare better, or nobody knows what became of it."""
+
+
+def verdict_on(failed: HopbackError, ended: BrokerError | None) -> Verdict:
+    """`failed` is what its sender was told, `ended` what closed the channel, if something did."""
+    if isinstance(ended, PreconditionFailed):
+        return Verdict.ITS_OWN
+    if isinstance(ended, ChannelClosed):
+        return Verdict.STOP
+    if isinstance(failed, ConfirmTimeout):
+        # It may have been stored; sending again and again would multiply it.
+        return Verdict.STOP
+    if isinstance(failed, PublishFailed | ConnectionLost | ConnectionFailed):
+        return Verdict.AGAIN
+    if isinstance(failed, BrokerError) and not isinstance(failed, ChannelClosed):
+        # The wire refused to encode it: too large a header, a name beyond 255 bytes.
+        return Verdict.ITS_OWN
+    return Verdict.STOP
+
+
+def may_pass(failed: HopbackError) -> bool:
+    """Whether it is only that the broker is away: then waiting for it may help."""
+    if isinstance(failed, ManagementError):
+        return failed.status == 0 or failed.status >= 500
+    away = isinstance(failed, ConnectionLost | ConnectionFailed)
+    return away and not isinstance(failed, LoginRefused)
+
 
 _log = logging.getLogger("hopback.deadletters")
 

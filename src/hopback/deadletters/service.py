@@ -16,14 +16,13 @@ from uuid import uuid4
 from msgspec import structs
 
 from hopback.clock import SystemClock
+from hopback.deadletters.actions import edited_copy, import_lines
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
-from hopback.deadletters.desk import Desk
-from hopback.deadletters.editing import edited_copy
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.freezing import check_request
-from hopback.deadletters.importing import import_lines
+from hopback.deadletters.job import Workshop, new_job_id
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.places import Places
+from hopback.deadletters.live import Places
+from hopback.deadletters.plan import Desk, check_request
 from hopback.deadletters.requests import (
     BY_DESIGN,
     HIGHEST_RATE,
@@ -35,9 +34,8 @@ from hopback.deadletters.requests import (
     Settings,
 )
 from hopback.deadletters.session import Browsing, view_of
-from hopback.deadletters.showing import Showing, summary_of
 from hopback.deadletters.targets import Aim, aim_at, queues_beyond, target_flaw
-from hopback.deadletters.workshop import Workshop, new_job_id
+from hopback.deadletters.views import Showing, summary_of
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed, UnsafeOperation
 from hopback.policy.redrive import RedriveOccasion
 
@@ -60,11 +58,12 @@ if TYPE_CHECKING:
     )
     from hopback.deadletters.discovery import DeadLetterQueue, Override
     from hopback.deadletters.journal import JobRecord, Journal
-    from hopback.deadletters.places import LiveView
+    from hopback.deadletters.live import LiveView
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
     from hopback.deadletters.session import BrowseSession
     from hopback.message import Delivery
     from hopback.topology.model import Topology
+
 
 __all__ = ["Operations"]
 

@@ -1,0 +1,505 @@
+"""From a request to a dry run or the specification of a job.
+
+A request is checked, its selection is frozen and counted, its routes and what looking costs are settled
+first: a job that could not end well does not begin. The dry run counts what would become of the messages
+that it sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.archive import check_writable
+from hopback.deadletters.contract import JobPlan, LeftOutCount, Moment, Price, WayCheck
+from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
+from hopback.deadletters.head import Turns, held_size, walk
+from hopback.deadletters.journal import JobSpec, SelectionSnapshot
+from hopback.deadletters.message import read_dead_letter
+from hopback.deadletters.requests import (
+    HIGHEST_RATE,
+    LONGEST_WATCH_S,
+    MOST_IN_FLIGHT,
+    MOST_REDRIVES,
+    FromSession,
+    GroupBy,
+    JobKind,
+    RedriveRequest,
+    TargetKind,
+)
+from hopback.deadletters.session import Grouping, Sifted, check_cost
+from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
+from hopback.errors import BadRequest, CountMismatch, NoSuch, UnsafeOperation
+from hopback.headers import unread_headers
+from hopback.headers.names import UNREAD
+from hopback.policy.redrive import redrive_refusal
+from hopback.renamed import old_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.broker.port import Connection
+    from hopback.clock import Clock
+    from hopback.deadletters.contract import Cost, DeadLetter, Group
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.filters import Filter
+    from hopback.deadletters.journal import JobRecord, Journal
+    from hopback.deadletters.live import Places, Scene
+    from hopback.deadletters.requests import FromHead, Pace, Request, Settings, Who
+    from hopback.deadletters.session import BrowseSession, Browsing
+    from hopback.message import Delivery
+    from hopback.topology.plan import Plan, Redrive
+    from hopback.topology.routing import RoutingTable
+
+
+__all__ = [
+    "Desk",
+    "Rehearsal",
+    "check_request",
+    "chosen_letters",
+    "export_file",
+    "frozen_head",
+    "frozen_letters",
+    "order_kept",
+    "spec_of",
+    "watch_seconds",
+]
+
+
+_LONGEST = 1000
+
+
+def check_request(request: Request) -> None:
+    """BadRequest or BadFilter for what could never be carried out."""
+    if not request.reason.strip():
+        raise BadRequest("reason", "a few words that say why; they are kept in the audit")
+    if len(request.reason) > _LONGEST:
+        raise BadRequest("reason", f"at most {_LONGEST} characters")
+    if not isinstance(request, RedriveRequest) and request.confirm != request.queue:
+        raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
+    if (
+        isinstance(request, RedriveRequest)
+        and not 1 <= (request.max_redrives or 1) <= MOST_REDRIVES
+    ):
+        raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
+    limit = None if isinstance(request.selection, FromSession) else request.selection.limit
+    if limit is not None and limit < 1:
+        raise BadRequest("limit", f"1 or more, got {limit}")
+    parse_filter(request.selection.filter)
+    _check_pace(request.pace)
+
+
+def _check_pace(pace: Pace) -> None:
+    if pace.rate is not None and not 0 < pace.rate <= HIGHEST_RATE:
+        raise BadRequest("rate", f"messages per second above 0, got {pace.rate:g}")
+    if not 1 <= pace.in_flight <= MOST_IN_FLIGHT:
+        raise BadRequest("inFlight", f"1 to {MOST_IN_FLIGHT}, got {pace.in_flight}")
+    if len(pace.ramp) > 20 or any(stage < 1 for stage in pace.ramp):
+        raise BadRequest("ramp", "at most 20 stages of 1 message or more")
+    if (pace.watch_s or 0) > LONGEST_WATCH_S:
+        raise BadRequest("watchSeconds", f"at most {LONGEST_WATCH_S}, got {pace.watch_s:g}")
+    if pace.tries < 1 or pace.pause_s < 0 or (pace.watch_s or 0) < 0:
+        raise BadRequest("pace", "1 try or more, and waits that are not negative")
+
+
+async def chosen_letters(session: BrowseSession, selection: FromSession) -> Sifted:
+    """The letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
+    found = await session.sift(parse_filter(selection.filter))
+    if not selection.ids:
+        return found
+    wanted = set(selection.ids)
+    for ident in wanted - {letter.id for letter in found.letters}:
+        session.letter(ident)
+    chosen = tuple(letter for letter in found.letters if letter.id in wanted)
+    return Sifted(session, chosen, found.not_looked_into)
+
+
+def frozen_letters(
+    session: BrowseSession, letters: tuple[DeadLetter, ...], text: str
+) -> SelectionSnapshot:
+    """Exactly these messages of a session."""
+    return SelectionSnapshot(session.held, text, tuple(letter.digest for letter in letters))
+
+
+def frozen_head(ready: int, selection: FromHead) -> SelectionSnapshot:
+    """The first messages, as many as are there now."""
+    count = ready if selection.limit is None else min(selection.limit, ready)
+    return SelectionSnapshot(count, selection.filter, behind=ready - count)
+
+
+def spec_of(request: Request, frozen: SelectionSnapshot, broker: str, *, stamped: bool) -> JobSpec:
+    """What was asked for, with the selection frozen; `stamped` is what the design says."""
+    if isinstance(request, RedriveRequest):
+        return JobSpec(
+            kind=JobKind.REDRIVE,
+            queue=request.queue,
+            broker=broker,
+            selection=frozen,
+            why=request.reason,
+            by=request.by,
+            target=request.target,
+            pace=request.pace,
+            max_redrives=request.max_redrives,
+            stamped=stamped if request.stamped is None else request.stamped,
+            operation=request.operation,
+            key=request.key,
+            forced=request.forced,
+        )
+    return JobSpec(
+        kind=JobKind.DISCARD,
+        queue=request.queue,
+        broker=broker,
+        selection=frozen,
+        why=request.reason,
+        by=request.by,
+        pace=request.pace,
+        export_to=request.export_to,
+        key=request.key,
+        forced=request.forced,
+    )
+
+
+def export_file(request: Request, settings: Settings, job: str) -> str:
+    """Where a discard writes first; empty for a re-drive, and where nothing is to be written."""
+    if isinstance(request, RedriveRequest) or not request.export:
+        return ""
+    if request.export_to:
+        check_writable(request.export_to)
+        return request.export_to
+    if settings.exports is None:
+        raise BadRequest("export", "a file to write to first, or no export at all")
+    return str(settings.exports / f"{job}.ndjson")
+
+
+_SHORTEST_WATCH_S = 5.0
+_LONGEST_WATCH_S = 120.0
+
+
+class Rehearsal:
+    """Sees one message after the other and counts what would become of it."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        source: DeadLetterQueue,
+        wanted: Filter,
+        now: float,
+        routes: RoutingTable | None = None,
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._wanted = wanted
+        self._now = now
+        self._routes = routes
+        self._reasons = Grouping(GroupBy.REASON)
+        self._errors = Grouping(GroupBy.ERROR)
+        self._ways: Counter[Redrive] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self.seen = 0
+        self.matching = 0
+        self.not_looked_into = 0
+        self.unread = 0
+        """How many would go back without headers that nobody could read."""
+
+    def see(self, delivery: Delivery) -> None:
+        """Count one message."""
+        self.seen += 1
+        letter = read_dead_letter(delivery, self.seen, self._source)
+        judged = self._wanted.judge(letter, delivery, self._now)
+        self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
+        if judged is not Judgement.MATCHES:
+            return
+        self.matching += 1
+        self._reasons.add(letter)
+        self._errors.add(letter)
+        if self._spec.kind is JobKind.REDRIVE:
+            self._aim(delivery, letter.origin)
+
+    def _aim(self, delivery: Delivery, origin: str) -> None:
+        aim = aim_at(self._spec.target, delivery, origin, self._source, self._routes)
+        if not isinstance(aim, Aim):
+            self._left_out[aim] += 1
+            return
+        refusal = redrive_refusal(delivery, aim.plan, max_redrives=self._spec.max_redrives)
+        if refusal is not None:
+            self._left_out[refusal] += 1
+            return
+        self._ways[aim.redrive] += 1
+        self.unread += bool(unread_headers(delivery.properties))
+
+    @property
+    def reasons(self) -> tuple[Group, ...]:
+        """Why the messages are here."""
+        return self._reasons.groups()
+
+    @property
+    def errors(self) -> tuple[Group, ...]:
+        """What went wrong with them."""
+        return self._errors.groups()
+
+    @property
+    def left_out(self) -> tuple[LeftOutCount, ...]:
+        """What would not be touched."""
+        return tuple(LeftOutCount(reason, count) for reason, count in self._left_out.most_common())
+
+    async def ways(
+        self, connection: Connection, table: RoutingTable | None
+    ) -> tuple[WayCheck, ...]:
+        """Every way that is known or was found, checked to exist and to route."""
+        if self._spec.kind is not JobKind.REDRIVE:
+            return ()
+        known = dict.fromkeys((*self._ways, *known_ways(self._spec.target, self._source)))
+        return tuple(
+            [
+                WayCheck(
+                    way.exchange,
+                    way.routing_key,
+                    self._ways[way],
+                    await target_flaw(connection, way, table),
+                )
+                for way in known
+            ]
+        )
+
+
+def order_kept(spec: JobSpec, ways: int) -> str:
+    """Whether messages arrive in the order in which they rest."""
+    if spec.kind is JobKind.DISCARD:
+        return "what stays keeps its order"
+    if ways > 1 or spec.target.kind is TargetKind.ORIGIN_EXCHANGE:
+        return "kept for each target queue; between several of them there is no order"
+    return "kept, but for messages that are refused and sent again: they come after the others"
+
+
+def watch_seconds(plans: Iterable[Plan]) -> float:
+    """How long a message takes to fail for good again: then it shows whether the cause is mended."""
+    waits = [
+        sum(tier.delay_ms for tier in plan.tiers) / 1000 * _laps(plan)
+        for plan in plans
+        if plan.redrive.reset
+    ]
+    return min(
+        max([_SHORTEST_WATCH_S, *(wait + _SHORTEST_WATCH_S for wait in waits)]), _LONGEST_WATCH_S
+    )
+
+
+def _laps(plan: Plan) -> float:
+    """How often the tiers are waited for, roughly, until the attempts are used up."""
+    return max((plan.attempts - 1) / len(plan.tiers), 1.0) if plan.tiers else 0.0
+
+
+_FAILURES = 10_000
+
+
+class Desk:
+    """Settles requests."""
+
+    def __init__(
+        self, places: Places, browsing: Browsing, settings: Settings, clock: Clock
+    ) -> None:
+        self._places = places
+        self._browsing = browsing
+        self._settings = settings
+        self._clock = clock
+
+    # --- jobs
+
+    async def spec(
+        self, request: Request, scene: Scene, broker: str, job: str
+    ) -> tuple[JobSpec, Sifted | None]:
+        """A job for this request, and what a session holds of it; refused where it could not end well."""
+        selection, held = await self._selected(request, scene.ready)
+        _check_returns(request, selection, held, scene)
+        await self._check_count(request, selection, held)
+        spec = self._spec_of(request, selection, scene, broker, job)
+        await self.check_ways(spec, scene)
+        return spec, held
+
+    def _spec_of(
+        self, request: Request, selection: SelectionSnapshot, scene: Scene, broker: str, job: str
+    ) -> JobSpec:
+        design = scene.design_of(request.queue)
+        stamped = design is not None and design.stamps_redrives
+        spec = spec_of(request, selection, broker, stamped=stamped)
+        return replace(spec, export_to=export_file(request, self._settings, job))
+
+    async def scene_for(self, spec: JobSpec) -> Scene:
+        """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
+        scene = await self._places.scene(count=spec.queue)
+        await self.check_ways(spec, scene)
+        return scene
+
+    async def _selected(
+        self, request: Request, ready: int
+    ) -> tuple[SelectionSnapshot, Sifted | None]:
+        """What a request selects now, and the letters if a session holds them."""
+        selection = request.selection
+        if not isinstance(selection, FromSession):
+            return frozen_head(ready, selection), None
+        session = self._browsing.one(selection.session)
+        if session.source.name != request.queue:
+            # Whose session it is, is nobody's business who asks about another queue.
+            raise NoSuch("session", selection.session)
+        held = await chosen_letters(session, selection)
+        return frozen_letters(session, held.letters, selection.filter), held
+
+    async def _check_count(
+        self, request: Request, selection: SelectionSnapshot, held: Sifted | None
+    ) -> None:
+        found = selection.size
+        if held is None and request.expected_count is not None and selection.filter:
+            found = await self._matching(request.queue, selection)
+        if request.expected_count is not None and request.expected_count != found:
+            raise CountMismatch(request.expected_count, found)
+
+    async def _matching(self, queue: str, selection: SelectionSnapshot) -> int:
+        """How many of the first messages the filter wants; costs one look."""
+        spec = JobSpec(JobKind.DISCARD, queue, "", selection)
+        source = (await self._places.scene()).one(queue)
+        rehearsal = Rehearsal(spec, source, parse_filter(selection.filter), self._clock.now())
+        async with aclosing(walk(self._places.broker, queue, selection.count)) as messages:
+            async for delivery in messages:
+                rehearsal.see(delivery)
+        return rehearsal.matching
+
+    async def check_ways(self, spec: JobSpec, scene: Scene) -> None:
+        """Every way that is known beforehand leads to a queue; if one of several does, that will do."""
+        if spec.kind is not JobKind.REDRIVE:
+            return
+        ways = known_ways(spec.target, scene.one(spec.queue))
+        table = scene.table()
+        async with self._places.line() as connection:
+            flaws = [await target_flaw(connection, way, table) for way in ways]
+        if flaws and all(flaws):
+            raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
+
+    async def spec_for_failures(
+        self, job: JobRecord, journal: Journal, by: Who, reason: str
+    ) -> JobSpec:
+        """The same again, for exactly what the job could not move."""
+        failures = await journal.failures(job.id, 0, _FAILURES)
+        if job.is_active or not failures:
+            state = f"it is {job.state} with {len(failures)} failures"
+            raise BadRequest("job", f"one that has ended with failures; {state}")
+        depth, _ = await self._places.depth(job.queue)
+        digests = tuple(failed.digest for failed in failures)
+        return replace(
+            job.spec,
+            selection=SelectionSnapshot(depth.ready or 0, "", digests),
+            by=by,
+            why=reason or f"what job {job.id} could not move",
+            key=None,
+        )
+
+    # --- plans
+
+    async def plan(self, request: Request, broker: str) -> JobPlan:
+        """What a job for this request would do; looks at no more messages than the settings allow."""
+        check_request(request)
+        scene = await self._places.scene(count=request.queue)
+        source, cost = scene.one(request.queue), scene.cost(request.queue)
+        selection, held = await self._selected(request, scene.ready)
+        spec = self._spec_of(request, selection, scene, broker, "JOB")
+        wanted = parse_filter(selection.filter)
+        rehearsal = Rehearsal(spec, source, wanted, self._clock.now(), scene.routes())
+        warnings = [*await self._rehearse(rehearsal, spec, cost, held), *_warnings(spec, cost)]
+        if rehearsal.unread:
+            warnings.append(_unread_headers(rehearsal.unread))
+        async with self._places.line() as connection:
+            ways = await rehearsal.ways(connection, scene.table())
+        flaws = [way.flaw for way in ways if way.flaw]
+        barred = []
+        try:
+            _check_returns(request, selection, held, scene)
+        except UnsafeOperation as refused:
+            barred = [str(refused)]
+        watched = spec.pace.watch_s
+        return JobPlan(
+            kind=spec.kind,
+            queue=spec.queue,
+            target=str(spec.target) if spec.kind is JobKind.REDRIVE else "",
+            selected=selection.size,
+            seen=rehearsal.seen,
+            matching=rehearsal.matching,
+            reasons=rehearsal.reasons,
+            errors=rehearsal.errors,
+            ways=ways,
+            left_out=rehearsal.left_out,
+            cost=cost,
+            order=order_kept(spec, len(ways)),
+            warnings=tuple(warnings),
+            flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
+            as_of=Moment(self._clock.now()),
+            watch_s=watch_seconds(source.plans) if watched is None else watched,
+            export_to=spec.export_to,
+        )
+
+    async def _rehearse(
+        self, rehearsal: Rehearsal, spec: JobSpec, cost: Cost, held: Sifted | None
+    ) -> list[str]:
+        """See the messages; what could not be seen is said."""
+        if held is not None:
+            turns = Turns()
+            for letter in held.letters:
+                delivery = held.session.delivery(letter.id)
+                rehearsal.see(delivery)
+                await turns.after(held_size(delivery))
+            return _unread(held.not_looked_into)
+        if cost.price is Price.REFUSED and not spec.forced:
+            return [f"no message was looked at: {cost.text}"]
+        selected = spec.selection.count
+        count = min(selected, self._settings.scan)
+        async with aclosing(walk(self._places.broker, spec.queue, count)) as messages:
+            async for delivery in messages:
+                rehearsal.see(delivery)
+        unread = _unread(rehearsal.not_looked_into)
+        if count < selected:
+            return [f"only the first {count} of {selected} messages were looked at", *unread]
+        return unread
+
+
+def _unread(count: int) -> list[str]:
+    if not count:
+        return []
+    which = f"{count} messages have bodies" if count > 1 else "1 message has a body"
+    return [
+        f"{which} too large or too deeply nested for `payload.` terms to look into (the limit is"
+        f" {PAYLOAD_BYTES // 1024} KiB): left out, whatever they hold"
+    ]
+
+
+def _unread_headers(count: int) -> str:
+    which = f"{count} messages have" if count > 1 else "1 message has"
+    return (
+        f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the handler"
+        " does not see what they say"
+    )
+
+
+def _check_returns(
+    request: Request, selection: SelectionSnapshot, held: Sifted | None, scene: Scene
+) -> None:
+    """What a job holds and gives back must not have used up its deliveries by that.
+
+    A filter gives back what it leaves out. A re-drive gives back what it holds when it is killed, and
+    nobody sees beforehand how often that came back already. What a session holds is in hand.
+    """
+    by_filter = selection.filter and selection.digests is None
+    if by_filter or (isinstance(request, RedriveRequest) and held is None):
+        check_cost(scene.cost(request.queue), forced=request.forced)
+
+
+def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
+    found = [spec.target.warning] if spec.kind is JobKind.REDRIVE else []
+    if cost.price is Price.REFUSED:
+        found.append(
+            f"each time the job stops early, what it held has come back once more: {cost.text}"
+        )
+    if spec.kind is JobKind.DISCARD and not spec.export_to:
+        found.append("what is discarded is written down nowhere, unless an export is named")
+    return [text for text in found if text]
+
+
+__getattr__ = old_names(__name__, {"Order": "hopback.deadletters.journal.JobSpec"})
