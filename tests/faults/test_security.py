@@ -128,7 +128,7 @@ async def test_no_message_can_forge_a_log_line() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["1s"])
-    async def handle() -> object:
+    async def handle() -> Park:
         return Park(_HOSTILE)
 
     async with AppTest(app) as test:

@@ -93,7 +93,7 @@ async def test_done_retried_parked_and_snoozed(amqp_url: str) -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["50ms", "100ms"])
-    async def handle(payload: dict[str, str], context: Context) -> object:
+    async def handle(payload: dict[str, str], context: Context) -> Park | Snooze | None:
         runs.setdefault(payload["do"], []).append(context.attempt)
         match payload["do"]:
             case "fail":

@@ -273,13 +273,13 @@ class RuntimePlayer:
             return
         listening = self._app.handler(actor.queue, rules=actor.rules)
 
-        async def handle(context: Context) -> object:
+        async def handle(context: Context) -> Any:
             act = actor.perform(_run(context.delivery, context.plan, self._scene.elapsed()))
             if isinstance(act, Exception):
                 raise act
             return act
 
-        async def handle_json(payload: Any, context: Context) -> object:
+        async def handle_json(payload: Any, context: Context) -> Any:
             return await handle(context)
 
         listening(handle_json if actor.reads_json else handle)

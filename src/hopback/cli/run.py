@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 import click
 
-from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import EMBEDDED, HttpAddress, log_format_option, url_host
 from hopback.cli.terminal import safe
 from hopback.cli.where import quick_loop
-from hopback.errors import HopbackError, UnsafeOperation
+from hopback.errors import HopbackError, MissingExtra, UnsafeOperation
 from hopback.extras import needs
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def _run_one(settings: RunSettings) -> int:
     from hopback.cli.run_service import serve
 
     app = load_app(settings.target)
+    _require_handlers(app, settings.target)
     # Only sockets gain from the quicker loop.
     factory = None if settings.embedded else quick_loop()
     try:
@@ -248,6 +249,9 @@ class RunSettings:
 
 # --- the application
 
+_HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
+"""Where our own modules are: a line in there is never the one that a user has to mend."""
+
 
 def load_app(target: str) -> App:
     """The application; the current directory is searched first. CommandFailed says what is missing."""
@@ -286,7 +290,7 @@ def _imported(name: str) -> ModuleType:
     try:
         with needs("systems", name) if ours else nullcontext():
             return import_module(name)
-    except HopbackError:
+    except MissingExtra:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -301,12 +305,18 @@ def _imported(name: str) -> ModuleType:
 
 
 def _broken(name: str, error: Exception) -> CommandFailed:
-    """The module is there but cannot be imported: say where it failed, as its author needs it."""
+    """The module is there but cannot be imported: say at which line its author has to look."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [one for one in frames if "importlib" not in one.filename]
-    where = f"{ours[-1].filename}, line {ours[-1].lineno}: " if ours else ""
+    found = [one for one in frames if "importlib" not in one.filename]
+    if not name.startswith("hopback."):
+        # What Hopback refuses, it refuses deep inside; the line to mend is the one that called it.
+        found = [one for one in found if not one.filename.startswith(_HOPBACK)]
+    where = f"{found[-1].filename}, line {found[-1].lineno}: " if found else ""
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}: "
+    if isinstance(error, HopbackError):
+        told = f"{name} cannot be imported: {where}{error}"
+        return CommandFailed(told, do=error.remedy, code=exit_of(error))
     return CommandFailed(
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
         do="Correct the module; `python -m` it to see the whole traceback.",
@@ -326,6 +336,19 @@ def _application(module: ModuleType, attribute: str) -> App:
         f"expected an App as {attribute!r} in {module.__name__}, got {got}",
         do=f"{known} Say `hopback run {module.__name__}:NAME`.",
         code=Exit.NOT_FOUND,
+    )
+
+
+def _require_handlers(app: App, target: str) -> None:
+    """An application that has nothing to do would say that it is ready, and then nothing for ever."""
+    if app.handlers or app.has_lifespan:
+        return
+    module = target.partition(":")[0]
+    raise CommandFailed(
+        f"app {app.name!r} of {target} has no handlers",
+        do="Declare one: @app.handler(QUEUE, retry=[WAIT, …]) above a function. If handlers are in"
+        f" other modules, import these in {module}: a module that nobody imports declares nothing.",
+        code=Exit.USAGE,
     )
 
 

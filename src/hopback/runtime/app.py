@@ -23,21 +23,32 @@ from hopback.runtime.handler import (
     blames_rows,
     inspect_batch_handler,
     inspect_handler,
+    require_queue_name,
+    wait_ms,
+    waits_ms,
 )
 from hopback.runtime.middleware import check_middleware
 from hopback.runtime.push import PushHandler, PushTarget
-from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
 from hopback.topology.feed import feeds_of
 from hopback.topology.model import Binding, Exchange, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
     from typing import Unpack
 
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
+    from hopback.policy.outcome import Outcome
     from hopback.policy.rules import Rule
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Provider
@@ -48,11 +59,15 @@ if TYPE_CHECKING:
 __all__ = ["AnyHandler", "App", "Router", "Waits"]
 
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler
-F = TypeVar("F", bound="Callable[..., Any]")
+H = TypeVar("H", bound="Callable[..., Outcome | Awaitable[Outcome | None] | None]")
+B = TypeVar("B", bound="Callable[..., Awaitable[Sequence[Outcome | None] | None]]")
 M = TypeVar("M", bound="Middleware")
 
-Waits: TypeAlias = "Iterable[str | int] | None"
-"""The waits after the first, second, … failure; None: the first failure parks."""
+Waits: TypeAlias = "list[str] | list[int] | list[str | int] | tuple[str | int, ...] | None"
+"""The waits after the first, second, … failure; None: the first failure parks.
+
+Any iterable would take a text, and `retry="30s"` would be three waits of one letter.
+"""
 
 _RETRY = ("30s", "5m", "30m")
 """How long failed messages wait when nothing else is said."""
@@ -127,7 +142,8 @@ class Router:
         serves all further attempts. With None there is no retry: the first failure parks. `bind`
         maps topic exchanges to the routing keys wanted of them, or is a `Feed`, or several.
         """
-        tiers_ms = tuple(parse_duration_ms(wait) for wait in retry or ())
+        require_queue_name("queue", name)
+        tiers_ms = tuple(waits_ms(() if retry is None else retry, where=f"queue {name!r}"))
         if retry is not None and not tiers_ms:
             found = Problem("retry", 'waits like ["30s", "5m"], or None for no retry', "no wait")
             raise InvalidTopology((found,), where=f"queue {name!r}")
@@ -167,12 +183,13 @@ class Router:
         deadline: float | None = None,
         key: Callable[[Delivery], str | None] | None = None,
         breaker: BreakerPolicy | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[H], H]:
         """Make a function the handler of a queue.
 
         `retry`, `attempts` and `bind` declare the queue as `queue` does. The rest is how the
         handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry.
         """
+        require_queue_name("handler", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
@@ -186,7 +203,7 @@ class Router:
             rules=tuple(rules),
         )
 
-        def register(call: F) -> F:
+        def register(call: H) -> H:
             self.add_handler(inspect_handler(queue, call, options))
             return call
 
@@ -208,7 +225,7 @@ class Router:
         retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
         attempts: int | None = None,
         bind: Bind | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[B], B]:
         """Make an async function of a list of payloads the batch handler of a queue.
 
         It returns nothing (all done) or an outcome for each. A batch goes at `size` messages or
@@ -216,18 +233,21 @@ class Router:
         row (or an outcome, if it is not to join a batch); `processors` of them run at once. The
         rest is in `BatchOptions`.
         """
+        require_queue_name("batch", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
-        seconds = parse_duration_ms(wait) / 1000
+        seconds = wait_ms(wait, "wait", where=f"batch handler of queue {queue!r}") / 1000
         options = BatchOptions(
             size, seconds, batchers, isolates, tuple(rules), deadline=deadline, breaker=breaker
         )
         each = HandlerOptions(concurrency=processors, rules=tuple(rules))
-        preparing = None if prepare is None else inspect_handler(queue, prepare, each)
+        preparing = (
+            None if prepare is None else inspect_handler(queue, prepare, each, makes_row=True)
+        )
 
-        def register(call: F) -> F:
+        def register(call: B) -> B:
             self.add_handler(inspect_batch_handler(queue, call, options, preparing))
             return call
 
@@ -364,6 +384,11 @@ class App(Router):
     def connected(self, publish: Callable[[Message], Coroutine[Any, Any, None]] | None) -> None:
         """Called by what runs the application: how `publish` reaches the broker from now on."""
         self._publish = publish
+
+    @property
+    def has_lifespan(self) -> bool:
+        """Whether it does something of its own while it runs, even without handlers."""
+        return self._lifespan is not None
 
     def lifespan(self) -> AbstractAsyncContextManager[object]:
         """What is to live as long as the application runs; it can publish from its beginning."""

@@ -5,15 +5,29 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Never,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.policy.outcome import Outcome
+from hopback.policy.rules import MENU
 from hopback.runtime.context import Context
 from hopback.runtime.dependencies import Injector, needs_of
 from hopback.runtime.payload import Decoder, decoder_for
+from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from hopback.message import Delivery
     from hopback.policy.breaker import BreakerPolicy
@@ -30,6 +44,9 @@ __all__ = [
     "inspect_batch_handler",
     "inspect_handler",
     "require",
+    "require_queue_name",
+    "wait_ms",
+    "waits_ms",
 ]
 
 
@@ -92,6 +109,35 @@ def require(option: str, fits: bool, expected: str, got: object) -> None:
         raise InvalidTopology((Problem(option, expected, repr(got)),), where="handler options")
 
 
+def require_queue_name(decorator: str, queue: object) -> None:
+    """InvalidTopology unless a decorator was given a name: without parentheses it gets the function."""
+    if isinstance(queue, str):
+        return
+    name = getattr(queue, "__name__", None)
+    got = repr(queue) if name is None else f"the function {name} (the parentheses are missing)"
+    line = f'`@app.{decorator}("{name or "orders"}", retry=["30s", "5m"])`'
+    raise InvalidTopology(
+        (Problem("queue", f"the name of a queue, as in {line}", got),), where=f"app.{decorator}"
+    )
+
+
+def wait_ms(wait: object, option: str, *, where: str) -> int:
+    """Milliseconds of a duration as it was written; InvalidTopology names the option."""
+    try:
+        return parse_duration_ms(wait)  # type: ignore[arg-type]
+    except ValueError as error:
+        expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
+        raise InvalidTopology((Problem(option, expected, got),), where=where) from None
+
+
+def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
+    """Milliseconds of each wait of `retry=`; a single text is refused with the list to write."""
+    if isinstance(waits, str | int):
+        expected = f"a list of waits, as in `retry=[{waits!r}]`"
+        raise InvalidTopology((Problem("retry", expected, repr(waits)),), where=where)
+    return [wait_ms(wait, f"retry[{number}]", where=where) for number, wait in enumerate(waits)]
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerOptions:
     """How a handler is run.
@@ -145,8 +191,13 @@ class Handler:
         return (*given, context) if self.takes_context else given
 
 
-def inspect_handler(queue: str, call: Callable[..., Any], options: HandlerOptions) -> Handler:
-    """Read a function's signature; InvalidTopology says what a handler may look like."""
+def inspect_handler(
+    queue: str, call: Callable[..., Any], options: HandlerOptions, *, makes_row: bool = False
+) -> Handler:
+    """Read a function's signature; InvalidTopology says what a handler may look like.
+
+    What a handler returns is its outcome; one that `makes_row` for a batch may return anything.
+    """
     where = f"handler of queue {queue!r}"
     needs = needs_of(call, where)
     Injector(needs, where=where)  # what can never be provided is refused here
@@ -170,6 +221,8 @@ def inspect_handler(queue: str, call: Callable[..., Any], options: HandlerOption
             ),
             where=where,
         )
+    if not makes_row:
+        _require_outcome(call, hints, where)
     decode = _decoder(payload[0], hints, where) if payload else None
     names = tuple(one.name for one in parameters)
     return Handler(queue, call, decode, takes_context, _is_async(call), options, needs, names)
@@ -232,6 +285,26 @@ def _called(call: Callable[..., Any]) -> Callable[..., Any]:
     """What is called in the end: the function in a partial, the method of an object."""
     inner = getattr(call, "func", None)
     return inner if callable(inner) else type(call).__call__
+
+
+def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str) -> None:
+    """A handler that is annotated to return a value would park every message it has handled."""
+    if not _may_be_outcome(hints.get("return", Any)):
+        found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
+        expected = (
+            f"{MENU}: publish a result with `await context.publish(...)`, "
+            "and annotate the handler `-> None`"
+        )
+        raise InvalidTopology((Problem("return value", expected, found),), where=where)
+
+
+def _may_be_outcome(hint: Any) -> bool:
+    """Whether every value of the annotated type can be an outcome; of a TypeVar nothing is known."""
+    if get_origin(hint) in (Union, UnionType):
+        return all(map(_may_be_outcome, get_args(hint)))
+    if hint in (None, type(None), Any, object, NoReturn, Never) or isinstance(hint, TypeVar):
+        return True
+    return isinstance(hint, type) and issubclass(hint, get_args(Outcome))
 
 
 def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:

@@ -74,6 +74,8 @@ def test_an_application_is_found_in_a_package(folder: Path) -> None:
         ("loaded_broken:app", 1, "loaded_broken.py, line 2: ZeroDivisionError"),
         ("loaded_needy:app", 1, "ModuleNotFoundError: No module named 'no_such_library'"),
         ("loaded_syntax:app", 1, "loaded_syntax.py, line 1: SyntaxError"),
+        ("loaded_waits:app", 1, "loaded_waits.py, line 3: queue 'orders' has 1 problem"),
+        ("loaded_bare:app", 1, "loaded_bare.py, line 3: app.handler has 1 problem"),
     ],
 )
 def test_what_is_missing_is_said(folder: Path, target: str, code: int, told: str) -> None:
@@ -82,6 +84,10 @@ def test_what_is_missing_is_said(folder: Path, target: str, code: int, told: str
     (folder / "loaded_broken.py").write_text("\n1 / 0\n")
     (folder / "loaded_needy.py").write_text("import no_such_library\n")
     (folder / "loaded_syntax.py").write_text("def (:\n")
+    begin = "from hopback import App\napp = App()\n"
+    bare = f"{begin}@app.handler\nasync def handle(order): ...\n"
+    (folder / "loaded_bare.py").write_text(bare)
+    (folder / "loaded_waits.py").write_text(f"{begin}app.queue('orders', retry=['soon'])\n")
     with pytest.raises(CommandFailed) as caught:
         load_app(target)
     assert told in str(caught.value)
@@ -246,3 +252,14 @@ def test_a_module_of_a_package_that_is_broken_is_named(folder: Path) -> None:
     (folder / "broken" / "orders.py").write_text("import missing  # app.handler\n")
     with pytest.raises(CommandFailed, match=r"orders.py, line 1: .*missing"):
         load_app("broken:app")
+
+
+def test_an_application_without_handlers_is_not_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be ready at once, and then do nothing for ever; the remedy names the usual reason."""
+    (folder / "loaded_empty.py").write_text("from hopback import App\napp = App('shop')\n")
+    assert run(["run", "loaded_empty:app", "--broker", "embedded"]) == 2
+    told = capsys.readouterr().err
+    assert "app 'shop' of loaded_empty:app has no handlers" in told
+    assert "import these in loaded_empty" in told

@@ -185,7 +185,7 @@ def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
     published: list[Headers] = []
 
     @app.batch("users", size=3, retry=["1s"], attempts=1)
-    async def insert(rows: list[int]) -> list[object]:
+    async def insert(rows: list[int]) -> list[Park | None]:
         published.append(dict(compose("", "x", {}).properties.headers))
         return [Park("no") if row == 2 else None for row in rows]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine  # noqa: TC003 - the annotations are resolved
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from hopback import App, BreakerPolicy, Context, Service
+from hopback import App, BreakerPolicy, Context, Outcome, Park, Service
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
@@ -177,4 +178,77 @@ def test_batch_handlers_take_one_list() -> None:
     with pytest.raises(InvalidTopology, match="batch handler of queue 'more'"):
         app.batch("more")(_two)
     with pytest.raises(InvalidTopology, match="batch handler of queue 'more'"):
-        app.batch("more")(_sync)
+        app.batch("more")(_sync)  # type: ignore[type-var]
+
+
+# --- mistakes of the first five minutes
+
+
+def test_a_decorator_without_parentheses_is_refused_with_the_line_to_write() -> None:
+    """`@app.handler` alone would declare nothing, and `hopback run` would say that it is ready."""
+    app = App("shop")
+    for decorator in (app.handler, app.batch):
+        with pytest.raises(InvalidTopology) as caught:
+            decorator(_payload_only)  # type: ignore[arg-type]
+        assert f'`@app.{decorator.__name__}("_payload_only", retry=["30s", "5m"])`' in str(
+            caught.value
+        )
+        assert "the function _payload_only (the parentheses are missing)" in str(caught.value)
+
+
+async def _answers(order: str) -> int: ...  # type: ignore[empty-body]
+async def _answers_or_parks(order: str) -> Park | dict[str, int]: ...  # type: ignore[empty-body]
+def _makes_a_coroutine(order: str) -> Coroutine[Any, Any, None]: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("call", [_answers, _answers_or_parks, _makes_a_coroutine])
+def test_a_handler_that_returns_a_value_is_refused(call: Callable[..., Any]) -> None:
+    """Each of its messages would be handled and then parked."""
+    with pytest.raises(InvalidTopology, match="return value: expected nothing, Done") as caught:
+        inspect_handler("orders", call, OPTIONS)
+    assert "context.publish" in str(caught.value)
+
+
+async def _outcome(order: str) -> Outcome | None: ...
+async def _park(order: str) -> Park: ...  # type: ignore[empty-body]
+def _anything(order: str) -> Any: ...
+def _never(order: str) -> NoReturn: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("call", [_outcome, _park, _anything, _never])
+def test_a_handler_may_be_annotated_with_what_it_may_return(call: Callable[..., Any]) -> None:
+    """An outcome, several of them, nothing, or no promise at all."""
+    assert inspect_handler("orders", call, OPTIONS).call is call
+
+
+def test_a_prepare_step_returns_a_row() -> None:
+    """Only what settles a message has to be an outcome."""
+    app = App("shop")
+    app.batch("users", retry=["1s"], prepare=_answers)(_rows)
+    assert "users" in app.handlers
+
+
+async def _rows(rows: list[int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("retry", "told"),
+    [
+        ("30s", "retry: expected a list of waits, as in `retry=['30s']`, got '30s'"),
+        (30, "retry: expected a list of waits, as in `retry=[30]`, got 30"),
+        (["30s", "5 minutes"], "retry[1]: expected a duration like 250ms"),
+        (["30"], "(add a unit, or write the milliseconds without quotes)"),
+        ([1.5], "or whole milliseconds, got 1.5"),
+    ],
+)
+def test_waits_that_are_none_are_refused_by_their_place(retry: Any, told: str) -> None:
+    """The queue, the option and the number of the wait; what is expected, and what was found."""
+    with pytest.raises(InvalidTopology, match="queue 'orders' has 1 problem") as caught:
+        App("shop").handler("orders", retry=retry)
+    assert told in str(caught.value)
+
+
+def test_the_wait_of_a_batch_is_a_duration() -> None:
+    """As everywhere."""
+    with pytest.raises(InvalidTopology, match="wait: expected a duration like 250ms"):
+        App("shop").batch("users", wait="soon")

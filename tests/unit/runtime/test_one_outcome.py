@@ -100,12 +100,12 @@ def test_each_delivery_has_exactly_one_visible_outcome(
         script = scripts[number]
         return script[run] if run < len(script) else ("nothing", 0)
 
-    async def behave(payload: dict[str, int]) -> object:
+    async def behave(payload: dict[str, int]) -> Any:
         what, seconds = said(payload["id"])
         await asyncio.sleep(seconds)
         return _SAID[what]()
 
-    def behave_in_thread(payload: dict[str, int]) -> object:
+    def behave_in_thread(payload: dict[str, int]) -> Any:
         return _SAID[said(payload["id"])[0]]()
 
     def key(delivery: Any) -> str:

@@ -383,7 +383,7 @@ async def test_snoozes_in_hand_leave_half_of_the_slots_free() -> None:
     app, handled = App("event-bus", topology=topology), list[str]()
 
     @app.handler(queue, concurrency=4)
-    async def handle(payload: str) -> object:
+    async def handle(payload: str) -> Snooze | None:
         if payload == "early":
             return Snooze(60)
         handled.append(payload)
