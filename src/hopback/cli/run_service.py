@@ -76,7 +76,10 @@ def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
     """The log of a service."""
     # What a topology can lose is said once, not once for each process.
     silent = frozenset({"topology.warning"}) if settings.number else frozenset()
-    return open_log(settings.log_level, settings.log_format, codes=codes, silent=silent)
+    process = None if settings.parent is None else settings.number
+    return open_log(
+        settings.log_level, settings.log_format, codes=codes, silent=silent, process=process
+    )
 
 
 def open_log(level: str, form: str, **more: Any) -> EventLog:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LogBridge"]
 
-_LONGEST_STACK = 1900  # below the 2,000 characters that a field of a log line may have
-
 
 class LogBridge(logging.Handler):
     """A logging handler that writes records through an event log, under the event `log`."""
@@ -40,6 +38,5 @@ def _level(number: int) -> str:
 def _details(record: logging.LogRecord) -> dict[str, Any]:
     details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
     if record.exc_info and record.exc_info[0] is not None:
-        stack = "".join(traceback.format_exception(*record.exc_info))
-        details["stack"] = stack[-_LONGEST_STACK:]
+        details["stack"] = "".join(traceback.format_exception(*record.exc_info))
     return details

@@ -76,6 +76,11 @@ _ROWS = (
         _DELIVERY,
     ),
     EventKind(
+        "handler.failed",
+        "A run raised: the first of its fingerprint in a queue, then the 10th, the 100th and so on.",
+        ("queue", "message_id", "attempt", "error", "fingerprint", "runs", "traceback"),
+    ),
+    EventKind(
         "handler.overdue",
         "A handler runs past its deadline; a thread cannot be stopped and is only reported.",
         ("queue", "message_id", "duration", "deadline", "stopped"),

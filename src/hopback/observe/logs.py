@@ -31,6 +31,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "delivery.abandoned": "warning",
         "delivery.copy": "warning",
         "delivery.parked": "error",
+        "handler.failed": "warning",
         "handler.overdue": "warning",
         "publish.failed": "error",
         "consumer.lost": "warning",
@@ -59,13 +60,18 @@ _OUTCOMES = {
     "delivery.copy": "copy",
 }
 _LONGEST = 2000  # a reason may quote a whole page; a line of a log must stay one that tools take
+_LONGEST_BLOCK = 8000  # a hundred lines of a traceback; the last ones say most
+_BLOCKS = ("traceback", "stack")
+"""What has lines: a person reads them below the line that they belong to."""
+_FIRST = ("process", "outcome", "queue", "attempt", "maxAttempts", "reason", "error")
+"""What a person looks for; ids and keys come behind it."""
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
 class EventLog:
     """A subscriber that writes each event of at least `level` as one line; subclasses say how.
 
-    `silent` names events that are not written at any level.
+    `silent` names events that are not written at any level; `process` is which of several this is.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class EventLog:
         level: str = "info",
         codes: Mapping[str, str] | None = None,
         silent: Collection[str] = (),
+        process: int | None = None,
     ) -> None:
         if level not in SEVERITY:
             raise ValueError(f"expected a level of {', '.join(SEVERITY)}, got {level!r}")
@@ -84,6 +91,7 @@ class EventLog:
         self._least = SEVERITY[level]
         self._codes = codes or {}
         self._silent = silent
+        self._always = {} if process is None else {"process": process}
 
     def wants(self, name: str) -> bool:
         """Whether the event is written at this level, and at all."""
@@ -97,7 +105,8 @@ class EventLog:
     def write(self, level: str, event: str, details: Mapping[str, Any]) -> None:
         """Write one line, whoever said it."""
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
-        line = self.line(moment, level, event, {key: _short(details[key]) for key in details})
+        shown = {key: _short(key, value) for key, value in (self._always | dict(details)).items()}
+        line = self.line(moment, level, event, shown)
         (self._stream or sys.stderr).write(line + "\n")
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
@@ -128,7 +137,10 @@ class JsonLog(EventLog):
 
 
 class TextLog(EventLog):
-    """A short line for a person: time, level, event, and what matters as `name=value`."""
+    """A short line for a person: time, level, event, and what matters first as `name=value`.
+
+    A traceback stands below its line, each of its lines behind a bar.
+    """
 
     def __init__(self, *args: Any, colour: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,15 +148,23 @@ class TextLog(EventLog):
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """Everything that a terminal would obey is replaced by a visible sign."""
-        told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items())
+        first = [key for key in _FIRST if key in details]
+        rest = [key for key in details if key not in _FIRST and key not in _BLOCKS]
+        told = " ".join(f"{key}={_quoted(details[key])}" for key in (*first, *rest))
         text = f"{moment:%H:%M:%S} {level:7} {one_line(event)} {told}".rstrip()
         colour = _COLOURS.get(level) if self._colour else None
-        return text if colour is None else f"{colour}{text}\x1b[0m"
+        head = text if colour is None else f"{colour}{text}\x1b[0m"
+        blocks = [str(details[key]).rstrip("\n").split("\n") for key in _BLOCKS if key in details]
+        return "\n".join([head, *(f"  | {one_line(line)}" for block in blocks for line in block)])
 
 
 def _quoted(value: Any) -> str:
-    text = one_line(str(value))
-    return f'"{text}"' if not text or " " in text or "=" in text else text
+    """As it is where that is plain; else in quotes, with quotes and line ends inside escaped."""
+    text = str(value)
+    if text and not any(sign in text for sign in ' ="\n'):
+        return one_line(text)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{one_line(escaped)}"'
 
 
 def _camel(name: str) -> str:
@@ -152,8 +172,10 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _short(value: Any) -> Any:
-    """Long texts are cut: a reason may quote what a service answered."""
+def _short(name: str, value: Any) -> Any:
+    """Long texts are cut: a reason may quote what a service answered. A traceback keeps its end."""
+    if isinstance(value, str) and name in _BLOCKS:
+        return value if len(value) <= _LONGEST_BLOCK else "…" + value[-_LONGEST_BLOCK:]
     if isinstance(value, str) and len(value) > _LONGEST:
         return value[:_LONGEST] + "…"
     return round(value, 6) if isinstance(value, float) else value

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from hopback.policy.rules import Rule
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Provider
+    from hopback.runtime.failures import OnError
     from hopback.runtime.middleware import Middleware
     from hopback.topology.feed import Bind, Feed
     from hopback.topology.plan import Plan
@@ -331,6 +333,8 @@ class App(Router):
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
         self.overrides: dict[Provider, Provider] = {}
         """Which providers take the place of others, from the next start on."""
+        self.error_reports: list[OnError] = []
+        """What is told of each failed run."""
 
     @property
     def _where(self) -> str:
@@ -384,6 +388,20 @@ class App(Router):
     def connected(self, publish: Callable[[Message], Coroutine[Any, Any, None]] | None) -> None:
         """Called by what runs the application: how `publish` reaches the broker from now on."""
         self._publish = publish
+
+    def on_error(self, report: OnError) -> OnError:
+        """Have a function called with the exception of each failed run, and its context.
+
+        It is for error trackers: what it does or raises changes nothing for the message. It is
+        called on the event loop, so it must be quick; usable as a decorator.
+        """
+        if iscoroutinefunction(report):
+            found = Problem(
+                "on_error", "a function that is not async", f"async def {report.__name__}"
+            )
+            raise InvalidTopology((found,), where=f"app {self.name!r}")
+        self.error_reports.append(report)
+        return report
 
     @property
     def has_lifespan(self) -> bool:

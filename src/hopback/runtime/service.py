@@ -29,6 +29,7 @@ from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
 from hopback.runtime.context import Outlet
 from hopback.runtime.dependencies import Injector
+from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import BatchHandler, require
 from hopback.runtime.push import PushHandler, PushRunner
 from hopback.runtime.quarantine import Quarantine, Solitude
@@ -72,6 +73,8 @@ class Assembly:
     """What is put around the runs of a queue's handler."""
     overrides: Overrides = field(default_factory=dict)
     """Which providers take the place of others."""
+    failed: FailedRuns | None = None
+    """Who is told of failed runs."""
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _solitude: Solitude = field(default_factory=Solitude)
@@ -152,6 +155,7 @@ class Assembly:
             self.world,
             dead_letters_park=dead_letters_park(self.topology, plan),
             most_holds=most_holds,
+            failed=self.failed,
         )
 
     def _runner(
@@ -269,6 +273,7 @@ class Service:
             self.options.concurrency,
             app.middleware_of,
             app.overrides,
+            FailedRuns(self.world.bus, app.error_reports),
         )
         self.consumers: tuple[Consumer, ...] = tuple(
             self._assembly.consumer(app.handlers[queue]) for queue in self._wanted_queues()

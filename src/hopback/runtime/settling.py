@@ -26,13 +26,15 @@ from hopback.policy.effects import effects
 from hopback.policy.marking import Occasion
 from hopback.renamed import old_names
 from hopback.runtime.answer import DONE, Answer
+from hopback.runtime.context import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from hopback.message import Message
     from hopback.policy.decision import Decision, Effect
     from hopback.runtime.answer import AroundBatch, HeldDelivery, Run
+    from hopback.runtime.failures import FailedRuns
     from hopback.runtime.quarantine import Survivor
     from hopback.topology.plan import Plan
 
@@ -74,13 +76,15 @@ class Settling:
     def __init__(
         self,
         plan: Plan,
-        publish: Callable[[Message], Awaitable[None]],
+        publish: Callable[[Message], Coroutine[Any, Any, None]],
         world: Environment,
         *,
         dead_letters_park: bool = False,
         most_holds: int = 0,
+        failed: FailedRuns | None = None,
     ) -> None:
         self.plan = plan
+        self._failed = failed
         self._most_holds = most_holds
         self._holding = 0
         self._kept: list[HeldDelivery] = []
@@ -101,8 +105,8 @@ class Settling:
 
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer; False if it stays where it was, and that was said."""
-        if answer.error is not None and self._world.witness is not None:
-            self._world.witness(answer.error)
+        if answer.error is not None:
+            self._tell(answer.error, answer, taken)
         try:
             decision = self._decided(taken, answer)
             await self._carried_out(self._effects(taken, answer, decision), taken, answer)
@@ -117,6 +121,14 @@ class Settling:
         if self._world.bus.active:
             self._record(taken, answer, decision, duration)
         return not isinstance(decision, decided.Keep)
+
+    def _tell(self, error: BaseException, answer: Answer, taken: HeldDelivery) -> None:
+        """Show the exception of a failed run to whoever wants to see it."""
+        if self._world.witness is not None:
+            self._world.witness(error)
+        if self._failed is not None:
+            context = Context(taken.delivery, self.plan, self._publish)
+            self._failed.tell(error, answer.failure, context)
 
     def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
         """Say that a delivery was not settled: the broker will deliver it again."""

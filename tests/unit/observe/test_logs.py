@@ -121,6 +121,49 @@ def test_no_value_can_speak_to_a_terminal() -> None:
     assert "22:13:20 error   delivery.parked outcome=park queue=orders" in written
 
 
+def test_a_text_line_says_first_what_a_person_looks_for() -> None:
+    """The queue, the run and the reason stand before ids and keys."""
+    written = _text("delivery.parked", {**_PARKED, "correlation_id": "c" * 300})
+    told = (
+        'outcome=park queue=orders attempt=4 maxAttempts=4 reason="ValueError: no" error=ValueError'
+    )
+    assert told in written
+
+
+def test_quotes_and_line_ends_in_a_text_line_are_escaped() -> None:
+    """What stands in quotes can be read back: a quote inside does not end it."""
+    written = _text("delivery.parked", {**_PARKED, "reason": 'POST / "HTTP/1.0 200 OK"\nC:\\x'})
+    assert r'reason="POST / \"HTTP/1.0 200 OK\"\nC:\\x"' in written
+
+
+def test_a_traceback_stands_below_its_line() -> None:
+    """Each line behind a bar, so that none can pass for a line of the log; in JSON it is a field."""
+    fields = {
+        "queue": "orders",
+        "runs": 1,
+        "traceback": "Traceback:\n  line 3\nValueError: \x1b[31m",
+    }
+    written = _text("handler.failed", fields)
+    assert written.splitlines() == [
+        "22:13:20 warning handler.failed queue=orders runs=1",
+        "  | Traceback:",
+        "  |   line 3",
+        "  | ValueError: \N{REPLACEMENT CHARACTER}[31m",
+    ]
+    (line,) = _json("handler.failed", fields)
+    assert line["traceback"] == fields["traceback"]
+    (cut,) = _json("handler.failed", {"traceback": "x" * 20_000 + "the end"})
+    assert cut["traceback"].endswith("the end")
+    assert len(cut["traceback"]) == 8001
+
+
+def test_a_line_says_which_process_it_is_from() -> None:
+    """Of several processes; a single one needs no number."""
+    (line,) = _json("delivery.parked", _PARKED, process=2)
+    assert line["process"] == 2
+    assert "delivery.parked process=2 outcome=park" in _text("delivery.parked", _PARKED, process=2)
+
+
 def test_a_field_cannot_take_the_place_of_time_level_or_event() -> None:
     """A foreign subscriber may emit anything; the head of a line stays ours."""
     (line,) = _json("delivery.retried", {"time": "never", "level": "debug", "event": "fine"})

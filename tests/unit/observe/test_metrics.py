@@ -165,7 +165,7 @@ def test_only_events_that_there_are_are_counted() -> None:
     metrics = Metrics()
     wanted = {name for name in EVENTS if metrics.wants(name)}
     of_topology = {"topology.warning", "topology.restored", "topology.unusable"}
-    others = {"consumer.started", "quarantine.begun", "shutdown.step"}
+    others = {"consumer.started", "handler.failed", "quarantine.begun", "shutdown.step"}
     assert wanted == set(EVENTS) - others - of_topology
     metrics("shutdown.step", {"step": 1})
 

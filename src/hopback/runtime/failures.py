@@ -1,0 +1,82 @@
+"""Tells of failed runs: the traceback to the log, each exception to the functions of `app.on_error`.
+
+A storm of one failure must not flood a log: a traceback is written for the first run that fails in a
+way (by its fingerprint), and again when ten, a hundred, a thousand of them have failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from hopback.runtime.payload import Undecodable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from hopback.headers import Failure
+    from hopback.observe.events import Bus
+    from hopback.runtime.context import Context
+
+__all__ = ["FailedRuns", "OnError", "own_traceback"]
+
+_LOG = logging.getLogger("hopback.runtime")
+
+OnError: TypeAlias = "Callable[[BaseException, Context], object]"
+"""Called with the exception of each failed run and its context, on the loop; it must be quick."""
+
+_MOST_KINDS = 1000
+"""Far more ways to fail than a program has; a fingerprint that varies must not fill the memory."""
+_HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+class FailedRuns:
+    """Counts failed runs by queue and fingerprint, and says of which there is news."""
+
+    def __init__(self, bus: Bus, on_error: Sequence[OnError] = ()) -> None:
+        self._bus = bus
+        self._on_error = on_error
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def tell(self, error: BaseException, failure: Failure | None, context: Context) -> None:
+        """A run has raised `error`; nothing that is told here changes what becomes of its message."""
+        for report in self._on_error:
+            try:
+                report(error, context)
+            except Exception:
+                _LOG.exception("%r of app.on_error raised", report)
+        if isinstance(error, Undecodable) or not self._bus.hears("handler.failed"):
+            return  # of a payload that fits nothing the reason says it all
+        kind = context.plan.queue, failure.fingerprint if failure else type(error).__name__
+        if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
+            self._counts.clear()
+        self._counts[kind] += 1
+        runs = self._counts[kind]
+        if runs == 10 ** (len(str(runs)) - 1):
+            self._bus.emit(
+                "handler.failed",
+                {
+                    "queue": context.plan.queue,
+                    "message_id": context.delivery.properties.message_id,
+                    "attempt": context.attempt,
+                    "error": failure.type if failure else type(error).__name__,
+                    "fingerprint": kind[1],
+                    "runs": runs,
+                    "traceback": own_traceback(error),
+                },
+            )
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, from the first line that is not Hopback's own."""
+    found: TracebackType | None = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_HOPBACK):
+        found = found.tb_next
+    # Where every line is ours, all of them are shown rather than none.
+    lines = traceback.format_exception(type(error), error, found or error.__traceback__)
+    return "".join(lines).rstrip("\n")

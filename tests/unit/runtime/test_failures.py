@@ -1,0 +1,104 @@
+"""Failed runs: their tracebacks are told once for each kind, and each exception to who wants it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback import App, Context, Park
+from hopback.errors import InvalidTopology
+from hopback.testing import AppTest, in_virtual_time
+
+
+def _warehouse() -> None:
+    raise ConnectionError("the warehouse does not answer")
+
+
+def _shop() -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"], attempts=1)
+    async def handle(order: str) -> Park | None:
+        if order == "sold out":
+            raise LookupError(order)
+        if order == "hopeless":
+            return Park("said so")
+        _warehouse()
+        return None
+
+    @app.handler("mails", retry=["1s"], attempts=1)
+    def send(mail: int) -> None:
+        _warehouse()
+
+    return app
+
+
+@in_virtual_time
+async def test_the_first_failure_of_a_kind_is_told_with_its_traceback() -> None:
+    """From the developer's own first line to the error; further ones are counted and told by tens."""
+    async with AppTest(_shop()) as test:
+        for _ in range(12):
+            await test.publish("", "orders", "any")
+        await test.publish("", "orders", "sold out")
+        await test.publish("", "orders", "hopeless")
+        await test.drain()
+        told = test.happened("handler.failed", queue="orders")
+        assert [(one.fields["error"], one.fields["runs"]) for one in told] == [
+            ("ConnectionError", 1),
+            ("ConnectionError", 10),
+            ("LookupError", 1),
+        ]
+        lines = told[0].fields["traceback"].splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        assert __file__ in lines[1]
+        assert "in handle" in lines[1]
+        assert lines[-1] == "ConnectionError: the warehouse does not answer"
+
+
+@in_virtual_time
+async def test_a_handler_in_a_thread_has_a_traceback_too() -> None:
+    """It begins at the developer's function, not at the thread's."""
+    async with AppTest(_shop()) as test:
+        await test.publish("", "mails", 1)
+        await test.drain()
+        (told,) = test.happened("handler.failed", queue="mails")
+        assert "in send" in told.fields["traceback"].splitlines()[1]
+
+
+@in_virtual_time
+async def test_a_payload_that_fits_nothing_has_no_traceback() -> None:
+    """No line of the application has failed; the reason says what is wrong with the payload."""
+    async with AppTest(_shop()) as test:
+        await test.publish("", "mails", "no number")
+        await test.drain()
+        test.assert_parked("mails", reason="undecodable payload")
+        assert test.happened("handler.failed") == ()
+
+
+@in_virtual_time
+async def test_on_error_sees_each_exception_with_its_context() -> None:
+    """As an error tracker needs it; one that raises changes nothing for the message."""
+    app, seen = _shop(), list[tuple[str, str, int]]()
+
+    @app.on_error
+    def report(error: BaseException, context: Context) -> None:
+        seen.append((type(error).__name__, context.queue, context.attempt))
+        raise RuntimeError("the tracker is away")
+
+    async with AppTest(app) as test:
+        for order in ("any", "sold out", "hopeless", "any"):
+            await test.publish("", "orders", order)
+        assert (await test.drain()).parked == 4
+    assert seen == [
+        ("ConnectionError", "orders", 1),
+        ("LookupError", "orders", 1),
+        ("ConnectionError", "orders", 1),
+    ]
+
+
+def test_on_error_takes_no_coroutine() -> None:
+    """Nobody would await it."""
+
+    async def report(error: BaseException, context: Context) -> None: ...
+
+    with pytest.raises(InvalidTopology, match="a function that is not async"):
+        App("shop").on_error(report)
