@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from hopback.fields import FurtherHeaders, Headers
 
 __all__ = ["Delivery", "Message", "Properties", "Received"]
@@ -58,6 +60,8 @@ class Message:
     """A message on its way to an exchange.
 
     With `mandatory` False nobody is told if no queue wants it: for replies, and for what may be lost.
+    With `delay` (milliseconds, or a moment with its time zone) an application holds it in the broker
+    until then.
     """
 
     exchange: str
@@ -65,6 +69,7 @@ class Message:
     body: bytes = b""
     properties: Properties = Properties()
     mandatory: bool = True
+    delay: int | datetime | None = None
 
 
 class Delivery(Protocol):

@@ -113,8 +113,11 @@ class Publisher:
 
         Returned, Nacked, ConfirmTimeout and PublishInterrupted tell this message's fate;
         ConnectionFailed says that nothing was sent within the time. Unless both `mandatory` and
-        the message say so, a message that no queue wants is dropped without a word.
+        the message say so, a message that no queue wants is dropped without a word. A delay is the
+        business of an application that has declared its queues: here it is a ValueError.
         """
+        if message.delay is not None:
+            raise ValueError("expected a message without delay: publish it by an App with delays()")
         lane, fate = await self._hand_over(message, mandatory and message.mandatory)
         try:
             await fate

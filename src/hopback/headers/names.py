@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ATTEMPTS",
     "DEATHS",
+    "DELAY",
     "FAILURE",
     "LINEAGE",
     "ORIGIN_EXCHANGE",
@@ -33,6 +34,9 @@ ORIGIN_EXCHANGE = "hopback-origin-exchange"
 ORIGIN_ROUTING_KEY = "hopback-origin-routing-key"
 ORIGIN_USER = "hopback-origin-user-id"
 DEATHS = "hopback-deaths"
+DELAY = "hopback-delay"
+"""A message that waits to become due, in one table. Not in OURS: a retry or a re-drive of the queue of
+what is due writes its own marks anew and must keep this one."""
 REDRIVES = "hopback-redrives"
 REDRIVE_JOB = "hopback-redrive-job"
 LINEAGE = "hopback-lineage"
@@ -78,7 +82,9 @@ def is_routing(name: str) -> bool:
 
 def is_protected(name: str) -> bool:
     """Whether no design may write this header as its own."""
-    return name in OURS or is_death(name) or is_broker_count(name) or is_routing(name)
+    return (
+        name in OURS or name == DELAY or is_death(name) or is_broker_count(name) or is_routing(name)
+    )
 
 
 def may_stand_twice(name: bytes) -> bool:

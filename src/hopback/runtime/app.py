@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.runtime.context import compose, current_context, publish_from_thread
+from hopback.runtime.delays import send_on
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
@@ -30,9 +31,10 @@ from hopback.runtime.handler import (
 )
 from hopback.runtime.middleware import check_middleware
 from hopback.runtime.push import PushHandler, PushTarget
+from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
 from hopback.topology.feed import feeds_of
-from hopback.topology.model import Binding, Exchange, Topology
+from hopback.topology.model import Binding, Exchange, Topology, joined
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         Sequence,
     )
     from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
     from typing import Unpack
 
     from hopback.message import Delivery, Message
@@ -303,6 +306,8 @@ class Router:
 
     def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
         """What is put around the runs of a queue's handler, the outermost first."""
+        if queue == DUE:
+            return ()  # it is handled where it goes, not on its way there
         inner = (one for router in self._within.get(queue, ()) for one in router._middleware)
         return (*self._middleware, *inner)
 
@@ -331,6 +336,7 @@ class App(Router):
         self._lifespan = lifespan
         self._given = topology
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
+        self._delays: Topology | None = None
         self.overrides: dict[Provider, Provider] = {}
         """Which providers take the place of others, from the next start on."""
         self.error_reports: list[OnError] = []
@@ -345,6 +351,18 @@ class App(Router):
         if self._given is not None and self._given.plan(queue) is not None:
             found = Problem(f"queues.{queue}", "one failure plan", "a second one")
             raise InvalidTopology((found,), where=self._where)
+
+    def delays(self, longest: str | int | timedelta = LONGEST_DELAY) -> None:
+        """Declare the queues in which messages wait that are published with `delay` or `at`.
+
+        Whoever runs this application also sends on what is due; it waits in `hopback.delay.due` while
+        nobody does. What cannot be delivered then is retried, and parked in `hopback.delay.due.dlq`.
+        """
+        if self._delays is None:
+            self.add_handler(
+                inspect_handler(DUE, send_on(self.send), HandlerOptions(concurrency=50))
+            )
+        self._delays = delay_topology(longest)
 
     @contextmanager
     def override(self, provider: Provider, replacement: Provider) -> Iterator[None]:
@@ -374,6 +392,8 @@ class App(Router):
             bindings=_united(given.bindings, ways),
             plans=_united(given.plans, plans),
         )
+        if self._delays is not None:
+            whole = replace(joined((whole, self._delays)), name=self.name, foreign=whole.foreign)
         unplanned = tuple(queue for queue in self.handlers if whole.plan(queue) is None)
         if unplanned:
             raise InvalidTopology(

@@ -17,6 +17,7 @@ from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from datetime import datetime, timedelta
 
     from hopback.fields import Headers
     from hopback.message import Delivery
@@ -174,7 +175,9 @@ class PublishOptions(TypedDict, total=False):
     `message_id` is drawn and `correlation_id` taken from the cause unless given. `expiration` is how
     long it may wait in a queue: `"30s"`, or milliseconds. `content_type` names the codec of the
     payload; of bytes it is only said. With `mandatory=False` it is fire and forget: a message that no
-    queue wants is dropped without a word. Direct replies are always sent so.
+    queue wants is dropped without a word. Direct replies are always sent so. `delay` (`"2h"`, a
+    timedelta, or milliseconds) or `at` (a datetime with its time zone) hold it in the broker until then,
+    where the application has declared `app.delays()`.
     """
 
     message_id: str | None
@@ -186,6 +189,8 @@ class PublishOptions(TypedDict, total=False):
     reply_to: str | None
     content_type: str | None
     mandatory: bool
+    delay: str | int | timedelta | None
+    at: datetime | None
 
 
 def compose(
@@ -223,7 +228,20 @@ def compose(
     # RabbitMQ delivers a direct reply and yet returns it as unroutable.
     is_reply = not exchange and routing_key.startswith(DIRECT_REPLY)
     mandatory = options.get("mandatory", True) and not is_reply
-    return Message(exchange, routing_key, body, Properties(**present), mandatory)
+    return Message(
+        exchange, routing_key, body, Properties(**present), mandatory, _delay_of(options)
+    )
+
+
+def _delay_of(options: PublishOptions) -> int | datetime | None:
+    delay, at = options.get("delay"), options.get("at")
+    if delay is None:
+        if at is not None and at.tzinfo is None:
+            raise ValueError(f"expected `at` with a time zone, got {at.isoformat()}")
+        return at
+    if at is not None:
+        raise ValueError(f"expected `delay` or `at`, got both: {delay!r} and {at.isoformat()}")
+    return parse_duration_ms(delay)
 
 
 def _inherited(cause: Context | None) -> Headers:

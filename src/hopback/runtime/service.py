@@ -28,6 +28,7 @@ from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
 from hopback.runtime.context import Outlet
+from hopback.runtime.delays import DelayQueues
 from hopback.runtime.dependencies import Injector
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import BatchHandler, require
@@ -265,6 +266,7 @@ class Service:
             on_state=self._state_of("consuming"),
         )
         self.upkeep = Upkeep(self.topology, self.options.ownership, self.world)
+        self.delays = DelayQueues(self.topology, self.world.clock)
         self._outlet = Outlet(self.publish)
         self._assembly = Assembly(
             self.topology,
@@ -318,6 +320,8 @@ class Service:
 
     async def publish(self, message: Message) -> None:
         """Publish on the publishing connection and wait for the confirm."""
+        if message.delay is not None:
+            message = await self.delays.wrap(message)
         try:
             await self._publisher.publish(message)
         except BrokerError as error:
@@ -371,6 +375,7 @@ class Service:
         """Everything that happens on one consuming connection."""
         self._vet(connection)
         await self.upkeep.begin(connection)
+        self.delays.connection = connection
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.upkeep.attend(connection))
@@ -382,6 +387,8 @@ class Service:
                     group.create_task(consumer.serve(connection, self.upkeep.usable))
         except BaseExceptionGroup as failures:
             raise _gravest(failures) from failures
+        finally:
+            self.delays.connection = None
 
     def _vet(self, connection: Connection) -> None:
         """Errors for this broker's version refuse the start; what is only a warning is said once."""

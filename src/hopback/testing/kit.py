@@ -20,6 +20,7 @@ from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import Happening, Tally, tally_of
 from hopback.testing.producing import Producer
+from hopback.topology.delays import DUE, is_delay_level
 from hopback.topology.expand import retry_queues
 from hopback.waiting import first_of
 
@@ -142,6 +143,8 @@ class AppTest:
         Faults do not touch it: they are for the application. Returned if no queue wants it.
         """
         message = compose(exchange, routing_key, payload, **options)
+        if message.delay is not None:
+            message = await self.service.delays.wrap(message)
         self._producer.publish(message)
         await asyncio.sleep(_INSTANT)
 
@@ -161,7 +164,10 @@ class AppTest:
         shown, self._shown = self.failures[self._shown :], len(self.failures)
         if reraise:
             _raise_first(shown, since)
-        return tally_of(since)
+        # That a delayed message was sent on is no outcome of its own: it is handled where it went.
+        return tally_of(
+            one for one in since if (one.name, one.fields.get("queue")) != ("delivery.done", DUE)
+        )
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, and everything happen that is due by then."""
@@ -200,10 +206,11 @@ class AppTest:
         )
 
     def _played(self) -> list[str]:
-        """The queues that are to become empty: those handled, and their retry queues."""
+        """The queues that are to become empty: those handled, and those in which messages wait."""
         plans = [self._plan(one.queue) for one in self.service.consumers]
         waiting = [queue for plan in plans for queue, _ in retry_queues(plan)]
-        return [*(plan.queue for plan in plans), *waiting]
+        later = [one.name for one in self.service.topology.queues if is_delay_level(one.name)]
+        return [*(plan.queue for plan in plans), *waiting, *later]
 
     def _plan(self, queue: str) -> Plan:
         plan = self.service.topology.plan(queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 __all__ = ["LONGEST_MS", "format_duration", "parse_duration_ms"]
 
@@ -14,11 +15,13 @@ _FORM = re.compile("".join(rf"(?:(\d{{1,12}}){unit})?" for unit, _ in _UNITS), r
 _EXAMPLES = "a duration like 250ms, 30s, 5m or 1h30m"
 
 
-def parse_duration_ms(value: str | int) -> int:
-    """Milliseconds from `30s`, `1h30m` or a whole number of milliseconds.
+def parse_duration_ms(value: str | int | timedelta) -> int:
+    """Milliseconds from `30s`, `1h30m`, a timedelta or a whole number of milliseconds.
 
     ValueError says what was expected: units in falling order, each at most once, ten years at most.
     """
+    if isinstance(value, timedelta):
+        value = -(-value // timedelta(milliseconds=1))  # never shorter than it says
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected {_EXAMPLES}, or whole milliseconds, got {value!r}")
     duration_ms = _parse_text(value) if isinstance(value, str) else value

@@ -36,6 +36,7 @@ __all__ = [
     "DELIVERY_LIMIT",
     "NO_DELIVERY_LIMIT",
     "SHADOW",
+    "at_least_once",
     "dead_lettering",
     "dead_letters_park",
     "harden",
@@ -103,13 +104,13 @@ def harden(plan: Plan) -> Plan:
 
 def hardened_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[Queue, ...]:
     """The queues of a hardened plan: main, retry queues, dead-letter queue; all quorum."""
-    main = _at_least_once(
+    main = at_least_once(
         plan.queue,
         dead_lettering(plan.parking.exchange, plan.parking.routing_key),
         {"x-delivery-limit": delivery_limit},
     )
     waiting = (
-        _at_least_once(name, dead_lettering("", plan.queue, ttl_ms=delay_ms))
+        at_least_once(name, dead_lettering("", plan.queue, ttl_ms=delay_ms))
         for name, delay_ms in retry_queues(plan)
     )
     parked = Queue(
@@ -178,7 +179,7 @@ def _own_tier(queue: str, delay_ms: int) -> Tier:
     return Tier(name, delay_ms, (Route("", waiting, waiting),))
 
 
-def _at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:
+def at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:
     """A quorum queue that keeps a dead letter until its next queue has confirmed it.
 
     Without `reject-publish` the broker falls back to at-most-once and says so only in its log.

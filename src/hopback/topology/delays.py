@@ -1,0 +1,91 @@
+"""The queues in which delayed messages wait: one for each power of two seconds, largest first.
+
+A message that is due in 13 seconds (8 + 4 + 1) waits in the queues of 8, of 4 and of 1 second. Its
+routing key is the number of seconds in binary, `1.0.1.1`, the ones first: every level has an exchange
+that sends a message into the level's queue if its digit is 1; what is not wanted there goes on to its
+alternate exchange, the next lower level.
+A queue holds messages of one wait alone, so none waits behind another, and whatever the delay, the
+broker keeps one time to live for each queue and no timer for each message.
+
+The broker moves a message from queue to queue at least once. It meets each queue at most once, which
+no broker takes for a cycle, as long as it enters without deaths of an earlier time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.topology.durations import parse_duration_ms
+from hopback.topology.expand import at_least_once, dead_lettering, hardened_queues, recommended_plan
+from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+__all__ = ["DUE", "LONGEST_DELAY", "delay_topology", "is_delay_level", "level_count", "way_in"]
+
+DUE = "hopback.delay.due"
+"""The queue of what is due: whoever runs an application with delays sends it on from there."""
+
+LONGEST_DELAY = "30d"
+"""What can wait unless more is asked for: reminders of a month, in 22 queues."""
+
+_LEVEL = "hopback.delay.level-"
+
+_RETRY_MS = (1_000, 30_000, 300_000, 1_800_000)
+"""When a message that is due cannot be sent on: soon, for a queue that is being made just now; then as
+failed messages of any queue do, until half an hour after which somebody has to look."""
+
+
+def level_count(longest: str | int | timedelta = LONGEST_DELAY) -> int:
+    """How many levels hold a delay of this length; ValueError for one that RabbitMQ has no time for."""
+    return max(1, -(-parse_duration_ms(longest) // 1000)).bit_length()
+
+
+def delay_topology(longest: str | int | timedelta = LONGEST_DELAY) -> Topology:
+    """Exchanges and queues that hold messages for up to `longest`, and the queue of what is due.
+
+    A longer one later only adds levels.
+    """
+    levels = range(level_count(longest))
+    plan = recommended_plan(DUE, tiers_ms=_RETRY_MS)
+    waiting = (
+        at_least_once(_name(level), dead_lettering(_name(level - 1), "", ttl_ms=1000 << level))
+        for level in levels
+    )
+    # Whatever a level does not want goes on below, down to what is due: nothing is ever unroutable here.
+    ways = (
+        Exchange(
+            _name(level), ExchangeType.TOPIC, arguments={"alternate-exchange": _name(level - 1)}
+        )
+        for level in levels
+    )
+    return Topology(
+        name="delays",
+        exchanges=(Exchange(DUE, ExchangeType.FANOUT), *ways),
+        queues=(*waiting, *hardened_queues(plan)),
+        bindings=(
+            Binding(DUE, DUE),
+            *(Binding(_name(level), _name(level), "*." * level + "1.#") for level in levels),
+        ),
+        plans=(plan,),
+        unconsumed=frozenset(map(_name, levels)),
+    )
+
+
+def way_in(delay_ms: int) -> tuple[str, str]:
+    """The exchange and the routing key that make a message wait so long, never less."""
+    seconds = -(-delay_ms // 1000)
+    if seconds <= 0:
+        return "", DUE
+    digits = f"{seconds:b}"
+    return _name(len(digits) - 1), ".".join(reversed(digits))
+
+
+def is_delay_level(name: str) -> bool:
+    """Whether an exchange or a queue of this name is one of a level."""
+    return name.startswith(_LEVEL)
+
+
+def _name(level: int) -> str:
+    return f"{_LEVEL}{level:02}" if level >= 0 else DUE

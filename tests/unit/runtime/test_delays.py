@@ -1,0 +1,174 @@
+"""Messages that come later: held in the broker, unchanged, exact to the second."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from hopback import App, Context
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.publisher import Publisher
+from hopback.errors import InvalidTopology, Returned
+from hopback.message import Message
+from hopback.testing import AppTest, Tally, in_virtual_time
+from hopback.topology.delays import DUE
+from hopback.topology.durations import parse_duration_ms
+from hopback.topology.model import Queue
+from hopback.version import BrokerVersion
+
+
+def _app(seen: list[tuple[float, Context]], *, longest: str = "30d") -> App:
+    app = App("shop")
+    app.delays(longest)
+
+    @app.handler("reminders", retry=["1s"])
+    async def remind(payload: dict[str, Any], context: Context) -> None:
+        seen.append((asyncio.get_running_loop().time(), context))
+
+    return app
+
+
+@pytest.mark.parametrize("delay", ["1s", "13s", "2h", timedelta(days=3), 100])
+@in_virtual_time
+async def test_a_message_comes_when_it_was_asked_to(delay: Any) -> None:
+    """Not before, and less than a second and a moment later; one message is one outcome."""
+    seen: list[tuple[float, Context]] = []
+    app = _app(seen)
+    async with AppTest(app) as test:
+        began = asyncio.get_running_loop().time()
+        await app.publish("", "reminders", {"n": 1}, delay=delay)
+        assert await test.drain(within=7 * 86_400) == Tally(done=1)
+        ((moment, _),) = seen
+        wait = parse_duration_ms(delay) / 1000
+        assert wait <= moment - began < wait + 1.1
+
+
+@in_virtual_time
+async def test_a_moment_can_be_named() -> None:
+    """With its time zone; one that has passed means at once."""
+    seen: list[tuple[float, Context]] = []
+    app = _app(seen)
+    async with AppTest(app) as test:
+        began = asyncio.get_running_loop().time()
+        now = datetime.fromtimestamp(began, UTC)
+        await app.publish("", "reminders", {}, at=now + timedelta(minutes=90))
+        await test.publish("", "reminders", {}, at=now - timedelta(days=1))
+        assert await test.drain() == Tally(done=2)
+        first, second = (moment - began for moment, _ in seen)
+        assert first < 1
+        assert 5400 <= second < 5401.1
+        with pytest.raises(ValueError, match="with a time zone"):
+            await app.publish("", "reminders", {}, at=datetime(2030, 1, 1))  # noqa: DTZ001
+        with pytest.raises(ValueError, match="`delay` or `at`, got both"):
+            await app.publish("", "reminders", {}, at=now, delay="1s")
+
+
+@in_virtual_time
+async def test_it_arrives_as_it_was_published() -> None:
+    """Headers, properties, a long key: and nothing of the way. Its expiration begins when it is due."""
+    seen: list[tuple[float, Context]] = []
+    app = _app(seen)
+    key = "reminders." + "k" * 245
+    app.queue("logs", bind={"events": ["#"]}, retry=None)
+    app.handler("logs")(lambda context: seen.append((0.0, context)))
+    async with AppTest(app) as test:
+        await app.publish(
+            "events",
+            key,
+            {"n": 1},
+            delay="1h",
+            message_id="m-1",
+            message_type="reminder",
+            headers={"traceparent": "00-1", "n": 7, "BCC": ["reminders"]},
+            priority=3,
+            expiration="5s",
+        )
+        await test.advance(1800)
+        waiting = [one for one in test.broker.snapshot().queues if one.messages]
+        ((held,),) = [one.messages for one in waiting]
+        assert set(held.properties.headers) <= {"hopback-delay", "x-death"} | {
+            name for name in held.properties.headers if name.startswith(("x-first-", "x-last-"))
+        }
+        assert held.properties.expiration is None
+        await test.drain()
+    ((_, context),) = seen
+    properties = context.delivery.properties
+    assert context.routing_key == key
+    assert properties.headers == {"traceparent": "00-1", "n": 7}
+    assert (properties.message_id, properties.type, properties.priority) == ("m-1", "reminder", 3)
+    assert properties.expiration == "5000"
+
+
+@in_virtual_time
+async def test_a_message_may_be_delayed_again_and_again() -> None:
+    """Its deaths of the first way do not make the second one a cycle, on an old broker either."""
+    count = 0
+    app = App("shop")
+    app.delays("1h")
+
+    @app.handler("reminders", retry=None)
+    async def remind(payload: dict[str, Any], context: Context) -> None:
+        nonlocal count
+        count += 1
+        if count < 5:
+            await context.publish("", "reminders", payload, delay="31s", headers=context.headers)
+
+    broker = EmbeddedBroker(version=BrokerVersion(3, 10))
+    async with AppTest(app, broker=broker) as test:
+        await test.publish("", "reminders", {}, delay="31s")
+        await test.drain()
+    assert count == 5
+
+
+@in_virtual_time
+async def test_what_has_no_place_to_go_is_refused_at_once() -> None:
+    """A queue or exchange that is not there, a delay that is too long, an app without the queues."""
+    app = _app([], longest="1h")
+    async with AppTest(app) as test:
+        with pytest.raises(Returned, match="404 not there"):
+            await app.publish("", "remindres", {}, delay="1m")
+        with pytest.raises(Returned, match="404 not there"):
+            await app.publish("evnets", "a", {}, delay="1m")
+        with pytest.raises(InvalidTopology, match=r"at most 1h8m15s: .*longest=…"):
+            await app.publish("", "reminders", {}, delay="2h")
+        assert await test.drain() == Tally()
+    other = App("other")
+    other.handler("q", retry=None)(lambda context: None)
+    async with AppTest(other):
+        with pytest.raises(InvalidTopology, match=r"declare them with `app\.delays\(\)`"):
+            await other.publish("", "q", {}, delay="1s")
+
+
+@in_virtual_time
+async def test_what_cannot_be_delivered_when_it_is_due_rests_where_it_is_seen() -> None:
+    """Its queue was deleted meanwhile: it is tried again, then parked with its reason, never dropped."""
+    app = _app([])
+    async with AppTest(app) as test:
+        channel = await (await test.broker.connect()).open_channel()
+        await channel.declare_queue(Queue("elsewhere"))
+        await app.publish("", "elsewhere", {"n": 1}, delay="1h")
+        await channel.delete_queue("elsewhere")
+        await test.drain()
+        test.assert_parked(DUE, times=1, reason="elsewhere")
+        (letter,) = test.dead_letters(DUE)
+        assert letter.body == b'{"n":1}'
+
+
+@in_virtual_time
+async def test_a_stray_message_in_the_queue_of_what_is_due_is_parked() -> None:
+    """It says nowhere where it should go."""
+    async with AppTest(_app([])) as test:
+        await test.publish("", DUE, {"n": 1})
+        await test.drain()
+        test.assert_parked(DUE, times=1, reason="not delayed by Hopback")
+
+
+@in_virtual_time
+async def test_a_bare_publisher_does_not_ignore_a_delay() -> None:
+    """It knows no queues to hold it in: an error, rather than a message that comes too early."""
+    async with Publisher(EmbeddedBroker()) as publisher:
+        with pytest.raises(ValueError, match="without delay"):
+            await publisher.publish(Message("", "q", delay=1000))
