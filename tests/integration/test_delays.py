@@ -48,7 +48,9 @@ async def _come_when_due(url: str) -> None:
             for delay_ms in _DELAYS_MS
         )
     )
-    await until(lambda: len(came) == _EACH * len(_DELAYS_MS), seconds=240)  # a broker may hold dead letters back for 180 s
+    await until(
+        lambda: len(came) == _EACH * len(_DELAYS_MS), seconds=240
+    )  # a broker may hold dead letters back for 180 s
     service.stop()
     await running
     assert max(early) == 0.0
