@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
     from hopback.policy.rules import Rule, Verdict
+    from hopback.policy.status import ConsumerStatus
     from hopback.runtime.app import App, Router
     from hopback.runtime.context import Context, compose
     from hopback.runtime.dependencies import Depends, Scope
@@ -46,6 +47,7 @@ __all__ = [
     "BrokerError",
     "BrokerVersion",
     "Clock",
+    "ConsumerStatus",
     "Context",
     "Delivery",
     "Depends",
@@ -104,6 +106,7 @@ _HOMES = {
     "hopback.policy.breaker": ("BreakerPolicy",),
     "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
     "hopback.policy.rules": ("Rule", "Verdict"),
+    "hopback.policy.status": ("ConsumerStatus",),
     "hopback.runtime.app": ("App", "Router"),
     "hopback.runtime.context": ("Context", "compose"),
     "hopback.runtime.dependencies": ("Depends", "Scope"),

@@ -110,8 +110,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.systems": (
         "hopback",
         "hopback.admin",
+        "hopback.broker",
         "hopback.deadletters",
         "hopback.designs",
+        "hopback.errors",
+        "hopback.extras",
+        "hopback.runtime",
         "hopback.store",
         "hopback.topology",
     ),

@@ -46,7 +46,7 @@ TOPOLOGIES: dict[str, Callable[[], Topology]] = {
     "file-pipeline-hardened": lambda: file_pipeline(hardened=True, retry_ttl_ms=1000),
     "event-bus-hardened": lambda: event_bus(hardened=True, retry_ttl_ms=1000),
     "freeflow-hardened": lambda: freeflow(
-        hardened=True, tiers_ms={"30s": 1000, "5m": 1500, "30m": 2000}
+        audit_keys=("#",), hardened=True, tiers_ms={"30s": 1000, "5m": 1500, "30m": 2000}
     ),
 }
 """By the name that the programs of this folder know them by."""

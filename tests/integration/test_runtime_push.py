@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import sys
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +16,8 @@ import pytest
 
 from hopback import App, EmbeddedBroker, HopbackError, Message, Properties, Service
 from hopback.designs import DESIGNS
+from hopback.errors import InvalidTopology
+from hopback.runtime.push import PushTarget
 from hopback.testing import AppTest, Tally
 from hopback.topology.plan import LocalWait
 from tests.integration.waiting import until
@@ -322,3 +327,36 @@ async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
     app.push("events", "http://127.0.0.1:1/")
     with pytest.raises(HopbackError, match=r"hopback\[push\]"):
         Service(app, EmbeddedBroker())
+
+
+async def test_a_protected_endpoint_is_told_who_asks() -> None:
+    """Headers and token as configured, and a signature that the receiver can compute itself."""
+    async with _endpoint(_status(200)) as endpoint:
+        options = {"headers": {"x-tenant": "north"}, "bearer": "tick", "secret": "hush"}
+        app = _pushing(endpoint.url, **options)
+        async with AppTest(app, broker=EmbeddedBroker()) as test:
+            await test.publish("", "events", {"order": 1})
+            await until(lambda: bool(endpoint.requests))
+    head, _, body = endpoint.requests[0].partition(b"\r\n\r\n")
+    fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    assert (fields["x-tenant"], fields["authorization"]) == ("north", "Bearer tick")
+    said = dict(part.split("=", 1) for part in fields["x-hopback-signature"].split(","))
+    mine = hmac.new(b"hush", said["t"].encode() + b"." + body, hashlib.sha256).hexdigest()
+    assert said["v1"] == mine
+    assert abs(time.time() - int(said["t"])) < 600
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"headers": {"x-message-id": "mine"}}, "headers.x-message-id"),
+        ({"headers": {"a b": "c"}}, "headers"),
+        ({"headers": {"x-key": "hush\r\nx-more: 1"}}, "headers.x-key"),
+        ({"bearer": "hush\n"}, "bearer"),
+    ],
+)
+def test_what_would_spoil_a_request_is_refused(options: dict[str, Any], named: str) -> None:
+    """Nobody overrides what says something of the message; a value is not repeated, it may be a key."""
+    with pytest.raises(InvalidTopology, match=named) as refused:
+        PushTarget("http://orders.test/events", **options)
+    assert "hush" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The three documented endpoints of dead letters, exactly as the file pipeline's document has them.
+"""The three documented endpoints of dead letters, for the file pipeline.
 
 List the queues, peek, re-drive. What they answer is a contract: fields are only ever added. The code that
 mounts them says who may call and which queues are accepted.

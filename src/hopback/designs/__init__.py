@@ -19,7 +19,7 @@ from hopback.designs.design import (
 )
 from hopback.designs.event_bus import event_bus
 from hopback.designs.file_pipeline import REDRIVE_COMPLETED, file_pipeline
-from hopback.designs.freeflow import freeflow
+from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, queues_of, tiers_of
 from hopback.designs.raffle import raffle
 from hopback.designs.ratatoskr import ratatoskr
 from hopback.designs.recommended import recommended
@@ -63,6 +63,32 @@ _EVERY = (
         "freeflow",
         "domain events with retry tiers of 30 s, 5 min and 30 min and one dead-letter queue",
         freeflow,
+        (
+            DesignParameter(
+                "domains",
+                ",".join(domain for served in QUEUES.values() for domain in served),
+                "words separated by commas",
+                lambda text: queues_of(names(text)),
+                "the domains, each with its three retry queues",
+                argument="queues",
+            ),
+            DesignParameter(
+                "tiers",
+                ",".join(TIERS_MS),
+                f"{_DELAY}, separated by commas",
+                lambda text: tiers_of(names(text)),
+                "the waits; their names stand in the queues' names",
+                argument="tiers_ms",
+            ),
+            DesignParameter(
+                "audit",
+                ",".join(AUDIT_KEYS),
+                _NAMES,
+                names,
+                "what the audit's queue is bound by; # records everything",
+                argument="audit_keys",
+            ),
+        ),
     ),
     Design(
         "raffle",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hopback.designs.design import delay_problems, name_problems, refuse
 from hopback.errors import Problem
+from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import (
     dead_lettering,
     harden,
@@ -27,16 +28,18 @@ from hopback.topology.plan import (
     Stamp,
     Tier,
 )
+from hopback.topology.routing import topic_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["QUEUES", "TIERS_MS", "freeflow"]
+__all__ = ["AUDIT_KEYS", "QUEUES", "TIERS_MS", "freeflow", "queues_of", "tiers_of"]
 
 _MAIN = "freeflow.events"
 _RETRY = "freeflow.events.retry"
 _DLX = "freeflow.events.dlx"
 _DLQ = "freeflow.events.dlq"
+_AUDIT = "audit"
 
 QUEUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -48,7 +51,15 @@ QUEUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "freeflow.audit.queue": ("audit",),
     }
 )
-"""The documented queues and the domains that each of them serves."""
+"""The main queues and the domains that each of them serves.
+
+The document names the seven domains and says that `domain.*` is bound; the names of the queues, and that
+user and auth share one, come from other public pages of FreeFlow.
+"""
+
+AUDIT_KEYS = ("audit.*",)
+"""What the audit queue is bound by in the document's own reading: its domain, like every other. Another
+public page of FreeFlow binds it to `#`, so that it records everything."""
 
 TIERS_MS: Mapping[str, int] = MappingProxyType({"30s": 30_000, "5m": 300_000, "30m": 1_800_000})
 """The documented waiting times by the name that stands in routing keys and queue names."""
@@ -64,21 +75,22 @@ def freeflow(
     hardened: bool = False,
     queues: Mapping[str, Sequence[str]] = QUEUES,
     tiers_ms: Mapping[str, int] = TIERS_MS,
+    audit_keys: Sequence[str] = AUDIT_KEYS,
 ) -> Topology:
     """The documented "RabbitMQ Retry Topology (TTL + DLX)" of FreeFlow's events.
 
-    A topic exchange feeds a queue for each group of domains, and `freeflow.audit.queue` with
-    everything. A failed message is published to `freeflow.events.retry` as `<domain>.<tier>`,
-    waits 30 s, then 5 min, then 30 min, and comes back as `<domain>.retry`; after that, or when
-    it is hopeless, it is rejected into the one dead-letter queue `freeflow.events.dlq`. The
-    original routing key travels with it.
+    A topic exchange feeds a queue for each group of domains by `<domain>.*`; `audit_keys` binds
+    the audit's queue by something else, as by `#` for everything. A failed message is published
+    to `freeflow.events.retry` as `<domain>.<tier>`, waits 30 s, then 5 min, then 30 min, and comes
+    back as `<domain>.retry`; after that, or when it is hopeless, it is rejected into the one
+    dead-letter queue `freeflow.events.dlq`. The original routing key travels with it.
 
     Guaranteed: leaving for retry loses nothing. In the faithful form (classic queues) the broker
     moves messages back, and into the dead-letter queue, at most once; and what comes back goes
-    through the shared exchange, so the audit queue receives every retry again. In the hardened
-    form nothing is lost and a retry comes straight back to the queue that failed.
+    through the shared exchange, so an audit queue bound to `#` receives every retry again. In the
+    hardened form nothing is lost and a retry comes straight back to the queue that failed.
     """
-    refuse([*_problems(queues, tiers_ms)], "freeflow")
+    refuse([*_problems(queues, tiers_ms, audit_keys)], "freeflow")
     faithful = tuple(_plan(name, domains, tiers_ms) for name, domains in queues.items())
     plans = tuple(map(harden, faithful)) if hardened else faithful
     every = (hardened_queues(plan) if hardened else _faithful_queues(plan) for plan in plans)
@@ -90,9 +102,29 @@ def freeflow(
             Exchange(_DLX),
         ),
         queues=unique_queues(queue for family in every for queue in family),
-        bindings=(*_bindings(queues, plans), Binding(_DLX, _DLQ, "dlq")),
+        bindings=(*_bindings(queues, plans, audit_keys), Binding(_DLX, _DLQ, "dlq")),
         plans=plans,
     )
+
+
+def queues_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The queues for these domains: the known ones in theirs, each new one in `freeflow.<domain>.queue`.
+
+    ValueError if a domain is no plain word.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    known = {domain: queue for queue, served in QUEUES.items() for domain in served}
+    for domain in domains:
+        if not domain.replace("-", "").replace("_", "").isalnum():
+            raise ValueError(f"expected domains of one word, got {domain!r}")
+        queue = known.get(domain, f"freeflow.{domain}.queue")
+        found[queue] = (*found.get(queue, ()), domain)
+    return found
+
+
+def tiers_of(names: Sequence[str]) -> dict[str, int]:
+    """The tiers of these names, each as long as it says: `30s`, `5m`. ValueError for any other name."""
+    return {name: parse_duration_ms(name) for name in names}
 
 
 def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Plan:
@@ -117,7 +149,7 @@ def _routes(domains: Sequence[str], tier: str) -> Iterator[Route]:
     """By domain of the original routing key; whatever else a queue received goes to its first.
 
     Each domain comes back as `<domain>.retry`, which must match a binding of the failing queue:
-    so the audit queue, bound to everything, always waits in its own domain's queues.
+    so an audit queue that is bound to everything still waits in its own domain's queues.
     """
     if len(domains) > 1:
         yield from (_route(domain, tier, f"{domain}.*") for domain in domains)
@@ -137,9 +169,15 @@ def _faithful_queues(plan: Plan) -> Iterator[Queue]:
     yield Queue(_DLQ)
 
 
-def _bindings(queues: Mapping[str, Sequence[str]], plans: Iterable[Plan]) -> Iterator[Binding]:
+def _bindings(
+    queues: Mapping[str, Sequence[str]], plans: Iterable[Plan], audit_keys: Sequence[str]
+) -> Iterator[Binding]:
     for name, domains in queues.items():
-        keys = ("#",) if "audit" in domains else tuple(f"{domain}.*" for domain in domains)
+        own = (
+            audit_keys if domain == _AUDIT else (f"{domain}.*",)
+            for domain in dict.fromkeys(domains)
+        )
+        keys = dict.fromkeys(key for several in own for key in several)
         yield from (Binding(_MAIN, name, key) for key in keys)
     ways = {route.queue: route for plan in plans for tier in plan.tiers for route in tier.routes}
     for route in ways.values():
@@ -147,8 +185,11 @@ def _bindings(queues: Mapping[str, Sequence[str]], plans: Iterable[Plan]) -> Ite
 
 
 def _problems(
-    queues: Mapping[str, Sequence[str]], tiers_ms: Mapping[str, int]
+    queues: Mapping[str, Sequence[str]], tiers_ms: Mapping[str, int], audit_keys: Sequence[str]
 ) -> Iterator[Problem]:
+    if not any(topic_matches(key, f"{_AUDIT}.retry") for key in audit_keys):
+        # Without it the audit's own retries would come back to nobody.
+        yield Problem("params.audit", "keys that match audit.retry", repr(",".join(audit_keys)))
     if not queues:
         yield Problem("params.queues", "at least one queue", "none")
     if not tiers_ms:

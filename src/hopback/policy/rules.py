@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from hopback.headers import failure_from_exception
 from hopback.policy.outcome import Done, Park, Retry, Snooze
+from hopback.policy.status import ConsumerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 
 __all__ = ["MENU", "Rule", "Verdict", "classify", "outcome_of", "reason_of"]
 
-MENU = "nothing, Done(), Retry(reason, after=None), Park(reason) or Snooze(delay)"
+MENU = "nothing, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
 """What a handler may return, as it is told to one that returned something else."""
+
+
+_REQUEUE_S = 2.0
+"""The longest of the event bus's short waits before a requeue: its plan takes a random part of it."""
+
+
+_STATUSES: dict[ConsumerStatus, Outcome] = {
+    ConsumerStatus.ACK: Done(),
+    ConsumerStatus.DROP: Retry("the handler returned DROP"),
+    ConsumerStatus.REQUEUE: Snooze(_REQUEUE_S),
+}
+"""What the event bus's names mean as outcomes."""
 
 
 class Verdict(StrEnum):
@@ -70,6 +83,8 @@ def outcome_of(returned: object) -> Outcome:
             return returned
         case Snooze(delay=delay) if _is_wait(delay):
             return returned
+        case ConsumerStatus():  # not a text that looks like one
+            return _STATUSES[returned]
     return Park(f"the handler returned {_shown(returned)}; expected {MENU}")
 
 

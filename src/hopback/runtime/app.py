@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hopback.runtime.dependencies import Provider
     from hopback.runtime.failures import OnError
     from hopback.runtime.middleware import Middleware
+    from hopback.runtime.service import Service
     from hopback.topology.feed import Bind, Feed
     from hopback.topology.plan import Plan
 
@@ -266,10 +267,23 @@ class Router:
         timeout: float = 10.0,
         concurrency: int = 20,
         breaker: BreakerPolicy | None = None,
+        headers: Mapping[str, str] | None = None,
+        bearer: str = "",
+        secret: str = "",
     ) -> None:
-        """Post each delivery of a queue to a service's endpoint; the HTTP status is its outcome."""
-        target = PushTarget(url, timeout, concurrency)
-        options = HandlerOptions(concurrency=concurrency, breaker=breaker)
+        """Post each delivery of a queue to a service's endpoint; the HTTP status is its outcome.
+
+        `headers` go with every request, `bearer` as its `Authorization`. With a `secret` each request
+        is signed (`x-hopback-signature`), so that the service can tell that it comes from here.
+        """
+        target = PushTarget(url, timeout, concurrency, headers or {}, bearer, secret)
+        self.push_to(queue, target, breaker=breaker)
+
+    def push_to(
+        self, queue: str, target: PushTarget, *, breaker: BreakerPolicy | None = None
+    ) -> None:
+        """Post each delivery of a queue to a target; the same as `push`, with a target made already."""
+        options = HandlerOptions(concurrency=target.connections, breaker=breaker)
         self.add_handler(PushHandler(self.prefix + queue, target, options))
 
     def add_handler(self, handler: AnyHandler) -> None:
@@ -337,6 +351,7 @@ class App(Router):
         self._given = topology
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
         self._delays: Topology | None = None
+        self._running: Service | None = None
         self.overrides: dict[Provider, Provider] = {}
         """Which providers take the place of others, from the next start on."""
         self.error_reports: list[OnError] = []
@@ -405,9 +420,23 @@ class App(Router):
             )
         return whole
 
-    def connected(self, publish: Callable[[Message], Coroutine[Any, Any, None]] | None) -> None:
+    def connected(
+        self,
+        publish: Callable[[Message], Coroutine[Any, Any, None]] | None,
+        service: Service | None = None,
+    ) -> None:
         """Called by what runs the application: how `publish` reaches the broker from now on."""
         self._publish = publish
+        self._running = service
+
+    @property
+    def running_service(self) -> Service:
+        """What runs it, while it runs; RuntimeError otherwise."""
+        if self._running is None:
+            raise RuntimeError(
+                f"app {self.name!r} is not running: expected to be asked in its lifespan"
+            )
+        return self._running
 
     def on_error(self, report: OnError) -> OnError:
         """Have a function called with the exception of each failed run, and its context.

@@ -138,12 +138,17 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
     """The first option that fits; None only where it is one of them."""
     fits = [(option, fitter(option)) for option in options if option is not type(None)]
     optional = type(None) in options
+    tag, tagged = _tags([option for option, _ in fits])
 
     def fit(value: Any, path: str) -> Any:
         if value is None and optional:
             return None
         if len(fits) == 1:
             return fits[0][1](value, path)
+        if isinstance(value, dict) and isinstance(value.get(tag), str | int):
+            chosen = tagged.get(value[tag])
+            if chosen is not None:  # its own error names the field; the others are not meant
+                return chosen(value, path)
         for _, attempt in fits:
             try:
                 return attempt(value, path)
@@ -152,6 +157,25 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
         raise Misfit(path, " or ".join(_name(option) for option, _ in fits), value)
 
     return fit
+
+
+def _tags(options: list[Any]) -> tuple[str, dict[Any, _Fit]]:
+    """The field by which dataclasses tell themselves apart, and the fitter for each of its values.
+
+    A field that is a Literal in all of them, with no value twice; empty where there is none.
+    """
+    if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
+        return "", {}
+    hints = [get_type_hints(option) for option in options]
+    for name in hints[0]:
+        values = [
+            get_args(each[name]) if get_origin(each.get(name)) is Literal else () for each in hints
+        ]
+        every = [one for several in values for one in several]
+        if all(values) and len(set(every)) == len(every):
+            pairs = zip(options, values, strict=True)
+            return name, {one: fitter(option) for option, several in pairs for one in several}
+    return "", {}
 
 
 def _fit_literal(options: tuple[Any, ...]) -> _Fit:

@@ -7,9 +7,12 @@ environment is used, and nothing of a message becomes an HTTP header unless it i
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
+import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import InvalidTopology, Problem
@@ -24,6 +27,8 @@ from hopback.runtime.context import trace_source
 from hopback.runtime.handler import require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import httpx
 
     from hopback.clock import Clock
@@ -32,11 +37,31 @@ if TYPE_CHECKING:
     from hopback.runtime.handler import HandlerOptions
     from hopback.topology.plan import Plan
 
-__all__ = ["PushHandler", "PushRunner", "PushTarget"]
+__all__ = ["SIGNATURE", "PushHandler", "PushRunner", "PushTarget"]
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
 # A day: longer than any retry queue of a sensible plan, short of what overflows.
 _LONGEST_WAIT = 86_400.0
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
+SIGNATURE = "x-hopback-signature"
+"""The header that says that a request comes from here, and when it was made."""
+_OURS = frozenset(
+    {
+        "authorization",
+        "content-length",
+        "content-type",
+        "host",
+        "traceparent",
+        "transfer-encoding",
+        "x-attempt",
+        "x-correlation-id",
+        "x-message-id",
+        "x-message-type",
+        "x-routing-key",
+        SIGNATURE,
+    }
+)
+"""Headers that say something of the message or the connection: nobody else may set them."""
 _IDLE_S = 3.0
 """How long an idle connection is used again: shorter than servers keep theirs (many of them 5 s), or an
 event would now and then meet a connection that is just being closed, and have failed."""
@@ -51,6 +76,13 @@ class PushTarget:
     url: str
     timeout: float = 10.0
     connections: int = 20
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with every request, as they are."""
+    bearer: str = field(default="", repr=False)
+    """A token, sent as `Authorization: Bearer …`."""
+    secret: str = field(default="", repr=False)
+    """What requests are signed with: `x-hopback-signature: t=SECONDS,v1=HEX`, where HEX is the
+    HMAC-SHA256 of `SECONDS.BODY`. A receiver that refuses old times cannot be sent a copy later."""
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://[^/\s@]+(/\S*)?\Z", self.url):
@@ -60,6 +92,27 @@ class PushTarget:
             raise InvalidTopology((problem,), where="push target")
         require("timeout", self.timeout > 0, "more than 0 seconds", self.timeout)
         require("connections", self.connections >= 1, "at least 1", self.connections)
+        problems = [*self._header_problems()]
+        if self.bearer and not _HARMLESS.match(self.bearer):
+            problems.append(Problem("bearer", "one line of ASCII", "something else"))
+        if problems:
+            raise InvalidTopology(tuple(problems), where="push target")
+
+    def _header_problems(self) -> Iterator[Problem]:
+        for name, value in self.headers.items():
+            if not _TOKEN.match(name):
+                yield Problem("headers", "names of letters, digits and hyphens", repr(name))
+            elif name.lower() in _OURS:
+                yield Problem(f"headers.{name}", "a header that Hopback does not set itself", "it")
+            elif not _HARMLESS.match(value):
+                # Without the value: it may be a key.
+                yield Problem(f"headers.{name}", "one line of ASCII", "something else")
+
+    def signature(self, body: bytes, now: float) -> str:
+        """What the header `x-hopback-signature` says of a body."""
+        moment = str(int(now))
+        signed = hmac.new(self.secret.encode(), f"{moment}.".encode() + body, hashlib.sha256)
+        return f"t={moment},v1={signed.hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +175,16 @@ class PushRunner:
             "x-attempt": str(reading.attempt),
             "traceparent": _trace(delivery).get("traceparent"),
         }
-        return {
+        harmless = {
             name: value
             for name, value in found.items()
             if isinstance(value, str) and _HARMLESS.match(value)
         }
+        if self._target.bearer:
+            harmless["authorization"] = f"Bearer {self._target.bearer}"
+        if self._target.secret:
+            harmless[SIGNATURE] = self._target.signature(delivery.body, self._clock.now())
+        return {**self._target.headers, **harmless}
 
     def _due_in(self, delivery: Delivery) -> float:
         """Seconds until the event is due, as its `processAfterDelayMs` says; long if it does not."""
@@ -149,6 +207,10 @@ def _client(target: PushTarget) -> httpx.AsyncClient:
 
     with needs("push", "push"):
         import httpx
+    # A line for each request would be most of the log: what went wrong is told by the delivery's own event.
+    logger = logging.getLogger("httpx")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
 
     limits = httpx.Limits(
         max_connections=target.connections,

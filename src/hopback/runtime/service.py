@@ -248,6 +248,7 @@ class Service:
         beside: Sequence[Callable[[Connection], Awaitable[None]]] = (),
     ) -> None:
         self.app = app
+        self.broker = broker
         self._beside = tuple(beside)
         self.options = options or ServiceOptions()
         self.world = world or Environment()
@@ -316,6 +317,11 @@ class Service:
             raise KeyError(f"expected a queue that is consumed here ({known}), got {queue!r}")
         return found
 
+    def beside(self, app: App) -> Service:
+        """A service of another application on the same broker, heard by the same listeners; not run yet."""
+        options = replace(self.options, queues=None)
+        return Service(app, self.broker, options=options, world=self.world)
+
     # --- running ---------------------------------------------------------------------------------
 
     async def publish(self, message: Message) -> None:
@@ -339,7 +345,7 @@ class Service:
     async def run(self) -> Report:
         """Run until `stop`; raises what no new connection can mend."""
         self._publisher.start()
-        self.app.connected(self._outlet.send)
+        self.app.connected(self._outlet.send, self)
         try:
             async with self.app.lifespan(), self._assembly.started():
                 return await self._consume()

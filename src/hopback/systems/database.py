@@ -1,4 +1,4 @@
-"""A system's database: SQLite by default, PostgreSQL by URL, tables made at first use.
+"""A system's database: SQLite by default, PostgreSQL by URL, tables made and brought up to date at first use.
 
 A system starts though its database is away; whoever works with it finds out, and tries again later.
 """
@@ -9,7 +9,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from hopback import SystemClock
 from hopback.store import migrate, open_database, transaction
@@ -78,3 +78,16 @@ class Database:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         self._tables.create_all(connection)
+        self._add_columns(connection)
+
+    def _add_columns(self, connection: Connection) -> None:
+        """Tables that an earlier version made get the columns that have come since; all may be empty."""
+        found = inspect(connection)
+        for table in self._tables.sorted_tables:
+            there = {column["name"] for column in found.get_columns(table.name)}
+            for column in table.columns:
+                if column.name not in there:
+                    kind = column.type.compile(connection.dialect)
+                    connection.exec_driver_sql(
+                        f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"
+                    )

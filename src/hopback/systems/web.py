@@ -1,18 +1,39 @@
-"""What the systems' web applications have in common: JSON in, JSON out, errors that say what to do."""
+"""What the systems' web applications have in common: JSON in, JSON out, errors that say what to do.
+
+| what happened | status | what the client is told |
+|---|---|---|
+| the request cannot be read, encoded or stored | 400 | which part, and what is expected |
+| nothing was sent: no connection | 503 | try again later |
+| no queue takes the message | 503 | which command declares the topology |
+| the broker refused the message | 503 | nothing was stored, try again later |
+| the broker's answer never came | 503 | it may have been stored: the key to send it again with |
+| the database does not answer | 503 | try again; after a change, look first |
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from hopback import BrokerError
+from hopback.errors import (
+    BrokerError,
+    ConfirmTimeout,
+    ConnectionFailed,
+    ConnectionLost,
+    Nacked,
+    NotFound,
+    ProtocolError,
+    PublishInterrupted,
+    Returned,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,32 +42,57 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-__all__ = ["RequestRefused", "field", "json_body", "opened", "web_application"]
+    from hopback import Message
+    from hopback.systems.publishing import TopologyPublisher
+
+__all__ = [
+    "RequestRefused",
+    "field",
+    "idempotency_key",
+    "json_body",
+    "opened",
+    "publish",
+    "short_text",
+    "web_application",
+]
 
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
+"""The largest body of a request in JSON: an event, never a file."""
+_SHORT_BYTES = 255
+"""What AMQP 0-9-1 can carry as a routing key, a message id or a type."""
+_KEY = re.compile(r"[!-~]{1,128}")
+"""An `Idempotency-Key`: it becomes the message id, and stands in logs and headers as it is."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_AGAIN = {"Retry-After": "5"}
+"""A broker or database that restarts is back after seconds."""
 
 
 class RequestRefused(HTTPException):
-    """A request that is answered with an error of ours: 4xx, and what to do instead."""
+    """A request that is answered with an error of ours: what is wrong, and what to do instead."""
 
-    def __init__(self, detail: str, status: int = 400) -> None:
-        super().__init__(status, detail)
+    def __init__(
+        self, detail: str, status: int = 400, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status, detail, headers)
 
 
 def web_application(
     routes: Sequence[BaseRoute],
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
 ) -> Starlette:
-    """An application whose errors are JSON; a broker or database that is away is a 503."""
+    """An application whose errors are JSON, as the table above has them."""
     return Starlette(
         routes=routes,
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _refused,
-            BrokerError: _away,
-            SQLAlchemyError: _away,
-            OSError: _away,
+            ProtocolError: _unfit,
+            UnicodeEncodeError: _unfit,
+            DataError: _unfit,
+            BrokerError: _broker_failed,
+            SQLAlchemyError: _database_failed,
+            OSError: _database_failed,
         },
     )
 
@@ -58,38 +104,129 @@ async def opened(application: Starlette) -> AsyncIterator[Starlette]:
         yield application
 
 
-async def json_body(request: Request) -> Mapping[str, Any]:
-    """The body as a JSON object; Refused says what is wrong with it."""
+async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str, Any]:
+    """The body as a JSON object; RequestRefused says what is wrong with it.
+
+    `with_nul` takes NUL characters too, where the content goes on as it is and into no table.
+    """
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_BYTES:
             raise RequestRefused(f"expected a body of at most {_MOST_BYTES} bytes", 413)
     try:
-        found = json.loads(body or b"{}")
+        found = json.loads(body or b"{}", parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise RequestRefused("expected a JSON object, got something that is no JSON") from None
     if not isinstance(found, dict):
         raise RequestRefused(f"expected a JSON object, got {type(found).__name__}")
+    _check_text(found, with_nul=with_nul)
     return found
 
 
+def _no_number(name: str) -> NoReturn:
+    raise RequestRefused(f"expected JSON, got {name}, which JSON does not have")
+
+
+def _check_text(found: Any, *, with_nul: bool) -> None:
+    """Refuse text, at any depth, that cannot be encoded or stored; the field at the top is named."""
+    waiting = [(str(name), value) for name, value in found.items()]
+    waiting += [("the name of a field", name) for name in found]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(name, inner) for inner in (*value, *value.values())]
+        elif isinstance(value, list):
+            waiting += [(name, inner) for inner in value]
+        elif isinstance(value, str) and _SURROGATE.search(value):
+            shown = _SURROGATE.sub("?", name)
+            raise RequestRefused(f"{shown}: expected text, got half of a surrogate pair")
+        elif isinstance(value, str) and not with_nul and "\x00" in value:
+            raise RequestRefused(f"{name}: expected text without NUL (\\u0000)")
+
+
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
-    """A text field of a body; Refused names it where it is missing or too long."""
+    """A text field of a body; RequestRefused names it where it is missing or too long."""
     found = body.get(name)
-    if not isinstance(found, str) or not found.strip() or len(found) > most:
+    if not isinstance(found, str) or not found.strip() or len(found) > most or "\x00" in found:
         raise RequestRefused(f"{name}: expected text of 1 to {most} letters")
     return found.strip()
 
 
+def short_text(text: str, name: str) -> str:
+    """Text that fits into a routing key, a type or an id of a message; RequestRefused if it does not."""
+    size = len(text.encode())
+    if size > _SHORT_BYTES:
+        raise RequestRefused(f"{name}: expected at most {_SHORT_BYTES} bytes, got {size}")
+    return text
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The client's own key for this request: sent again under the same key, it has one effect."""
+    found: str | None = request.headers.get("idempotency-key")
+    if found is not None and not _KEY.fullmatch(found):
+        raise RequestRefused(
+            "Idempotency-Key: expected 1 to 128 letters, digits and signs of ASCII"
+        )
+    return found
+
+
+async def publish(publisher: TopologyPublisher, message: Message) -> None:
+    """Publish for a client; where it may have been stored, the answer has the key to send it again with."""
+    try:
+        await publisher.publish(message)
+    except (ConfirmTimeout, PublishInterrupted, ConnectionLost) as error:
+        if isinstance(error.__cause__, NotFound):
+            raise
+        _LOG.error("message %s may have been stored: %s", message.properties.message_id, error)
+        raise RequestRefused(
+            "the broker did not answer: it may have been stored. Send it again with the header"
+            f" `Idempotency-Key: {message.properties.message_id}`; it then has one effect",
+            503,
+            _AGAIN,
+        ) from error
+
+
 async def _refused(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
-    return JSONResponse({"error": error.detail}, error.status_code)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _away(request: Request, error: Exception) -> JSONResponse:
-    """The client may try again; what exactly is away stands in the log, without secrets."""
-    what = "the broker" if isinstance(error, BrokerError) else "the database"
-    _LOG.error("%s %s: %s: %s", request.method, request.url.path, what, type(error).__name__)
-    detail = f"{what} cannot be reached; nothing was done, try again later"
-    return JSONResponse({"error": detail}, 503, {"Retry-After": "5"})
+async def _unfit(request: Request, error: Exception) -> JSONResponse:
+    """What no check foresaw; the text of the error may quote the client's own words, so it is logged."""
+    _LOG.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    into = "a row of the database" if isinstance(error, DataError) else "a message"
+    detail = f"something in the request cannot be put into {into}: too long, or no plain text"
+    return JSONResponse({"error": detail}, 400)
+
+
+async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
+    """The client may try again; what exactly failed stands in the log, without secrets."""
+    _LOG.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    match error:
+        case Returned() | NotFound():
+            detail = _NOT_DECLARED
+        case PublishInterrupted() if isinstance(error.__cause__, NotFound):
+            detail = _NOT_DECLARED
+        case ConnectionFailed():
+            detail = "the broker cannot be reached; nothing was sent, try again later"
+        case Nacked():
+            detail = "the broker refused the message; nothing was stored, try again later"
+        case _:
+            detail = "the broker did not answer: it may have been stored; look, then try again"
+    return JSONResponse({"error": detail}, 503, _AGAIN)
+
+
+_NOT_DECLARED = (
+    "the broker has no exchange or no queue for this; nothing was stored. Start the consumers, or "
+    "declare the topology with `hopback topology apply`, then try again"
+)
+
+
+async def _database_failed(request: Request, error: Exception) -> JSONResponse:
+    """After a change nobody knows whether the commit arrived before the connection broke."""
+    _LOG.error("%s %s: the database: %s", request.method, request.url.path, type(error).__name__)
+    detail = "the database cannot be reached; try again later"
+    if request.method not in ("GET", "HEAD"):
+        detail = "the database does not answer; look whether it was done, then try again later"
+    return JSONResponse({"error": detail}, 503, _AGAIN)

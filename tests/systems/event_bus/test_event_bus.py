@@ -17,6 +17,7 @@ from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import pushing
 from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
@@ -24,6 +25,7 @@ from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 _FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 _ORDERS, _CINCOUT = "wms-orders", "wms-cincout"
@@ -238,3 +240,74 @@ def test_the_prefix_of_a_service_names_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
     app = pushing(EventBusSettings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
     assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}
+
+
+@in_virtual_time
+async def test_services_come_and_go_with_their_file(tmp_path: Path) -> None:
+    """Registered, moved, removed and spoiled, while it runs; each change is at work within seconds."""
+    file = tmp_path / "services.toml"
+    file.write_text('[wms-orders]\nurl = "http://receiver.test/wms-orders/events"\n')
+    settings = EventBusSettings(services_file=file)
+    clock = _LoopTime()
+    network = httpx.ASGITransport(receiver(clock))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
+        async with (
+            AppTest(pushing(settings, {})) as test,
+            opened(api(settings, test.broker, clock)) as web,
+            httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://b") as client,
+            httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
+        ):
+            scene = _Scene(test, client, sample)
+            await test.advance(5)
+            await scene.publish()
+            await test.advance(5)
+            assert await scene.answered(_ORDERS) == [(1, 200)]
+            with file.open("a") as more:
+                more.write('[wms-stock]\nurl = "http://receiver.test/wms-stock/events"\n')
+            await test.advance(5)
+            await scene.publish()
+            await test.advance(5)
+            assert await scene.answered(_ORDERS) == [(1, 200), (1, 200)]
+            assert await scene.answered("wms-stock") == [(1, 200)]
+            file.write_text('[wms-stock]\nurl = "http://receiver.test/wms-stock/events"\n')
+            await test.advance(5)
+            listed = (await client.get("/services")).json()["services"]
+            assert [one["service"] for one in listed] == ["wms-stock"]
+            file.write_text("this is no [TOML")
+            await test.advance(5)
+            await scene.publish()
+            await test.advance(5)
+            assert len(await scene.answered("wms-stock")) == 2
+            assert len(await scene.answered(_ORDERS)) == 2
+            assert test.broker.snapshot().queue(_QUEUE).messages == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[wms-orders]", "url"),
+        ('[wms-orders]\nurl = "ftp://x"', "http://host/path"),
+        ('[wms-orders]\nurl = "http://x/"\ntoken = "t"', "token"),
+        ('[wms-orders]\nurl = "http://x/"\nbearer_env = "UNSET"', "a variable that is set"),
+        ('[wms-orders]\nurl = "http://x/"\nheaders = {host = "y"}', "headers.host"),
+        ("", "at least one service"),
+    ],
+)
+def test_a_file_of_services_that_cannot_be_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    """At the start, naming the service and what is expected."""
+    file = tmp_path / "services.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=says):
+        pushing(EventBusSettings(services_file=file), {})
+
+
+def test_secrets_of_a_service_come_from_variables_and_are_not_shown(tmp_path: Path) -> None:
+    """Neither stands in the file, nor in what is printed of the target."""
+    file = tmp_path / "services.toml"
+    file.write_text('[wms-orders]\nurl = "http://x/"\nbearer_env = "T"\nsecret_env = "S"\n')
+    registry = ServiceRegistry(EventBusSettings(services_file=file), {"T": "tick", "S": "hush"})
+    target = registry.targets()["wms-orders"]
+    assert (target.bearer, target.secret) == ("tick", "hush")
+    assert "tick" not in repr(target)
+    assert "hush" not in repr(target)

@@ -49,7 +49,7 @@ class FrontDoor:
 
     def on_disk(self) -> list[str]:
         """Everything in the folder but the database."""
-        root = self.system.runtime.folder.root
+        root = self.system.folder.root
         paths = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
         return sorted(str(path) for path in paths if "file-pipeline.db" not in path.name)
 

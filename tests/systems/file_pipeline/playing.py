@@ -16,6 +16,7 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.store import Outbox
+from hopback.systems.file_pipeline.folder import Folder
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.settings import PipelineSettings
@@ -40,6 +41,11 @@ class Pipeline:
         self.test = test
         self.runtime = runtime
 
+    @property
+    def folder(self) -> Folder:
+        """Where its files are."""
+        return Folder(self.runtime.settings.folder)
+
     def now(self) -> float:
         """The time of the pipeline."""
         return self.runtime.clock.now()
@@ -50,7 +56,9 @@ class Pipeline:
         """Put a file where the gateway would, and ask for its upload; its id."""
         file_id = str(uuid.uuid4())
         if received:
-            self.runtime.folder.incoming(file_id).write_bytes(content)
+            incoming = self.runtime.storage.receive(file_id)
+            incoming.write(content)
+            incoming.keep()
         command = UploadRequested(file_id, 1, name, declared)
         await self.send(message_of(command, producer="gateway", now=self.now()))
         return file_id

@@ -296,7 +296,7 @@ async def test_a_re_drive_sends_back_waits_once_more_and_is_announced(tmp_path: 
     """To `retry.q.X` with the audit headers; after 15 s it reaches `q.X` alone and is completed."""
     async with _admin(tmp_path) as admin:
         failed = await admin.door.done(broken_png(), "a.png", "image/png")
-        admin.system.runtime.folder.file(failed["fileId"]).write_bytes(png())
+        admin.system.folder.file(failed["fileId"]).write_bytes(png())
         seen = admin.system.runs("q.extractor")
         answer = await admin.redrive("q.thumbnail.dlq", {"limit": 10})
         assert answer.status_code == 201

@@ -32,7 +32,7 @@ async def test_a_picture_goes_all_the_way(tmp_path: Path, hardened: bool) -> Non
         assert row["status"] == "completed"
         assert row["thumbnail"]["height"] == 256
         assert row["metadata"]["image"]["exif"]["Make"] == "Hopback Optics"
-        assert system.runtime.folder.thumbnail(file_id).read_bytes()[:4] == b"\x89PNG"
+        assert system.folder.thumbnail(file_id).read_bytes()[:4] == b"\x89PNG"
         assert await system.told() == ["ProcessingCompleted.v1"]
         assert await system.audited() == [
             "FileUploaded.v1",
@@ -152,7 +152,7 @@ async def test_a_failed_file_is_completed_after_its_re_drive(tmp_path: Path) -> 
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
-        system.runtime.folder.file(file_id).write_bytes(png())
+        system.folder.file(file_id).write_bytes(png())
         await system.redrive("q.thumbnail")
         await system.settle()
         assert system.dead() == {}
@@ -167,7 +167,7 @@ async def test_a_storage_that_is_away_for_a_while_only_delays(tmp_path: Path) ->
         file_id = await system.upload(png(), "late.png", "image/png", received=False)
         await system.test.advance(20)
         assert system.runs("q.upload.commands") == 2
-        system.runtime.folder.incoming(file_id).write_bytes(png())
+        system.folder.incoming(file_id).write_bytes(png())
         await system.settle()
         assert (await system.file(file_id))["status"] == "completed"
         assert system.dead() == {}

@@ -51,7 +51,7 @@ async def test_a_file_goes_through_again_when_asked_to(tmp_path: Path) -> None:
     async with front_door(tmp_path) as door:
         first = await door.done(broken_png(), *_PNG)
         assert (first["status"], first["failure"]["stage"]) == ("failed", "thumbnail")
-        door.system.runtime.folder.file(first["fileId"]).write_bytes(png())
+        door.system.folder.file(first["fileId"]).write_bytes(png())
         where = f"/files/{first['fileId']}"
         again = await door.client.post(f"{where}/reprocess")
         assert (again.status_code, again.json()["run"]) == (202, 2)
@@ -282,7 +282,7 @@ async def test_people_outside_learn_nothing_of_the_machine(tmp_path: Path) -> No
         magic = await door.done(png()[:8], *_PNG)
         assert magic["failure"]["reason"] == "BrokenPicture: Pillow finds no picture in it"
         lost = (await door.upload(png(), *_PNG)).json()["fileId"]
-        os.unlink(door.system.runtime.folder.incoming(lost))
+        os.unlink(door.system.folder.incoming(lost))
         await door.system.settle()
         told = (await door.client.get("/notifications")).text
         assert "FileNotFoundError" in told

@@ -12,6 +12,7 @@ import pytest
 from hopback.systems.freeflow.api import api
 from hopback.systems.freeflow.consumers import consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
+from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
 
@@ -44,8 +45,12 @@ class _Scene:
 
 
 @asynccontextmanager
-async def _playing(folder: Path, *, hardened: bool = False) -> AsyncIterator[_Scene]:
-    settings = FreeFlowSettings(f"sqlite:///{folder}/freeflow.db", hardened)
+async def _playing(
+    folder: Path, *, hardened: bool = False, audit: str = "audit.*"
+) -> AsyncIterator[_Scene]:
+    settings = FreeFlowSettings(
+        f"sqlite:///{folder}/freeflow.db", hardened, audit_keys=tuple(audit.split(","))
+    )
     async with (
         AppTest(consumers(settings)) as test,
         opened(api(settings, test.broker)) as web,
@@ -59,8 +64,8 @@ async def _playing(folder: Path, *, hardened: bool = False) -> AsyncIterator[_Sc
 async def test_every_domain_does_its_work_and_the_audit_knows_of_everything(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Seven domains; what they lead to is published and handled as well."""
-    async with _playing(tmp_path, hardened=hardened) as office:
+    """Seven domains; what they lead to is published and handled as well. The audit is bound to `#`."""
+    async with _playing(tmp_path, hardened=hardened, audit="#") as office:
         await office.publish("user.registered", id="u1", name="Una")
         await office.publish("document.created", id="d1", title="Minutes", text="all agreed")
         await office.publish("workflow.started", id="w1", owner="una@example.org", steps=1)
@@ -108,9 +113,10 @@ async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
 ) -> None:
     """Four runs in all; the handler sees the original routing key, the DLQ says which queue failed.
 
-    In the documented form the audit receives every retry again, in the hardened one it does not.
+    Bound to everything, the audit receives every retry again in the documented form; in the hardened
+    one it does not.
     """
-    async with _playing(tmp_path, hardened=hardened) as office:
+    async with _playing(tmp_path, hardened=hardened, audit="#") as office:
         await office.publish("document.archived", id="never")
         tally = await office.test.drain()
         assert (tally.retried, tally.parked) == (3, 1)
@@ -162,12 +168,99 @@ async def test_a_busy_mailbox_chooses_its_wait(tmp_path: Path) -> None:
 async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
     tmp_path: Path, routing_key: str, data: dict[str, Any]
 ) -> None:
-    """No tier is used, nothing is changed, and only the audit has seen it."""
+    """No tier is used, nothing is changed; by the document the audit has its own domain only."""
     async with _playing(tmp_path) as office:
         await office.publish(routing_key, **data)
         tally = await office.test.drain()
-        assert (tally.done, tally.retried, tally.parked) == (1, 0, 1)
-        assert await office.arrivals() == {routing_key: 1}
+        assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
+        assert await office.arrivals() == {}
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "data"),
+    [
+        ("user.deleted", {"id": "ghost", "name": "Ghost"}),
+        ("auth.logout", {"user": "u1"}),
+        ("alarm.snoozed", {"id": "a1", "text": "x"}),
+        ("document.read", {"id": "d1", "title": "x"}),
+        ("workflow.paused", {"id": "w1", "owner": "a@b.c", "steps": 1}),
+        ("notification.read", {"to": "a@b.c", "text": "x"}),
+    ],
+)
+@in_virtual_time
+async def test_an_event_that_its_domain_does_not_know_is_parked(
+    tmp_path: Path, routing_key: str, data: dict[str, Any]
+) -> None:
+    """It is neither taken for another event nor acked and gone."""
+    async with _playing(tmp_path) as office:
+        await office.publish("user.registered", id="u1", name="Una")
+        await office.test.drain()
+        for _ in range(3):
+            await office.publish(routing_key, **data)
+        tally = await office.test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (0, 0, 3)
+        assert len(await office.view("users")) == 1
+        assert await office.view("alarms") == await office.view("notifications") == []
+
+
+@in_virtual_time
+async def test_a_retry_without_its_original_key_is_parked_with_the_reason(tmp_path: Path) -> None:
+    """The headers are recommended only: whoever leaves them out finds the message, and why."""
+    async with _playing(tmp_path) as office:
+        await office.test.publish(
+            "freeflow.events.retry", "document.30s", {"id": "f1", "title": "F"}
+        )
+        tally = await office.test.drain()
+        assert (tally.done, tally.parked) == (0, 1)
+        office.test.assert_parked(_DOCUMENTS, times=1, reason="without x-original-routing-key")
+        assert await office.view("documents") == []
+
+
+@in_virtual_time
+async def test_an_event_sent_again_under_its_key_has_one_effect(tmp_path: Path) -> None:
+    """`Idempotency-Key` becomes the message id, which the inbox of a queue knows."""
+    async with _playing(tmp_path) as office:
+        await office.publish("user.registered", id="u1", name="Una")
+        await office.test.drain()
+        for _ in range(2):
+            answer = await office.client.post(
+                "/events/auth.succeeded",
+                json={"user": "u1"},
+                headers={"idempotency-key": "login-1"},
+            )
+            assert answer.json() == {"id": "login-1"}
+        await office.test.drain()
+        assert (await office.view("users"))[0]["logins"] == 1
+
+
+def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
+    """Names as the document has them; a domain without a handler, or a wrong tier, is refused."""
+    assert FreeFlowSettings.read({}) == FreeFlowSettings()
+    given = {
+        "FREEFLOW_DOMAINS": "user,document",
+        "FREEFLOW_TIERS": "1s,1m",
+        "FREEFLOW_AUDIT_KEYS": "#",
+    }
+    settings = FreeFlowSettings.read(given)
+    assert [queue.name for queue in settings.topology().queues] == [
+        "freeflow.users.queue",
+        "freeflow.user.retry.1s",
+        "freeflow.user.retry.1m",
+        "freeflow.events.dlq",
+        "freeflow.documents.queue",
+        "freeflow.document.retry.1s",
+        "freeflow.document.retry.1m",
+    ]
+    assert list(consumers(settings).handlers) == [
+        "freeflow.users.queue",
+        "freeflow.documents.queue",
+    ]
+    with pytest.raises(SettingsError, match=r"FREEFLOW_DOMAINS or FREEFLOW_TIERS.*soon"):
+        FreeFlowSettings.read({"FREEFLOW_TIERS": "soon"})
+    with pytest.raises(SettingsError, match="FREEFLOW_AUDIT_KEYS"):
+        FreeFlowSettings.read({"FREEFLOW_AUDIT_KEYS": "user.*"})
+    with pytest.raises(SettingsError, match="a handler"):
+        consumers(FreeFlowSettings.read({"FREEFLOW_DOMAINS": "user,billing"}))
 
 
 @in_virtual_time

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +33,9 @@ async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> No
         assert uuid.UUID(user_id).version == 4
         assert (await raffle.user(user_id)).status_code == 404
         await raffle.test.drain()
-        assert (await raffle.user(user_id)).json() == {"id": user_id, **body}
+        shown = (await raffle.user(user_id)).json()
+        assert datetime.fromisoformat(shown.pop("insertedAt")).tzinfo is not None
+        assert shown == {"id": user_id, **body}
 
 
 @in_virtual_time
@@ -45,7 +49,8 @@ async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
         await raffle.enqueue(user | {"name": "Another"})
         tally = await raffle.test.drain()
         assert (tally.done, tally.retried) == (1, 0)
-        assert (await raffle.user(user["id"])).json() == user
+        shown = (await raffle.user(user["id"])).json()
+        assert {**shown, **user} == shown
 
 
 @pytest.mark.parametrize(
@@ -179,3 +184,31 @@ async def test_another_ttl_than_the_live_queue_has_is_refused_naming_both(tmp_pa
             pytest.fail("it must not start")
     for part in ("raffle_retry_10s", "10000", "5000"):
         assert part in str(refused.value)
+
+
+@in_virtual_time
+async def test_a_table_of_an_earlier_version_gets_its_new_columns(tmp_path: Path) -> None:
+    """`users` without times, as it was made before: its rows stay, new ones have theirs."""
+    old = str(uuid.uuid4())
+    with sqlite3.connect(tmp_path / "raffle.db") as connection:
+        connection.execute("CREATE TABLE users (id TEXT PRIMARY KEY, name TEXT, email TEXT UNIQUE)")
+        connection.execute("INSERT INTO users VALUES (?, 'Old', 'old@email.com')", [old])
+    async with playing(settings_in(tmp_path)) as raffle:
+        new = await raffle.create_user("New")
+        await raffle.test.drain()
+        assert (await raffle.user(old)).json()["insertedAt"] is None
+        assert (await raffle.user(new)).json()["insertedAt"]
+
+
+@in_virtual_time
+async def test_the_time_of_a_draw_has_its_zone(tmp_path: Path) -> None:
+    """On SQLite too, which keeps none."""
+    async with playing(settings_in(tmp_path)) as raffle:
+        user = await raffle.create_user("Ana")
+        await raffle.test.drain()
+        made = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
+        url = f"/api/v1/raffles/{made.json()['id']}"
+        await raffle.client.post(f"{url}/entries", json={"userId": user})
+        await raffle.client.post(f"{url}/draw")
+        drawn = (await raffle.client.get(url)).json()["drawnAt"]
+        assert datetime.fromisoformat(drawn).tzinfo is not None

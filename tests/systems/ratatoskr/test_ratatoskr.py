@@ -181,6 +181,55 @@ async def test_the_documented_form_refuses_to_lose_in_silence(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ({"type": "order.placed", "order": "o1"}, ".sku: expected a value"),
+        (
+            {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": "two"},
+            ".quantity: expected an integer",
+        ),
+        ({"type": "payment.received", "order": "o1"}, ".cents: expected a value"),
+    ],
+)
+@in_virtual_time
+async def test_a_dead_letter_names_the_field_that_is_wrong(
+    tmp_path: Path, event: dict[str, Any], says: str
+) -> None:
+    """`type` tells which class was meant, so the reason is about that class."""
+    async with _playing(tmp_path) as shop:
+        assert (await shop.client.post("/events", json=event)).status_code == 202
+        await shop.test.drain()
+        shop.test.assert_parked(_QUEUE, times=1, reason=says)
+
+
+@in_virtual_time
+async def test_a_second_payment_is_permanent(tmp_path: Path) -> None:
+    """The order is paid: no waiting makes it unpaid. What comes too early still waits."""
+    async with _playing(tmp_path) as shop:
+        await shop.place("o1")
+        for _ in range(2):
+            await shop.publish("payment.received", order="o1", cents=10)
+        tally = await shop.test.drain()
+        assert (tally.retried, tally.parked) == (0, 1)
+        shop.test.assert_parked(_QUEUE, times=1, reason="order o1 is paid already")
+
+
+@_FORMS
+@in_virtual_time
+async def test_who_carries_the_retry_count(tmp_path: Path, hardened: bool) -> None:
+    """Rejected, a message cannot get a header: only the dead letter has it. Hardened, every retry has."""
+    async with _playing(tmp_path, hardened=hardened) as shop:
+        await shop.warehouse(is_open=False)
+        await shop.place("o1")
+        await shop.test.advance(1)
+        (waiting,) = shop.test.broker.snapshot().queue(f"{_QUEUE}.retry").messages
+        assert waiting.properties.headers.get("x-retry-count") == (1 if hardened else None)
+        await shop.test.drain()
+        (dead,) = shop.test.broker.snapshot().queue(f"{_QUEUE}.dlq").messages
+        assert dead.properties.headers["x-retry-count"] == 3
+
+
+@pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
         ("POST", "/events", {"type": "order.eaten"}, 400),

@@ -11,7 +11,7 @@ from hopback.cli.app import run
 _Output = pytest.CaptureFixture[str]
 _FREEFLOW = (
     *("simulate", "freeflow", "--queue", "freeflow.documents.queue"),
-    *("--routing-key", "document.created", "--fail", "always"),
+    *("--routing-key", "document.created", "--fail", "always", "--param", "audit=#"),
 )
 
 

@@ -114,7 +114,7 @@ def test_what_an_old_broker_would_refuse_is_left_out_and_said(
 
 def test_check_explains_each_finding(capsys: _Output) -> None:
     """Severity, place, rule, explanation, fix, and a sum at the end."""
-    said = _out(capsys, "topology", "check", "freeflow")
+    said = _out(capsys, "topology", "check", "freeflow", "--param", "audit=#")
     assert "[retry-reaches-others]" in said
     assert "`freeflow.audit.queue`" in said
     assert said.count("  Fix: ") == said.count("warning: ") + said.count("info: ")

@@ -195,7 +195,7 @@ _FREEFLOW = {
     "freeflow.documents.queue": ("document.*",),
     "freeflow.workflows.queue": ("workflow.*",),
     "freeflow.notifications.queue": ("notification.*",),
-    "freeflow.audit.queue": ("#",),
+    "freeflow.audit.queue": ("audit.*",),
 }
 _DOMAINS = ("user", "auth", "alarm", "document", "workflow", "notification", "audit")
 _TIERS = {"30s": 30_000, "5m": 300_000, "30m": 1_800_000}
@@ -237,6 +237,15 @@ def test_freeflow_is_as_documented() -> None:
         ),
         ("freeflow.events.dlx", "dlq", "freeflow.events.dlq"),
     }
+
+
+def test_freeflows_audit_records_everything_if_it_is_asked_to() -> None:
+    """Bound by `#` as another page has it; only that binding is another."""
+    by_document, recording = freeflow(), freeflow(audit_keys=("#",))
+    own = {("freeflow.events", "audit.*", "freeflow.audit.queue")}
+    everything = {("freeflow.events", "#", "freeflow.audit.queue")}
+    assert _bindings(recording) == _bindings(by_document) - own | everything
+    assert (recording.queues, recording.plans) == (by_document.queues, by_document.plans)
 
 
 def test_the_users_queue_of_freeflow_waits_in_the_domain_it_came_from() -> None:

@@ -40,7 +40,11 @@ def test_parameters_have_the_promised_defaults() -> None:
     assert shown == {
         "file-pipeline": {},
         "event-bus": {"services": "wms-cincout,wms-orders"},
-        "freeflow": {},
+        "freeflow": {
+            "domains": "user,auth,alarm,document,workflow,notification,audit",
+            "tiers": "30s,5m,30m",
+            "audit": "audit.*",
+        },
         "raffle": {"retry_ttl_ms": "10000", "max_retries": "3"},
         "ratatoskr": {
             "queue": "my-service.events",
@@ -111,8 +115,8 @@ def test_everything_wrong_is_said_at_once_with_its_path() -> None:
 
 def test_a_design_without_parameters_takes_none() -> None:
     """The refusal says so."""
-    assert _said("freeflow", {"services": "a"}) == [
-        "params.services: expected no parameter (freeflow has none), got 'services'"
+    assert _said("file-pipeline", {"services": "a"}) == [
+        "params.services: expected no parameter (file-pipeline has none), got 'services'"
     ]
 
 
@@ -182,6 +186,30 @@ def test_functions_refuse_what_no_text_can_say() -> None:
         raffle(max_retries=-1)
     with pytest.raises(InvalidTopology, match=r"params\.attempts: expected at least 1, got 0"):
         file_pipeline(attempts=0)
+
+
+def test_domains_and_tiers_of_freeflow_are_parameters() -> None:
+    """Known domains keep their queues, a new one gets its own; a tier is as long as its name says."""
+    given = {"domains": "auth,billing", "tiers": "10s,1h", "audit": "#"}
+    built = DESIGNS["freeflow"].build(given)
+    assert [queue.name for queue in built.queues] == [
+        "freeflow.users.queue",
+        "freeflow.auth.retry.10s",
+        "freeflow.auth.retry.1h",
+        "freeflow.events.dlq",
+        "freeflow.billing.queue",
+        "freeflow.billing.retry.10s",
+        "freeflow.billing.retry.1h",
+    ]
+    waits = [queue.arguments.get("x-message-ttl") for queue in built.queues]
+    assert waits == [None, 10_000, 3_600_000, None, None, 10_000, 3_600_000]
+    assert _said("freeflow", {"domains": "a.b", "tiers": "soon", "audit": "user.*"}) == [
+        "params.domains: expected words separated by commas, got 'a.b'",
+        "params.tiers: expected a duration like 5s, 1m30s or 250ms, separated by commas, got 'soon'",
+    ]
+    assert _said("freeflow", {"audit": "user.*"}) == [
+        "params.audit: expected keys that match audit.retry, got 'user.*'"
+    ]
 
 
 def test_freeflow_names_every_wrong_queue_domain_and_tier() -> None:

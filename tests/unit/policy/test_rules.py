@@ -168,3 +168,17 @@ def test_decisions_have_the_documents_names(
 ) -> None:
     """A message moved to the dead-letter queue is acknowledged, as the document's table says."""
     assert consumer_status(decision) is status
+
+
+@pytest.mark.parametrize(
+    ("returned", "outcome"),
+    [
+        (ConsumerStatus.ACK, Done()),
+        (ConsumerStatus.DROP, Retry("the handler returned DROP")),
+        (ConsumerStatus.REQUEUE, Snooze(2.0)),
+    ],
+)
+def test_a_consumer_status_is_an_outcome(returned: ConsumerStatus, outcome: Outcome) -> None:
+    """The event bus's names: done, dead-letter retry, and back into the queue without counting."""
+    assert outcome_of(returned) == outcome
+    assert outcome_of(str(returned)) != outcome  # a text that looks like one is a mistake

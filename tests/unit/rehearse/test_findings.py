@@ -71,7 +71,7 @@ def test_a_full_queue_refuses_publishers() -> None:
 
 def test_copies_are_said() -> None:
     """Retries through an exchange reach those who did not fail."""
-    design = freeflow()
+    design = freeflow(audit_keys=("#",))
     forecast = rehearse(design, scenario(queue="freeflow.users.queue", outage=(300.0, 60.0)))
     assert "freeflow.audit.queue" in _found(design, forecast)["copies"].explanation
 

@@ -139,6 +139,6 @@ def test_copies_of_returning_messages_reach_other_queues() -> None:
         duration_s=3600.0,
         outages=(Outage(300.0, 60.0, (users,)),),
     )
-    forecast = rehearse(freeflow(), both)
+    forecast = rehearse(freeflow(audit_keys=("#",)), both)
     published, copied = forecast.stations[0].published, forecast.stations[1].copied
     assert copied == pytest.approx(published + forecast.stations[0].retried, rel=0.01)

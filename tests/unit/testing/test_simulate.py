@@ -33,10 +33,16 @@ _WAITS_MS = {
 
 
 def _play(
-    system: str, fail: str, *, hardened: bool = False, version: str = "4.0", key: str | None = None
+    system: str,
+    fail: str,
+    *,
+    hardened: bool = False,
+    version: str = "4.0",
+    key: str | None = None,
+    **parameters: str,
 ) -> Timeline:
     return simulate(
-        DESIGNS[system].build(hardened=hardened),
+        DESIGNS[system].build(parameters, hardened=hardened),
         queue=_MAIN[system],
         script=Script.parse(fail),
         routing_key=key,
@@ -79,9 +85,9 @@ def test_a_message_that_succeeds_at_last_is_done(system: str, hardened: bool) ->
     assert _moments(timeline, TimelineStep.PARKED) == []
 
 
-def test_freeflow_hands_every_retry_to_the_audit_queue() -> None:
+def test_freeflow_hands_every_retry_to_an_audit_queue_bound_to_everything() -> None:
     """Its own first copy and three extra ones, which carry the other queue's count."""
-    timeline = _play("freeflow", "always", key="document.created")
+    timeline = _play("freeflow", "always", key="document.created", audit="#")
     audit = [entry for entry in timeline.entries if entry.queue == "freeflow.audit.queue"]
     assert [(entry.step, entry.at_ms) for entry in audit] == [
         (TimelineStep.COPY, 0),

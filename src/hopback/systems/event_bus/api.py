@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback import Publisher
+from hopback import SystemClock
 from hopback.designs.event_bus import prefix_of
-from hopback.systems.event_bus.events import EventBus
+from hopback.systems.event_bus.events import event_message
 from hopback.systems.event_bus.pushing import queue_of
-from hopback.systems.web import RequestRefused, field, json_body, web_application
+from hopback.systems.event_bus.registry import ServiceRegistry
+from hopback.systems.publishing import TopologyPublisher
+from hopback.systems.web import (
+    RequestRefused,
+    field,
+    idempotency_key,
+    json_body,
+    publish,
+    short_text,
+    web_application,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -26,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["api"]
 
-_PATIENCE = 5.0
 _LONGEST_DELAY_MS = 86_400_000
+"""A day: whoever wants an event later than that wants a scheduler."""
 
 
 def api(
@@ -35,13 +46,16 @@ def api(
     broker: Broker,
     clock: Clock | None = None,
     beside: tuple[BaseRoute, ...] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Starlette:
     """The web application of the event bus; `beside` are further routes of it."""
-    api = _EventBusApi(settings, clock)
+    registry = ServiceRegistry(settings, os.environ if variables is None else variables)
+    api = _EventBusApi(registry, clock)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with Publisher(broker, name="event-bus api", timeout=_PATIENCE) as api.publisher:
+        publisher = TopologyPublisher(broker, registry.topology(), name="event-bus api")
+        async with publisher as api.publisher:
             yield
 
     routes = [
@@ -55,30 +69,33 @@ def api(
 class _EventBusApi:
     """Answers requests."""
 
-    publisher: Publisher
+    publisher: TopologyPublisher
 
-    def __init__(self, settings: EventBusSettings, clock: Clock | None) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._prefixes = {prefix_of(service) for service in settings.endpoints}
+    def __init__(self, registry: ServiceRegistry, clock: Clock | None) -> None:
+        self._registry = registry
+        self._clock = clock or SystemClock()
 
     async def publish(self, request: Request) -> JSONResponse:
         """Publish an event to every service of a bus; 202 when the broker has confirmed."""
         prefix = request.path_params["prefix"]
-        if prefix not in self._prefixes:
-            raise RequestRefused(
-                f"expected one of the buses {', '.join(sorted(self._prefixes))}", 404
-            )
-        body = await json_body(request)
+        prefixes = sorted({prefix_of(service) for service in self._registry.targets()})
+        if prefix not in prefixes:
+            raise RequestRefused(f"expected one of the buses {', '.join(prefixes)}", 404)
+        body = await json_body(request, with_nul=True)
         delay_ms = body.get("processAfterDelayMs")
         if delay_ms is not None and not (
             type(delay_ms) is int and 0 <= delay_ms <= _LONGEST_DELAY_MS
         ):
             raise RequestRefused(f"processAfterDelayMs: expected 0 to {_LONGEST_DELAY_MS}")
-        bus = EventBus(self.publisher, prefix, self._clock)
-        event_id = await bus.publish(
-            field(body, "type"), body.get("payload"), process_after_delay_ms=delay_ms
+        event_id, message = event_message(
+            prefix,
+            short_text(field(body, "type"), "type"),
+            body.get("payload"),
+            now=self._clock.now(),
+            event_id=idempotency_key(request),
+            process_after_delay_ms=delay_ms,
         )
+        await publish(self.publisher, message)
         return JSONResponse({"id": event_id}, 202)
 
     async def services(self, _request: Request) -> JSONResponse:
@@ -88,12 +105,12 @@ class _EventBusApi:
                 "services": [
                     {
                         "service": service,
-                        "endpoint": endpoint,
+                        "endpoint": target.url,
                         "queue": queue_of(service),
                         "retryQueue": f"{prefix_of(service)}.retry-queue.{service}",
                         "deadLetterQueue": f"{prefix_of(service)}.dlq.{service}",
                     }
-                    for service, endpoint in self._settings.endpoints.items()
+                    for service, target in self._registry.targets().items()
                 ]
             }
         )

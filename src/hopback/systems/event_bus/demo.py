@@ -44,14 +44,15 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 async def _traffic(host: Host) -> None:
     """Orders and stock; one service is shaky now and then, the other never takes a correction."""
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
-        hopeless = {"status": 422, "type": "stock.corrected"}
-        await client.put("/receiver/wms-orders/behaviour", json=hopeless)
         for number in itertools.count():
             event: dict[str, object] = {"type": "order.created", "payload": {"order": number}}
             if number % 5 == 2:
                 event = {**event, "type": "order.reminder", "processAfterDelayMs": 8000}
             if number % 10 == 4:
                 event = {"type": "stock.corrected", "payload": {"shelf": number}}
+                # Told each time: whoever tries the commands makes the service well-behaved again.
+                hopeless = {"status": 422, "type": "stock.corrected"}
+                await client.put("/receiver/wms-orders/behaviour", json=hopeless)
             if number % 6 == 0:
                 shaky = {"status": 503, "times": 2}
                 await client.put("/receiver/wms-cincout/behaviour", json=shaky)

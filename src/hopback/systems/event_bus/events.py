@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from hopback import SystemClock, compose
 
 if TYPE_CHECKING:
-    from hopback import Clock, Publisher
+    from hopback import Clock, Message, Publisher
 
-__all__ = ["EventBus"]
+__all__ = ["EventBus", "event_message"]
 
 
 class EventBus:
@@ -20,7 +20,7 @@ class EventBus:
 
     def __init__(self, publisher: Publisher, prefix: str, clock: Clock | None = None) -> None:
         self._publisher = publisher
-        self._exchange = f"{prefix}.main-exchange"
+        self._prefix = prefix
         self._clock = clock or SystemClock()
 
     async def publish(
@@ -30,17 +30,39 @@ class EventBus:
 
         A service gets it at once, and answers 425 as long as `process_after_delay_ms` is not over.
         """
-        now, event_id = self._clock.now(), str(uuid.uuid4())
-        event = {
-            "id": event_id,
-            "type": event_type,
-            "occurredAt": datetime.fromtimestamp(now, UTC).isoformat(),
-            "payload": payload,
-        }
-        if process_after_delay_ms is not None:
-            event["processAfterDelayMs"] = process_after_delay_ms
-        message = compose(self._exchange, "", event, message_id=event_id, message_type=event_type)
-        # The delay counts from here: the bus itself reads it off the message's own time.
-        timed = replace(message.properties, timestamp=int(now))
-        await self._publisher.publish(replace(message, properties=timed))
+        event_id, message = event_message(
+            self._prefix,
+            event_type,
+            payload,
+            now=self._clock.now(),
+            process_after_delay_ms=process_after_delay_ms,
+        )
+        await self._publisher.publish(message)
         return event_id
+
+
+def event_message(
+    prefix: str,
+    event_type: str,
+    payload: object,
+    *,
+    now: float,
+    event_id: str | None = None,
+    process_after_delay_ms: int | None = None,
+) -> tuple[str, Message]:
+    """The id of an event, and its message to the fanout of a bus."""
+    event_id = event_id or str(uuid.uuid4())
+    event = {
+        "id": event_id,
+        "type": event_type,
+        "occurredAt": datetime.fromtimestamp(now, UTC).isoformat(),
+        "payload": payload,
+    }
+    if process_after_delay_ms is not None:
+        event["processAfterDelayMs"] = process_after_delay_ms
+    message = compose(
+        f"{prefix}.main-exchange", "", event, message_id=event_id, message_type=event_type
+    )
+    # The delay counts from here: the bus itself reads it off the message's own time.
+    timed = replace(message.properties, timestamp=int(now))
+    return event_id, replace(message, properties=timed)

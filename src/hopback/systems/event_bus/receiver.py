@@ -37,9 +37,9 @@ class _Behaviour:
     type: str | None = None
     delay_ms: int = 0
 
-    def answers(self, event: Mapping[str, Any]) -> bool:
+    def answers(self) -> bool:
         """Whether it is this behaviour's turn; it is used up by that."""
-        if self.times == 0 or self.type not in (None, event.get("type")):
+        if self.times == 0:
             return False
         if self.times is not None:
             self.times -= 1
@@ -49,19 +49,20 @@ class _Behaviour:
 class _Receiver:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._behaviours: dict[str, _Behaviour] = defaultdict(_Behaviour)
+        self._behaviours: dict[str, dict[str | None, _Behaviour]] = defaultdict(dict)
         self._seen: dict[str, deque[dict[str, Any]]] = defaultdict(
             lambda: deque(maxlen=_MOST_REMEMBERED)
         )
 
     async def receive(self, request: Request) -> JSONResponse:
         """An event is pushed."""
-        service, event = request.path_params["service"], await json_body(request)
-        behaviour = self._behaviours[service]
+        service, event = request.path_params["service"], await json_body(request, with_nul=True)
+        kind = event.get("type")
+        told = (self._behaviours[service].get(each) for each in (str(kind), None))
         status = 200
         if _due_at(event) > self._clock.now():
             status = _TOO_EARLY
-        elif behaviour.answers(event):
+        elif behaviour := next((each for each in told if each and each.answers()), None):
             await asyncio.sleep(behaviour.delay_ms / 1000)
             status = behaviour.status
         self._seen[service].append(
@@ -79,7 +80,9 @@ class _Receiver:
         return JSONResponse({"events": list(self._seen[request.path_params["service"]])})
 
     async def behave(self, request: Request) -> JSONResponse:
-        """Tell a service how to answer from now on; `{}` makes it well-behaved again."""
+        """Tell a service how to answer from now on: to one type of event, or to all that have none of
+        their own. `{}` makes it well-behaved again.
+        """
         body = await json_body(request)
         behaviour = _Behaviour(
             status=_number(body, "status", 200, 200, 599) or 200,
@@ -87,7 +90,10 @@ class _Receiver:
             type=body.get("type"),
             delay_ms=_number(body, "delayMs", 0, 0, 600_000) or 0,
         )
-        self._behaviours[request.path_params["service"]] = behaviour
+        told = self._behaviours[request.path_params["service"]]
+        if not body:
+            told.clear()
+        told[behaviour.type] = behaviour
         return JSONResponse(dict(body))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.designs.event_bus import SERVICES
@@ -29,12 +30,15 @@ class EventBusSettings:
     hardened: bool = False
     timeout_ms: int = 10_000
     concurrency: int = 20
+    services_file: Path | None = None
+    """Where the services are registered instead, and may change while it runs."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> EventBusSettings:
         """From environment variables; SettingsError names all that are wrong.
 
         `SERVICES` is a list of `name=url`; a name alone is a service of the sample receiver.
+        `SERVICES_FILE` stands in its place.
         """
         found = Environment(variables)
         receiver = found.text("RECEIVER_URL", _RECEIVER).rstrip("/")
@@ -44,11 +48,15 @@ class EventBusSettings:
             if service in endpoints:
                 found.refuse("SERVICES", "each service once")
             endpoints[service] = url or endpoints_at(receiver, (service,))[service]
+        file = found.text("SERVICES_FILE", "")
+        if file and found.text("SERVICES", ""):
+            found.refuse("SERVICES_FILE", "either SERVICES or SERVICES_FILE")
         settings = cls(
             endpoints,
             found.flag("HARDENED"),
             found.number("PUSH_TIMEOUT_MS", 10_000, least=1),
             found.number("PUSH_CONCURRENCY", 20, least=1, most=1000),
+            Path(file) if file else None,
         )
         found.check()
         return settings

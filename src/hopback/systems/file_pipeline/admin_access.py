@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hopback.admin.auth import BadToken, SharedSecret, TokenReader, forbidden, unauthorized
+from hopback.admin.auth import (
+    BadToken,
+    Jwks,
+    SharedSecret,
+    TokenReader,
+    fetch_json,
+    forbidden,
+    unauthorized,
+)
 from hopback.admin.documented import documented_routes
 from hopback.admin.roles import Role
-from hopback.admin.settings import JwtSettings
 from hopback.deadletters.requests import Who
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.service import Operations
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = ["ACCEPTED", "AUDIENCE", "ISSUER", "admin_routes"]
+__all__ = ["ACCEPTED", "admin_routes"]
 
 ACCEPTED = tuple(
     f"q.{name}.dlq"
@@ -33,26 +41,24 @@ ACCEPTED = tuple(
     )
 )
 """The dead-letter queues that the document names; every other name is refused."""
-ISSUER = AUDIENCE = "file-pipeline"
-"""What a token must say in `iss` and `aud`."""
 
 
 def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
     """The three documented endpoints, for the role `admin`."""
-    door = _AdminSignIn(settings.secret)
+    door = _AdminSignIn(settings, clock)
     return documented_routes(operations, door.authorize, clock, queues=ACCEPTED)
 
 
 class _AdminSignIn:
     """Lets administrators in, by their token."""
 
-    def __init__(self, secret: str) -> None:
-        rules = JwtSettings(
-            issuer=ISSUER,
-            audience=AUDIENCE,
-            secret_env="ADMIN_JWT_SECRET",  # noqa: S106 - the name of a variable, not a secret
-        )
-        self._tokens = TokenReader(rules, (), SharedSecret(secret)) if secret else None
+    def __init__(self, settings: PipelineSettings, clock: Clock) -> None:
+        self._tokens: TokenReader | None = None
+        if settings.jwks_url:
+            keys = Jwks(partial(fetch_json, settings.jwks_url), clock)
+            self._tokens = TokenReader(settings.tokens(), (), keys)
+        elif settings.secret:
+            self._tokens = TokenReader(settings.tokens(), (), SharedSecret(settings.secret))
 
     async def authorize(self, request: Request) -> Who:
         """Who asks; Refused unless a token says that they are an administrator."""

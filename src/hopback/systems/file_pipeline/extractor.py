@@ -16,8 +16,6 @@ from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.stages import alone, stage
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hopback import App
     from hopback.systems.file_pipeline.messages import PipelineMessage
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
@@ -32,18 +30,17 @@ def add_extractor(app: App, runtime: PartRuntime) -> None:
 
     async def work(event: PipelineMessage) -> list[MetadataExtracted]:
         file: FileValidated = payload_of(event, FileValidated)
-        path = runtime.folder.file(file.fileId)
+        content = await asyncio.to_thread(runtime.storage.read, file.fileId)
         found = await asyncio.to_thread(
-            metadata_of, path, file.contentType, runtime.settings.max_pixels
+            metadata_of, content, file.contentType, runtime.settings.max_pixels
         )
         return [MetadataExtracted(file.fileId, file.run, found)]
 
     stage(app, runtime, "q.extractor", work, producer="extractor")
 
 
-def metadata_of(path: Path, content_type: str, max_pixels: int) -> dict[str, Any]:
+def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str, Any]:
     """Checksums of every file; of pictures, texts, JSON and PDF what each has to tell."""
-    content = path.read_bytes()
     found: dict[str, Any] = {
         "contentType": content_type,
         "size": len(content),
@@ -51,7 +48,7 @@ def metadata_of(path: Path, content_type: str, max_pixels: int) -> dict[str, Any
         "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
     }
     if is_image(content_type):
-        found["image"] = describe_picture(path, max_pixels)
+        found["image"] = describe_picture(content, max_pixels)
     elif content_type == "application/pdf":
         found["pdf"] = {"version": content[5:8].decode("ascii", "replace")}
     else:

@@ -1,4 +1,4 @@
-"""The files on disk: received, taken in, and their thumbnails. Nobody's names become paths."""
+"""The files in a folder: received, taken in, and their thumbnails. Nobody's names become paths."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.systems.file_pipeline.storage import Fingerprint
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Fingerprint", "Folder", "fingerprint", "shown_name"]
+__all__ = ["Fingerprint", "Folder", "checked_id", "fingerprint", "shown_name"]
 
 _BLOCK = 1 << 20
 _LONGEST_NAME = 200
@@ -21,14 +23,6 @@ _FORGOTTEN_S = 24 * 3600.0
 _UNFIT = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """The size of a file and the hash of its bytes."""
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +43,15 @@ class Folder:
 
     def incoming(self, file_id: str) -> Path:
         """Where a file is received."""
-        return self.root / "incoming" / _checked(file_id)
+        return self.root / "incoming" / checked_id(file_id)
 
     def file(self, file_id: str) -> Path:
         """Where a file is once it was taken in."""
-        return self.root / "files" / _checked(file_id)
+        return self.root / "files" / checked_id(file_id)
 
     def thumbnail(self, file_id: str) -> Path:
         """Where the file's small picture is."""
-        return self.root / "thumbnails" / f"{_checked(file_id)}.png"
+        return self.root / "thumbnails" / f"{checked_id(file_id)}.png"
 
     def take_in(self, file_id: str) -> Fingerprint:
         """Move a received file to its place; one that is there already is left as it is."""
@@ -69,8 +63,63 @@ class Folder:
                 raise FileNotFoundError(f"file {file_id} was never received") from None
         return fingerprint(target)
 
+    def receive(self, file_id: str) -> _IncomingPath:
+        """Begin to receive a file."""
+        return _IncomingPath(self.incoming(file_id))
 
-def _checked(file_id: str) -> str:
+    def forget(self, file_id: str) -> None:
+        """Remove a received file that nobody was told of."""
+        self.incoming(file_id).unlink(missing_ok=True)
+
+    def read(self, file_id: str) -> bytes:
+        """A file that was taken in."""
+        return self.file(file_id).read_bytes()
+
+    def size(self, file_id: str) -> int:
+        """How long a file is."""
+        return self.file(file_id).stat().st_size
+
+    def keep_thumbnail(self, file_id: str, content: bytes) -> None:
+        """Write it beside its place and move it there."""
+        target = self.thumbnail(file_id)
+        unfinished = target.with_suffix(".part")
+        unfinished.write_bytes(content)
+        os.replace(unfinished, target)
+
+    def read_thumbnail(self, file_id: str) -> bytes | None:
+        """The file's small picture; None if there is none (yet)."""
+        try:
+            return self.thumbnail(file_id).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+class _IncomingPath:
+    """Writes a file beside its place, and moves it there when it is complete."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._unfinished = target.with_suffix(".part")
+        self._file = self._unfinished.open("xb")
+
+    def write(self, content: bytes) -> None:
+        """Add a piece."""
+        self._file.write(content)
+
+    def keep(self) -> None:
+        """The command that follows must not outlive its file: it is on the disk before that."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._unfinished, self._target)
+
+    def drop(self) -> None:
+        """Remove what is not kept."""
+        self._file.close()
+        self._unfinished.unlink(missing_ok=True)
+
+
+def checked_id(file_id: str) -> str:
     """The id, if it is one of ours; a message may say anything."""
     try:
         if str(uuid.UUID(file_id)) == file_id:

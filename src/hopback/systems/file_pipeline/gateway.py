@@ -9,17 +9,17 @@ import uuid
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hopback import Publisher
 from hopback.deadletters.service import Operations
 from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.admin_access import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
-from hopback.systems.file_pipeline.register import Register, is_file_id
+from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id
 from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.publishing import TopologyPublisher
 from hopback.systems.settings import broker_named
 from hopback.systems.web import RequestRefused, web_application
 
@@ -37,7 +37,6 @@ app: Starlette
 
 _MOST = 500
 _CORRELATION = re.compile(r"[!-~]{1,128}")
-_PATIENCE_S = 5.0
 
 
 def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
@@ -49,7 +48,7 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = Publisher(broker, name="file-pipeline gateway", timeout=_PATIENCE_S)
+        publisher = TopologyPublisher(broker, topology, name="file-pipeline gateway")
         async with publisher, runtime.open(publisher.publish), operations:
             yield
 
@@ -77,13 +76,13 @@ class _GatewayApi:
 
     async def upload(self, request: Request) -> JSONResponse:
         """Take a file; it is safe on disk and in the database when the answer goes out."""
-        folder = self._runtime.folder
-        received = await receive(request, folder, self._runtime.settings)
+        storage = self._runtime.storage
+        received = await receive(request, storage, self._runtime.settings)
         try:
             await self._register.enter(received, _correlation(request))
         except BaseException:
-            with suppress(FileNotFoundError):
-                await asyncio.to_thread(folder.incoming(received.file_id).unlink)
+            with suppress(Exception):  # what went wrong first is what counts
+                await asyncio.to_thread(storage.forget, received.file_id)
             raise
         where = f"{request.scope.get('root_path', '')}/files/{received.file_id}"
         body = {"fileId": received.file_id, "name": received.name, "status": "accepted"}
@@ -92,8 +91,10 @@ class _GatewayApi:
     async def list_files(self, request: Request) -> JSONResponse:
         """The newest files."""
         status = request.query_params.get("status")
-        found = await self._register.files(status, _number(request, "limit", 50))
-        return JSONResponse({"items": found, "total": len(found)})
+        if status is not None and status not in STATUSES:
+            raise RequestRefused(f"status: expected one of {', '.join(STATUSES)}")
+        found, total = await self._register.files(status, _number(request, "limit", 50))
+        return JSONResponse({"items": found, "total": total})
 
     async def show_file(self, request: Request) -> JSONResponse:
         """What has become of a file."""
@@ -106,13 +107,13 @@ class _GatewayApi:
         """What happened to a file, in order."""
         return JSONResponse({"items": await self._register.events(_file_id(request))})
 
-    async def show_thumbnail(self, request: Request) -> FileResponse:
+    async def show_thumbnail(self, request: Request) -> Response:
         """The small picture."""
-        path = self._runtime.folder.thumbnail(_file_id(request))
-        if not await asyncio.to_thread(path.is_file):
+        found = await asyncio.to_thread(self._runtime.storage.read_thumbnail, _file_id(request))
+        if found is None:
             raise RequestRefused("no thumbnail (yet)", 404)
         safe = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-        return FileResponse(path, headers=safe, media_type="image/png")
+        return Response(found, headers=safe, media_type="image/png")
 
     async def reprocess(self, request: Request) -> JSONResponse:
         """Send a file through the pipeline again."""

@@ -228,15 +228,17 @@ def message_of(
     now: float,
     correlation_id: str | None = None,
     cause: PipelineMessage | None = None,
+    occasion: str = "",
 ) -> Message:
     """The payload in its envelope, ready to be published.
 
     The id follows from cause, producer and content: a message that is made twice is recognised as
-    the same by everyone who remembers what was processed.
+    the same by everyone who remembers what was processed. `occasion` tells apart what happens again on
+    purpose, as by a re-drive.
     """
     content = asdict(payload)
     about = [cause.messageId if cause else "", producer, payload.TYPE]
-    about += [content["fileId"], str(content["run"])]
+    about += [content["fileId"], str(content["run"]), *([occasion] if occasion else [])]
     message_id = str(uuid.uuid5(_IDS, "/".join(about)))
     correlation = correlation_id or (cause.correlationId if cause else message_id)
     exchange = COMMANDS if payload.KEY.startswith("commands.") else EVENTS

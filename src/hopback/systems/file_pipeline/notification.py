@@ -1,13 +1,15 @@
-"""Notification: a record of what people have to know, which the gateway serves."""
+"""Notification: what people have to know, in a table that the gateway serves, and by e-mail if one wants."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from hopback import App, Park
+from hopback.systems.file_pipeline.mail import Mailer
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
     Malformed,
@@ -50,7 +52,12 @@ def told(news: Told) -> str:
 
 
 def add_notification(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.notification`."""
+    """Add the handler of `q.notification`.
+
+    The mail goes out before the mark that the event was processed: if the process dies in between, it
+    goes out again, rather than never.
+    """
+    mailer = Mailer.of(runtime.settings)
 
     @app.handler(_QUEUE, concurrency=4)
     async def notify(event: PipelineMessage) -> Park | None:
@@ -58,17 +65,27 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
             news: Told = payload_of(event, *_TOLD)
         except Malformed as error:
             return Park(str(error))
+        text = told(news)
+        if mailer is not None and not await _is_known(runtime, event.messageId):
+            await asyncio.to_thread(mailer.send, event.messageId, text, text)
         async with runtime.transaction() as tx:
             if await tx.first_time(_QUEUE, event.messageId):
                 row = {
                     "message_id": event.messageId,
                     "file_id": news.fileId,
                     "type": event.type,
-                    "text": told(news),
+                    "text": text,
                     "created_at": runtime.clock.now(),
                 }
                 await tx.execute(insert(notifications).values(**row))
         return None
+
+
+async def _is_known(runtime: PartRuntime, message_id: str) -> bool:
+    """Whether an event has its row, and so its mail, already."""
+    query = select(notifications.c.number).where(notifications.c.message_id == message_id)
+    async with runtime.engine.connect() as connection:
+        return (await connection.execute(query)).first() is not None
 
 
 def __getattr__(name: str) -> App:

@@ -1,4 +1,4 @@
-"""What every part works with: the database, the outbox and its relay, the folder, the time."""
+"""What every part works with: the database, the outbox and its relay, the storage, the time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hopback import HopbackError, Relay, SystemClock
 from hopback.store import Outbox, forget_processed, migrate, open_database, transaction
-from hopback.systems.file_pipeline.folder import Folder
 from hopback.systems.file_pipeline.messages import message_of
+from hopback.systems.file_pipeline.storage import open_storage
 from hopback.systems.file_pipeline.tables import create_tables
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ _FORGET_EVERY_S = 6 * 3600.0
 
 
 class NotReady(HopbackError):
-    """The folder or the database of the pipeline cannot be used."""
+    """The storage or the database of the pipeline cannot be used."""
 
-    remedy: ClassVar[str] = "Start the database, or correct DATABASE_URL and FILES_FOLDER."
+    remedy: ClassVar[str] = (
+        "Start the database, or correct DATABASE_URL, FILES_FOLDER and FILES_STORAGE."
+    )
 
 
 class PartRuntime:
@@ -48,7 +50,7 @@ class PartRuntime:
     def __init__(self, settings: PipelineSettings, clock: Clock | None = None) -> None:
         self.settings = settings
         self.clock = clock or SystemClock()
-        self.folder = Folder(settings.folder)
+        self.storage = open_storage(settings)
         self._engine: AsyncEngine | None = None
         self._relay: Relay | None = None
         self._attendants: list[Callable[[], Awaitable[None]]] = []
@@ -69,7 +71,7 @@ class PartRuntime:
         self, publish: Callable[[Message], Awaitable[None]]
     ) -> AsyncIterator[PartRuntime]:
         """Have the tables and the folder ready, and the outbox published, until the block ends."""
-        await self._prepare_folder()
+        await self._prepare_storage()
         self._engine = open_database(self.settings.database_url)
         try:
             await self._prepare_database()
@@ -83,11 +85,12 @@ class PartRuntime:
             await self._engine.dispose()
             self._engine = None
 
-    async def _prepare_folder(self) -> None:
+    async def _prepare_storage(self) -> None:
         try:
-            await asyncio.to_thread(self.folder.prepare, self.clock.now())
+            await asyncio.to_thread(self.storage.prepare, self.clock.now())
         except OSError as error:
-            raise NotReady(f"{self.settings.folder} cannot be used: {error.strerror}") from error
+            where = self.settings.storage or self.settings.folder
+            raise NotReady(f"{where} cannot be used: {error.strerror or error}") from error
 
     async def _prepare_database(self) -> None:
         """Have the tables; a database that is still starting is waited for a while."""
@@ -120,6 +123,7 @@ class PartRuntime:
         producer: str,
         correlation_id: str | None = None,
         cause: PipelineMessage | None = None,
+        occasion: str = "",
     ) -> None:
         """Publish after the commit; the messages of one file keep their order."""
         message = message_of(
@@ -128,6 +132,7 @@ class PartRuntime:
             now=self.clock.now(),
             correlation_id=correlation_id,
             cause=cause,
+            occasion=occasion,
         )
         await tx.publish(message, key=payload.fileId)
 

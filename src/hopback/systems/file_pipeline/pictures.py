@@ -12,7 +12,6 @@ from hopback.systems.file_pipeline.stages import HopelessFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = ["BrokenPicture", "describe_picture", "thumbnail_of"]
 
@@ -27,14 +26,16 @@ class BrokenPicture(Exception):
 
 
 @contextmanager
-def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
+def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """The picture, not decoded yet. Hopeless if decoding it would take too much memory."""
     try:
-        picture = Image.open(path, formats=_FORMATS)
+        picture = Image.open(io.BytesIO(content), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
         raise HopelessFile(f"expected at most {max_pixels} pixels, got far more: {bomb}") from bomb
     except UnidentifiedImageError:
-        raise BrokenPicture("Pillow finds no picture in it") from None  # its own words name a path
+        raise BrokenPicture(
+            "Pillow finds no picture in it"
+        ) from None  # its own words name an object of ours
     with picture:
         width, height = picture.size
         if width * height > max_pixels:
@@ -42,9 +43,9 @@ def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
         yield picture
 
 
-def thumbnail_of(path: Path, max_pixels: int) -> tuple[bytes, int, int]:
+def thumbnail_of(content: bytes, max_pixels: int) -> tuple[bytes, int, int]:
     """A small picture as PNG, with its width and height; the right side up."""
-    with _opened(path, max_pixels) as picture:
+    with _opened(content, max_pixels) as picture:
         picture.draft("RGB", (_LARGEST[0] * 2, _LARGEST[1] * 2))
         upright = ImageOps.exif_transpose(picture)
         if upright.mode not in ("RGB", "RGBA", "L", "LA"):
@@ -55,9 +56,9 @@ def thumbnail_of(path: Path, max_pixels: int) -> tuple[bytes, int, int]:
         return target.getvalue(), upright.width, upright.height
 
 
-def describe_picture(path: Path, max_pixels: int) -> dict[str, Any]:
+def describe_picture(content: bytes, max_pixels: int) -> dict[str, Any]:
     """Format, dimensions, frames and EXIF. Only the head is read: broken pixels do not matter."""
-    with _opened(path, max_pixels) as picture:
+    with _opened(content, max_pixels) as picture:
         return {
             "format": picture.format,
             "width": picture.width,

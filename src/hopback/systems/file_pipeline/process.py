@@ -85,7 +85,11 @@ class Process:
         return ["thumbnail"] * thumbnail + ["metadata"] * (self.metadata is None)
 
     def after(self, fact: Fact) -> Process:
-        """The process once it knows this, too."""
+        """The process once it knows this, too; what was completed after all has not failed."""
+        known = self._with(fact)
+        return known if known.waiting_for else replace(known, failure=None)
+
+    def _with(self, fact: Fact) -> Process:
         match fact:
             case FileUploaded(name=name, declaredType=declared, size=size, sha256=sha256):
                 return replace(self, name=name, declared_type=declared, size=size, sha256=sha256)
@@ -97,6 +101,8 @@ class Process:
                 made = {"width": width, "height": height, "size": size}
                 return replace(self, thumbnail=made)
             case MetadataExtracted(metadata=metadata):
-                return replace(self, metadata=metadata)
+                # Of the bytes that were looked at: somebody may have mended the file since it came in.
+                seen = {name: metadata[name] for name in ("size", "sha256") if name in metadata}
+                return replace(self, metadata=metadata, **seen)
             case ProcessingFailed(stage=stage, reason=reason):
                 return replace(self, failure={"stage": stage, "reason": reason})

@@ -1,14 +1,12 @@
-"""Receives one uploaded file: streamed to the folder, bounded in size, time and type."""
+"""Receives one uploaded file: streamed to the storage, bounded in size, time and type."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -18,12 +16,10 @@ from hopback.systems.file_pipeline.folder import shown_name
 from hopback.systems.web import RequestRefused
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from starlette.requests import Request
 
-    from hopback.systems.file_pipeline.folder import Folder
     from hopback.systems.file_pipeline.settings import PipelineSettings
+    from hopback.systems.file_pipeline.storage import FileStorage, IncomingFile
 
 __all__ = ["FileForm", "ReceivedFile", "receive"]
 
@@ -33,7 +29,7 @@ _FORM_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A file that lies in the folder of what came in."""
+    """A file that lies where files come in."""
 
     file_id: str
     name: str
@@ -135,25 +131,25 @@ class FileForm:
         self._ended = True
 
 
-async def receive(request: Request, folder: Folder, settings: PipelineSettings) -> ReceivedFile:
+async def receive(
+    request: Request, storage: FileStorage, settings: PipelineSettings
+) -> ReceivedFile:
     """Receive the file of a form; Refused says what is wrong, and leaves nothing behind."""
     _check_length(request, settings.max_bytes)
     form = FileForm(request.headers.get("content-type", ""))
     file_id = str(uuid.uuid4())
-    target = folder.incoming(file_id)
-    unfinished = target.with_suffix(".part")
+    incoming = await asyncio.to_thread(storage.receive, file_id)
     try:
         async with asyncio.timeout(settings.upload_s):
-            size = await _stream(request, form, unfinished, settings.max_bytes)
+            size = await _stream(request, form, incoming, settings.max_bytes)
         form.finish()
         if not size:
             raise RequestRefused("the file is empty")
-        await asyncio.to_thread(os.replace, unfinished, target)
+        await asyncio.to_thread(incoming.keep)
     except TimeoutError:
         raise RequestRefused(f"the upload took longer than {settings.upload_s} s", 408) from None
     finally:
-        with suppress(FileNotFoundError):
-            await asyncio.to_thread(unfinished.unlink)
+        await asyncio.to_thread(incoming.drop)
     return ReceivedFile(file_id, form.name, form.declared_type, size)
 
 
@@ -168,25 +164,14 @@ def _too_large(max_bytes: int) -> RequestRefused:
     return RequestRefused(f"expected a file of at most {max_bytes} bytes", 413)
 
 
-async def _stream(request: Request, form: FileForm, path: Path, max_bytes: int) -> int:
+async def _stream(request: Request, form: FileForm, incoming: IncomingFile, max_bytes: int) -> int:
     """Write the file as it comes; its size."""
     size = total = 0
-    file = await asyncio.to_thread(path.open, "xb")
-    try:
-        async for chunk in request.stream():
-            taken = form.feed(chunk)
-            total, size = total + len(chunk), size + len(taken)
-            if size > max_bytes or total > max_bytes + _FORM_BYTES:
-                raise _too_large(max_bytes)
-            if taken:
-                await asyncio.to_thread(file.write, taken)
-        await asyncio.to_thread(_make_durable, file)
-    finally:
-        await asyncio.to_thread(file.close)
+    async for chunk in request.stream():
+        taken = form.feed(chunk)
+        total, size = total + len(chunk), size + len(taken)
+        if size > max_bytes or total > max_bytes + _FORM_BYTES:
+            raise _too_large(max_bytes)
+        if taken:
+            await asyncio.to_thread(incoming.write, taken)
     return size
-
-
-def _make_durable(file: IO[bytes]) -> None:
-    """The command that follows must not outlive its file."""
-    file.flush()
-    os.fsync(file.fileno())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, insert, select, update
+from sqlalchemy import and_, func, insert, select, update
 
 from hopback.systems.file_pipeline.messages import ReprocessFileRequested, UploadRequested
 from hopback.systems.file_pipeline.tables import audit, files, notifications, uploads
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
     from hopback.systems.file_pipeline.reception import ReceivedFile
 
-__all__ = ["Register", "is_file_id"]
+__all__ = ["ACCEPTED", "STATUSES", "Register", "is_file_id"]
 
 _PRODUCER = "gateway"
+ACCEPTED = "accepted"
+"""The status of a file that the read model does not know yet."""
+STATUSES = (ACCEPTED, "uploaded", "processing", "completed", "rejected", "failed", "timed-out")
+"""What a file can be."""
 _SHOWN = ("content_type", "sha256", "thumbnail", "metadata", "rejection", "failure")
 
 
@@ -72,20 +77,31 @@ class Register:
         rows = await self._rows(_files().where(uploads.c.file_id == file_id))
         return _shown(rows[0], whole=True) if rows else None
 
-    async def files(self, status: str | None, limit: int) -> list[dict[str, Any]]:
-        """The newest files first, in short; only those with that status if one is given."""
-        query = _files().order_by(uploads.c.received_at.desc(), uploads.c.file_id).limit(limit)
+    async def files(self, status: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
+        """The newest files first, in short, and how many there are; of one status if one is given."""
+        query = _files()
         if status is not None:
-            query = query.where(files.c.status == status)
-        return [_shown(row, whole=False) for row in await self._rows(query)]
+            query = query.where(func.coalesce(files.c.status, ACCEPTED) == status)
+        counted = select(func.count().label("total")).select_from(query.subquery())
+        newest = query.order_by(uploads.c.received_at.desc(), uploads.c.file_id).limit(limit)
+        found = [_shown(row, whole=False) for row in await self._rows(newest)]
+        return found, (await self._rows(counted))[0]["total"]
 
     async def events(self, file_id: str) -> list[dict[str, Any]]:
-        """What the audit has of the file's present run, in the order in which it came."""
-        run = select(files.c.correlation_id).where(files.c.file_id == file_id).scalar_subquery()
-        query = select(audit).where(audit.c.correlation_id == run).order_by(audit.c.number)
+        """What the audit has of the file's present run, in the order in which it came.
+
+        Files may share a correlation id: the caller chooses it.
+        """
+        mine = files.c.file_id == file_id
+        present = await self._rows(select(files.c.run, files.c.correlation_id).where(mine))
+        if not present:
+            return []
+        same = audit.c.correlation_id == present[0]["correlation_id"]
+        rows = await self._rows(select(audit).where(same).order_by(audit.c.number))
         return [
             {"type": row["type"], "at": _moment(row["recorded_at"])}
-            for row in await self._rows(query)
+            for row in rows
+            if _about(row["body"]) == (file_id, present[0]["run"])
         ]
 
     async def notifications(self, after: int, limit: int) -> list[dict[str, Any]]:
@@ -108,21 +124,31 @@ class Register:
             return [dict(row) for row in (await connection.execute(query)).mappings()]
 
 
+def _about(body: str) -> tuple[object, object]:
+    """The file and the run that an event is about, as the audit has it."""
+    try:
+        payload = json.loads(body)["payload"]
+        return payload["fileId"], payload["run"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None, None
+
+
 def _files() -> Select[Any]:
     """Each file with what the read model has of its present run; nothing before that has begun."""
     same = and_(files.c.file_id == uploads.c.file_id, files.c.run == uploads.c.run)
     known = [files.c[name] for name in ("status", "updated_at", "correlation_id", *_SHOWN)]
-    return select(uploads, *known).select_from(uploads.outerjoin(files, same))
+    size = files.c.size.label("known_size")
+    return select(uploads, *known, size).select_from(uploads.outerjoin(files, same))
 
 
 def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "fileId": row["file_id"],
         "name": row["name"],
-        "status": row["status"] or "accepted",
+        "status": row["status"] or ACCEPTED,
         "run": row["run"],
         "declaredType": row["declared_type"],
-        "size": row["size"],
+        "size": row["size"] if row["known_size"] is None else row["known_size"],
         "receivedAt": _moment(row["received_at"]),
     }
     if not whole:

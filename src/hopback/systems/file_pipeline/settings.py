@@ -11,6 +11,8 @@ from hopback.systems.settings import Environment, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hopback.admin.settings import JwtSettings
+
 __all__ = ["PipelineSettings"]
 
 _MEBIBYTE = 1024 * 1024
@@ -36,6 +38,19 @@ class PipelineSettings:
     timeout_s: int = 120
     sweep_s: int = 5
     secret: str = ""
+    storage: str = ""
+    """`s3://bucket/prefix`; empty: the folder."""
+    s3_endpoint: str = ""
+    jwks_url: str = ""
+    issuer: str = "file-pipeline"
+    audience: str = "file-pipeline"
+    roles_claim: str = "roles"
+    smtp: str = ""
+    """`smtp://user:password@host:port`; empty: nothing is mailed."""
+    mail_from: str = "file-pipeline@localhost"
+    mail_to: tuple[str, ...] = ()
+    inspection: str = ""
+    """`module:function` of a check of one's own, see `validator.Inspect`."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> PipelineSettings:
@@ -52,12 +67,48 @@ class PipelineSettings:
             timeout_s=given.number("PROCESSING_TIMEOUT_SECONDS", 120, least=1),
             sweep_s=given.number("TIMEOUT_SWEEP_SECONDS", 5, least=1),
             secret=given.text("ADMIN_JWT_SECRET", ""),
+            storage=given.text("FILES_STORAGE", ""),
+            s3_endpoint=given.text("S3_ENDPOINT_URL", ""),
+            jwks_url=given.text("ADMIN_JWKS_URL", ""),
+            issuer=given.text("ADMIN_JWT_ISSUER", "file-pipeline"),
+            audience=given.text("ADMIN_JWT_AUDIENCE", "file-pipeline"),
+            roles_claim=given.text("ADMIN_JWT_ROLES_CLAIM", "roles"),
+            smtp=given.text("SMTP_URL", ""),
+            mail_from=given.text("MAIL_FROM", "file-pipeline@localhost"),
+            mail_to=tuple(filter(None, given.text("MAIL_TO", "").replace(" ", "").split(","))),
+            inspection=given.text("FILE_INSPECTION", ""),
         )
+        found._check(given)
         given.check()
         if found.secret and len(found.secret.encode()) < _SECRET_BYTES:
             # Said without the value: it is a secret all the same.
             raise SettingsError(f"ADMIN_JWT_SECRET: expected at least {_SECRET_BYTES} bytes")
         return found
+
+    def _check(self, given: Environment) -> None:
+        """What two variables say together; values that may be secret are not repeated."""
+        if self.storage and not self.storage.startswith("s3://"):
+            given.refuse("FILES_STORAGE", "s3://bucket/prefix, or nothing for the folder")
+        if self.jwks_url and self.secret:
+            raise SettingsError("ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well")
+        if self.jwks_url and (problem := self.tokens().problem()):
+            raise SettingsError(f"ADMIN_JWKS_URL: {problem}")
+        if self.smtp and not self.smtp.startswith(("smtp://", "smtps://")):
+            raise SettingsError("SMTP_URL: expected smtp://host:port or smtps://host:port")
+        if self.smtp and not self.mail_to:
+            raise SettingsError("MAIL_TO: expected an address, as SMTP_URL is set")
+
+    def tokens(self) -> JwtSettings:
+        """How administrators' tokens are checked: by the issuer's keys, or by the shared secret."""
+        from hopback.admin.settings import JwtSettings
+
+        return JwtSettings(
+            issuer=self.issuer,
+            audience=self.audience,
+            jwks_url=self.jwks_url,
+            secret_env="" if self.jwks_url else "ADMIN_JWT_SECRET",
+            roles_claim=self.roles_claim,
+        )
 
     @property
     def database_url(self) -> str:

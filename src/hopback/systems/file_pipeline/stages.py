@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["HopelessFile", "alone", "assemble", "stage"]
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
+_REDRIVES = "hopback-redrives"
+"""The header that says how often a message was sent back by hand."""
 
 
 class HopelessFile(Exception):
@@ -63,11 +65,11 @@ def stage(
         except Malformed as error:
             return Park(str(error))
         except HopelessFile as error:
-            await _give_up(runtime, message, producer, str(error))
+            await _give_up(runtime, message, context, producer, str(error))
             return Park(str(error))
         except Exception as error:
             if context.is_last_attempt:
-                await _give_up(runtime, message, producer, _words(error))
+                await _give_up(runtime, message, context, producer, _words(error))
             raise
         await runtime.conclude(queue, message, *results, producer=producer)
         return None
@@ -80,15 +82,19 @@ def _words(error: Exception) -> str:
 
 
 async def _give_up(
-    runtime: PartRuntime, message: PipelineMessage, producer: str, reason: str
+    runtime: PartRuntime, message: PipelineMessage, context: Context, producer: str, reason: str
 ) -> None:
-    """Tell that the file failed here. The message itself is parked whatever happens to this."""
+    """Tell that the file failed here, once for each time that it was sent back.
+
+    The message itself is parked whatever happens to this.
+    """
     file_id, run = message.payload.get("fileId"), message.payload.get("run")
     if not isinstance(file_id, str) or not isinstance(run, int):
         return
     failed = ProcessingFailed(file_id, run, producer, reason[:500])
     try:
         async with runtime.transaction() as tx:
-            await runtime.announce(tx, failed, producer=producer, cause=message)
+            redrives = str(context.headers.get(_REDRIVES, ""))
+            await runtime.announce(tx, failed, producer=producer, cause=message, occasion=redrives)
     except Exception:
         _LOG.exception("nobody was told that file %s failed", file_id)

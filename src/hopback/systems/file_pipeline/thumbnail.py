@@ -18,9 +18,9 @@ from hopback.systems.file_pipeline.stages import alone, stage
 
 if TYPE_CHECKING:
     from hopback import App
-    from hopback.systems.file_pipeline.folder import Folder
     from hopback.systems.file_pipeline.messages import PipelineMessage
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
+    from hopback.systems.file_pipeline.storage import FileStorage
 
 __all__ = ["add_thumbnail", "app"]
 
@@ -35,20 +35,17 @@ def add_thumbnail(app: App, runtime: PartRuntime) -> None:
         if not is_image(file.contentType):
             return []
         drawn = await asyncio.to_thread(
-            _draw, runtime.folder, file.fileId, runtime.settings.max_pixels
+            _draw, runtime.storage, file.fileId, runtime.settings.max_pixels
         )
         return [ThumbnailGenerated(file.fileId, file.run, *drawn)]
 
     stage(app, runtime, "q.thumbnail", work, producer="thumbnail", concurrency=2)
 
 
-def _draw(folder: Folder, file_id: str, max_pixels: int) -> tuple[int, int, int]:
-    """Write the small picture; whoever looks meanwhile sees the old one or the new one."""
-    content, width, height = thumbnail_of(folder.file(file_id), max_pixels)
-    target = folder.thumbnail(file_id)
-    unfinished = target.with_suffix(".part")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, target)
+def _draw(storage: FileStorage, file_id: str, max_pixels: int) -> tuple[int, int, int]:
+    """Make and keep the small picture; its width, height and size."""
+    content, width, height = thumbnail_of(storage.read(file_id), max_pixels)
+    storage.keep_thumbnail(file_id, content)
     return width, height, len(content)
 
 

@@ -32,7 +32,7 @@ def add_upload(app: App, runtime: PartRuntime) -> None:
         wanted: UploadRequested | ReprocessFileRequested = payload_of(
             command, UploadRequested, ReprocessFileRequested
         )
-        found = await asyncio.to_thread(runtime.folder.take_in, wanted.fileId)
+        found = await asyncio.to_thread(runtime.storage.take_in, wanted.fileId)
         return [
             FileUploaded(
                 wanted.fileId,

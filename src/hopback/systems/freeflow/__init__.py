@@ -1,4 +1,4 @@
-"""FreeFlow: seven domains on one topic exchange, three waits, and an audit of everything."""
+"""FreeFlow: seven domains on one topic exchange, and three waits for what fails."""
 
 from __future__ import annotations
 

@@ -9,15 +9,24 @@ from sqlalchemy import select
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback import Publisher, compose
+from hopback import compose
 from hopback.systems.database import Database
-from hopback.systems.freeflow.domains import DOMAINS, EXCHANGE
+from hopback.systems.freeflow.domains import EXCHANGE
 from hopback.systems.freeflow.tables import METADATA, VIEWS
-from hopback.systems.web import RequestRefused, json_body, web_application
+from hopback.systems.publishing import TopologyPublisher
+from hopback.systems.web import (
+    RequestRefused,
+    idempotency_key,
+    json_body,
+    publish,
+    short_text,
+    web_application,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sqlalchemy import Table
     from starlette.applications import Starlette
     from starlette.requests import Request
 
@@ -26,18 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["api"]
 
-_PATIENCE = 5.0
 _MOST_ROWS = 100
-_DOMAINS = (*DOMAINS, "audit")
+"""Of a read model: enough for a look, and never a page that takes a browser down."""
 
 
 def api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
     """The web application of FreeFlow."""
-    api = _FreeFlowApi(Database(settings.database, METADATA))
+    api = _FreeFlowApi(Database(settings.database, METADATA), settings.domains)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = Publisher(broker, name="freeflow api", timeout=_PATIENCE)
+        publisher = TopologyPublisher(broker, settings.topology(), name="freeflow api")
         async with api.database.lifespan(), publisher as api.publisher:
             yield
 
@@ -45,6 +53,7 @@ def api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
         [
             Route("/events/{routing_key}", api.publish, methods=["POST"]),
             Route("/{view}", api.show),
+            Route("/{view}/{row}", api.show_one),
         ],
         lifespan,
     )
@@ -53,26 +62,46 @@ def api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
 class _FreeFlowApi:
     """Answers requests."""
 
-    publisher: Publisher
+    publisher: TopologyPublisher
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, domains: tuple[str, ...]) -> None:
         self.database = database
+        self._domains = domains
 
     async def publish(self, request: Request) -> JSONResponse:
         """Publish an event: `POST /events/document.created`; 202 when the broker has confirmed."""
         routing_key = request.path_params["routing_key"]
         domain, _, what = routing_key.partition(".")
-        if domain not in _DOMAINS or not what or "." in what:
-            known = ", ".join(_DOMAINS)
+        if domain not in self._domains or not what or "." in what:
+            known = ", ".join(self._domains)
             raise RequestRefused(f"expected <domain>.<event>, the domain one of {known}", 404)
-        message = compose(EXCHANGE, routing_key, dict(await json_body(request)))
-        await self.publisher.publish(message)
+        message = compose(
+            EXCHANGE,
+            short_text(routing_key, "the event"),
+            dict(await json_body(request)),
+            message_id=idempotency_key(request),
+        )
+        await publish(self.publisher, message)
         return JSONResponse({"id": message.properties.message_id}, 202)
 
     async def show(self, request: Request) -> JSONResponse:
         """The first rows of a read model."""
-        view = VIEWS.get(request.path_params["view"])
-        if view is None:
-            raise RequestRefused(f"expected one of {', '.join(VIEWS)}", 404)
+        view = _view(request)
         query = select(view).order_by(*view.primary_key).limit(_MOST_ROWS)
         return JSONResponse([dict(row) for row in await self.database.rows(query)])
+
+    async def show_one(self, request: Request) -> JSONResponse:
+        """One row of a read model, by its id."""
+        view = _view(request)
+        (key,) = view.primary_key
+        found = await self.database.row(select(view).where(key == request.path_params["row"]))
+        if found is None:
+            raise RequestRefused("not there (yet)", 404)
+        return JSONResponse(dict(found))
+
+
+def _view(request: Request) -> Table:
+    found = VIEWS.get(request.path_params["view"])
+    if found is None:
+        raise RequestRefused(f"expected one of {', '.join(VIEWS)}", 404)
+    return found

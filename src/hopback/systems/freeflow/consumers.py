@@ -1,4 +1,4 @@
-"""The consumers: a queue for each group of domains, and the audit, which gets everything."""
+"""The consumers: a queue for each group of domains, and the audit, which notes whatever it gets."""
 
 from __future__ import annotations
 
@@ -7,42 +7,61 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.dialects import postgresql, sqlite
 
 from hopback import App, Context, Rule, Verdict
-from hopback.designs import freeflow
-from hopback.designs.freeflow import QUEUES
+from hopback.designs.freeflow import queues_of
 from hopback.systems.database import Database
 from hopback.systems.freeflow.domains import DOMAINS, DomainEvent, Hopeless
 from hopback.systems.freeflow.tables import METADATA, audit
+from hopback.systems.settings import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hopback.store import Transaction
+    from hopback.systems.freeflow.domains import Handle
     from hopback.systems.freeflow.settings import FreeFlowSettings
 
 __all__ = ["consumers"]
 
-_AUDIT = "freeflow.audit.queue"
+_AUDIT = "audit"
+_RETRY = "retry"
+"""The second word of the key that every message comes back by."""
 
 
-def consumers(settings: FreeFlowSettings) -> App:
-    """The application that handles every domain; `--queue` runs some of them alone."""
+def consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAINS) -> App:
+    """The application that handles every domain; `--queue` runs some of them alone.
+
+    `handlers` has a function for each domain of the settings; the audit has its own.
+    """
+    unknown = [each for each in settings.domains if each not in handlers and each != _AUDIT]
+    if unknown:
+        known = ", ".join((*handlers, _AUDIT))
+        raise SettingsError(
+            f"FREEFLOW_DOMAINS: expected domains that have a handler ({known}), got {unknown[0]!r}"
+        )
     database = Database(settings.database, METADATA)
-    app = App("freeflow", topology=freeflow(hardened=settings.hardened), lifespan=database.lifespan)
-    domain_queues = [queue for queue in QUEUES if queue != _AUDIT]
+    app = App("freeflow", topology=settings.topology(), lifespan=database.lifespan)
 
     async def handle(data: dict[str, Any], context: Context) -> None:
         """By the domain of the original routing key, which a retry keeps."""
         domain, _, what = context.routing_key.partition(".")
+        if what == _RETRY:
+            raise Hopeless(
+                f"it came back as {context.routing_key} without x-original-routing-key: "
+                "nobody knows which event it was"
+            )
         async with database.transaction() as tx:
             if await tx.first_time(context.queue, context.message_id):
-                await DOMAINS[domain](DomainEvent(what, data, tx, context))
+                await handlers[domain](DomainEvent(what, data, tx, context))
 
-    for queue in domain_queues:
-        app.handler(queue, rules=[Rule(Hopeless, Verdict.PARK)])(handle)
-
-    @app.handler(_AUDIT)
     async def note(context: Context) -> None:
         async with database.transaction() as tx:
             await _note(tx, context, database.clock.now())
 
+    for queue, domains in queues_of(settings.domains).items():
+        if domains == (_AUDIT,):
+            app.handler(queue)(note)
+        else:
+            app.handler(queue, rules=[Rule(Hopeless, Verdict.PARK)])(handle)
     return app
 
 

@@ -51,6 +51,11 @@ class DomainEvent:
     tx: Transaction
     context: Context
 
+    def unknown(self, *known: str) -> Hopeless:
+        """The error for an event that its domain does not have: parked, where somebody sees it."""
+        key = self.context.routing_key
+        return Hopeless(f"{key}: expected the event to be one of {', '.join(known)}")
+
     def text(self, name: str) -> str:
         """A field that has to be there; Hopeless without it."""
         found = self.data.get(name)
@@ -76,6 +81,8 @@ class DomainEvent:
 
 async def _user(event: DomainEvent) -> None:
     """`user.registered`."""
+    if event.what != "registered":
+        raise event.unknown("registered")
     if await event.row(users, event.text("id")) is None:
         row = {"id": event.text("id"), "name": event.text("name"), "logins": 0, "failures": 0}
         await event.tx.execute(insert(users).values(row))
@@ -83,6 +90,8 @@ async def _user(event: DomainEvent) -> None:
 
 async def _auth(event: DomainEvent) -> None:
     """`auth.succeeded`, `auth.failed`: may overtake the registration, then it is tried again."""
+    if event.what not in ("succeeded", "failed"):
+        raise event.unknown("succeeded", "failed")
     user = await event.row(users, event.text("user"))
     if user is None:
         raise MissingYet("the user is not registered yet")
@@ -98,6 +107,8 @@ async def _auth(event: DomainEvent) -> None:
 
 async def _alarm(event: DomainEvent) -> None:
     """`alarm.raised`, `alarm.cleared`."""
+    if event.what not in ("raised", "cleared"):
+        raise event.unknown("raised", "cleared")
     alarm = await event.row(alarms, event.text("id"))
     if event.what == "raised" and alarm is None:
         row = {"id": event.text("id"), "text": event.text("text"), "cleared": False}
@@ -110,6 +121,8 @@ async def _alarm(event: DomainEvent) -> None:
 
 async def _document(event: DomainEvent) -> None:
     """`document.created`, `document.archived`."""
+    if event.what not in ("created", "archived"):
+        raise event.unknown("created", "archived")
     document = await event.row(documents, event.text("id"))
     if event.what == "created" and document is None:
         words = len(str(event.data.get("text", "")).split())
@@ -123,6 +136,8 @@ async def _document(event: DomainEvent) -> None:
 
 async def _workflow(event: DomainEvent) -> None:
     """`workflow.started`, `workflow.advanced`: the last step notifies the owner."""
+    if event.what not in ("started", "advanced"):
+        raise event.unknown("started", "advanced")
     workflow = await event.row(workflows, event.text("id"))
     if event.what == "started" and workflow is None:
         steps = event.data.get("steps")
@@ -141,6 +156,8 @@ async def _workflow(event: DomainEvent) -> None:
 
 async def _notification(event: DomainEvent) -> None:
     """`notification.requested`: the mailbox decides how long it wants to be left alone."""
+    if event.what != "requested":
+        raise event.unknown("requested")
     recipient = event.text("to")
     if "@" not in recipient:
         raise Hopeless(f"nobody can be reached as {recipient[:100]!r}")
@@ -160,4 +177,4 @@ DOMAINS: Mapping[str, Handle] = {
     "workflow": _workflow,
     "notification": _notification,
 }
-"""A handler for each domain; the seventh, audit, is handled with everything else (`consumers.py`)."""
+"""A handler for each domain; the seventh, audit, notes what it gets (`consumers.py`)."""

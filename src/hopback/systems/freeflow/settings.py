@@ -1,16 +1,22 @@
-"""FreeFlow's settings."""
+"""FreeFlow's settings: the domains, the tiers, and what the audit is bound by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, queues_of, tiers_of
+from hopback.errors import InvalidTopology
 from hopback.systems.settings import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hopback import Topology
+
 __all__ = ["FreeFlowSettings"]
+
+_DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +25,42 @@ class FreeFlowSettings:
 
     database: str = "sqlite:///freeflow.db"
     hardened: bool = False
+    domains: tuple[str, ...] = _DOMAINS
+    tiers: tuple[str, ...] = tuple(TIERS_MS)
+    audit_keys: tuple[str, ...] = AUDIT_KEYS
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> FreeFlowSettings:
         """From environment variables; SettingsError names all that are wrong."""
-        found = Environment(variables)
-        settings = cls(found.text("DATABASE_URL", cls().database), found.flag("HARDENED"))
+        found, plain = Environment(variables), cls()
+        settings = cls(
+            found.text("DATABASE_URL", plain.database),
+            found.flag("HARDENED"),
+            found.names("FREEFLOW_DOMAINS", ",".join(plain.domains)),
+            found.names("FREEFLOW_TIERS", ",".join(plain.tiers)),
+            found.names("FREEFLOW_AUDIT_KEYS", ",".join(plain.audit_keys)),
+        )
+        found.check()
+        try:
+            settings.topology()
+        except InvalidTopology as error:
+            for problem in error.problems:
+                variable = _VARIABLES.get(problem.path.split(".")[1], "FREEFLOW_DOMAINS")
+                found.refuse(variable, problem.expected)
+        except ValueError as error:
+            found.refuse("FREEFLOW_DOMAINS or FREEFLOW_TIERS", str(error))
         found.check()
         return settings
+
+    def topology(self) -> Topology:
+        """The documented design with these parameters."""
+        return freeflow(
+            hardened=self.hardened,
+            queues=queues_of(self.domains),
+            tiers_ms=tiers_of(self.tiers),
+            audit_keys=self.audit_keys,
+        )
+
+
+_VARIABLES = {"tiers_ms": "FREEFLOW_TIERS", "audit": "FREEFLOW_AUDIT_KEYS"}
+"""Which variable a parameter of the design comes from."""

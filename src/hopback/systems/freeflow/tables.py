@@ -68,7 +68,8 @@ audit = Table(
     Column("arrivals", Integer, nullable=False),
     Column("last_at", Double, nullable=False),
 )
-"""Every event, and how often it arrived: in the documented form a retry of any domain arrives too."""
+"""What the audit's queue received, and how often: of its own domain, or of all where it is bound to `#`. Then
+a retry of any domain arrives again, in the documented form."""
 
 VIEWS = {
     "users": users,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
 from contextlib import asynccontextmanager
@@ -10,12 +11,20 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback import Publisher, compose
+from hopback import compose
 from hopback.systems.database import Database
+from hopback.systems.publishing import TopologyPublisher
 from hopback.systems.raffle.raffles import Raffles
 from hopback.systems.raffle.tables import METADATA
 from hopback.systems.raffle.users import InvalidUser, User, find_user
-from hopback.systems.web import RequestRefused, field, json_body, web_application
+from hopback.systems.web import (
+    RequestRefused,
+    field,
+    idempotency_key,
+    json_body,
+    publish,
+    web_application,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["api"]
 
 _LOG = logging.getLogger("hopback.systems.raffle.publisher")
-_PATIENCE = 5.0
-"""Seconds that a client waits for a broker that is away."""
 
 
 def api(settings: RaffleSettings, broker: Broker) -> Starlette:
@@ -40,7 +47,9 @@ def api(settings: RaffleSettings, broker: Broker) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = Publisher(broker, name="raffle api", timeout=_PATIENCE, on_state=_log_state)
+        publisher = TopologyPublisher(
+            broker, settings.topology(), name="raffle api", on_state=_log_state
+        )
         async with database.lifespan(), publisher as api.publisher:
             yield
 
@@ -65,22 +74,24 @@ def _log_state(state: object, reason: str) -> None:
 class _RaffleApi:
     """Answers requests."""
 
-    publisher: Publisher
+    publisher: TopologyPublisher
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._raffles = Raffles(database)
 
     async def create_user(self, request: Request) -> JSONResponse:
-        """Give the user an id and publish him; the consumer inserts him."""
-        body = await json_body(request)
-        user = User(str(uuid.uuid4()), field(body, "name"), field(body, "email", most=254))
+        """Give the user an id and publish it; the consumer inserts the user."""
+        body, key = await json_body(request), idempotency_key(request)
+        name, email = field(body, "name"), field(body, "email", most=254)
+        user = User(_id_of(key, name, email), name, email)
         try:
             user.validated()
         except InvalidUser as error:
             raise RequestRefused(str(error)) from None
         payload = {"id": user.id, "name": user.name, "email": user.email}
-        await self.publisher.publish(compose("raffle_exchange", "raffle_queue", payload))
+        message = compose("raffle_exchange", "raffle_queue", payload, message_id=user.id)
+        await publish(self.publisher, message)
         return JSONResponse({"id": user.id})
 
     async def show_user(self, request: Request) -> JSONResponse:
@@ -117,6 +128,23 @@ class _RaffleApi:
             raise RequestRefused("winners: expected a number from 1 to 1000")
         _conclude(await self._raffles.draw(request.path_params["raffle_id"], winners))
         return await self.show_raffle(request)
+
+
+def _id_of(key: str | None, name: str, email: str) -> str:
+    """A new id, or the one that this key gives this user: who sends the same again gets the same.
+
+    A UUID of version 4 is the id itself, as an answer that was in doubt names it.
+    """
+    if key is None:
+        return str(uuid.uuid4())
+    try:
+        given = uuid.UUID(key)
+    except ValueError:
+        given = None
+    if given is not None and given.version == 4:
+        return str(given)
+    digest = hashlib.sha256("\x00".join((key, name, email)).encode()).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=4))
 
 
 def _conclude(hindrance: str | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback import App, Rule, Verdict
-from hopback.designs import raffle
 from hopback.systems.database import Database
 from hopback.systems.raffle.tables import METADATA
 from hopback.systems.raffle.users import InvalidUser, User, data_error, insert_users
@@ -23,15 +22,7 @@ __all__ = ["consumer"]
 def consumer(settings: RaffleSettings) -> App:
     """The application that inserts users from `raffle_queue`."""
     database = Database(settings.database, METADATA)
-    app = App(
-        "raffle",
-        topology=raffle(
-            hardened=settings.hardened,
-            retry_ttl_ms=settings.retry_ttl_ms,
-            max_retries=settings.max_retries,
-        ),
-        lifespan=database.lifespan,
-    )
+    app = App("raffle", topology=settings.topology(), lifespan=database.lifespan)
 
     async def parse(user: User) -> User:
         return user.validated()

@@ -16,7 +16,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from hopback import App, Context, Done, Plan, Snooze
-from hopback.designs import raffle
 from hopback.systems.database import Database
 from hopback.systems.raffle.tables import METADATA, dropped
 from hopback.systems.raffle.users import InvalidUser, User, data_error, db_error, insert_users
@@ -103,11 +102,7 @@ def dead_letter_consumer(settings: RaffleSettings) -> App:
 
 
 def _topology(settings: RaffleSettings) -> Topology:
-    design = raffle(
-        hardened=settings.hardened,
-        retry_ttl_ms=settings.retry_ttl_ms,
-        max_retries=settings.max_retries,
-    )
+    design = settings.topology()
     return replace(design, plans=(*design.plans, _PLAN))
 
 

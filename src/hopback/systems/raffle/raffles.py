@@ -11,6 +11,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from hopback.systems.raffle.tables import entries, raffles, users
+from hopback.systems.raffle.users import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ class Raffles:
         return raffle_id
 
     async def join(self, raffle_id: str, user_id: str) -> str | None:
-        """Enter a user, once; what keeps him from it, or None."""
+        """Enter a user, once; what keeps it from joining, or None."""
         dialect = postgresql if self._database.engine.dialect.name == "postgresql" else sqlite
         async with self._database.transaction() as tx:
             raffle = await _locked(tx, raffle_id)
@@ -83,12 +84,11 @@ class Raffles:
             .join(entries)
             .where(mine, entries.c.won_at.is_not(None))
         )
-        drawn_at = raffle["drawn_at"]
         return {
             "id": raffle_id,
             "name": raffle["name"],
             "entries": count["all"] if count else 0,
-            "drawnAt": None if drawn_at is None else drawn_at.isoformat(),
+            "drawnAt": moment(raffle["drawn_at"]),
             "winners": [dict(row) for row in await self._database.rows(won.order_by(users.c.id))],
         }
 

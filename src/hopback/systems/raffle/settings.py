@@ -10,6 +10,8 @@ from hopback.systems.settings import Environment
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hopback import Topology
+
 __all__ = ["Batching", "RaffleSettings"]
 
 _MOST_ROWS = 10_000
@@ -51,6 +53,14 @@ class RaffleSettings:
         )
         found.check()
         return settings
+
+    def topology(self) -> Topology:
+        """The documented design with these parameters."""
+        from hopback.designs import raffle
+
+        return raffle(
+            hardened=self.hardened, retry_ttl_ms=self.retry_ttl_ms, max_retries=self.max_retries
+        )
 
 
 def _batching(found: Environment, prefix: str, plain: Batching) -> Batching:

@@ -14,7 +14,10 @@ users = Table(
     Column("id", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("email", Text, nullable=False, unique=True),
+    Column("inserted_at", DateTime(timezone=True)),
+    Column("updated_at", DateTime(timezone=True)),
 )
+"""As Ecto names the times of a row. They may be empty: tables of earlier versions did not have them."""
 
 raffles = Table(
     "raffles",

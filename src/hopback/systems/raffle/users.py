@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from hopback.systems.database import Database
 
-__all__ = ["InvalidUser", "User", "data_error", "db_error", "find_user", "insert_users"]
+__all__ = ["InvalidUser", "User", "data_error", "db_error", "find_user", "insert_users", "moment"]
 
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,189}\Z")
 
@@ -64,13 +65,17 @@ def _is_uuid4(text: str) -> bool:
 
 
 async def insert_users(database: Database, users: Sequence[User]) -> None:
-    """Insert all of them by one statement, once each: who is there already stays as he is.
+    """Insert all of them by one statement, once each: who is there already stays as it is.
 
     Raises `data_error` if a row is to blame (its e-mail is another user's), else `db_error`.
     """
     dialect = postgresql if database.engine.dialect.name == "postgresql" else sqlite
     # One row for each id: a redelivery may share a batch with the message it repeats.
-    rows = {user.id: {"id": user.id, "name": user.name, "email": user.email} for user in users}
+    now = datetime.now(UTC)
+    times = {"inserted_at": now, "updated_at": now}
+    rows = {
+        user.id: {"id": user.id, "name": user.name, "email": user.email, **times} for user in users
+    }
     statement = dialect.insert(users_table).values(list(rows.values()))
     try:
         async with database.transaction() as tx:
@@ -82,8 +87,19 @@ async def insert_users(database: Database, users: Sequence[User]) -> None:
 
 
 async def find_user(database: Database, user_id: str) -> Mapping[str, Any] | None:
-    """The user, or None if the consumer has not inserted him (yet)."""
-    return await database.row(select(users_table).where(users_table.c.id == user_id))
+    """The user, or None if the consumer has not inserted it (yet)."""
+    row = await database.row(select(users_table).where(users_table.c.id == user_id))
+    if row is None:
+        return None
+    shown = {name: row[name] for name in ("id", "name", "email")}
+    return {**shown, "insertedAt": moment(row["inserted_at"])}
+
+
+def moment(stored: datetime | None) -> str | None:
+    """A time as clients get it, always with its zone; SQLite keeps none, and what we store is UTC."""
+    if stored is None:
+        return None
+    return (stored if stored.tzinfo else stored.replace(tzinfo=UTC)).isoformat()
 
 
 def _first_line(error: Exception) -> str:

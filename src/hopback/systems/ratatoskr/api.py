@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback import Publisher, compose
+from hopback import compose
 from hopback.systems.database import Database
+from hopback.systems.publishing import TopologyPublisher
 from hopback.systems.ratatoskr.events import TYPES
 from hopback.systems.ratatoskr.orders import METADATA, find_order, open_warehouse
-from hopback.systems.web import RequestRefused, json_body, web_application
+from hopback.systems.web import (
+    RequestRefused,
+    idempotency_key,
+    json_body,
+    publish,
+    web_application,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["api"]
 
-_PATIENCE = 5.0
-
 
 def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
     """The web application of Ratatoskr's sample service."""
@@ -35,7 +40,7 @@ def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = Publisher(broker, name="ratatoskr api", timeout=_PATIENCE)
+        publisher = TopologyPublisher(broker, settings.topology(), name="ratatoskr api")
         async with database.lifespan(), publisher as api.publisher:
             yield
 
@@ -52,7 +57,7 @@ def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
 class _RatatoskrApi:
     """Answers requests."""
 
-    publisher: Publisher
+    publisher: TopologyPublisher
 
     def __init__(self, settings: RatatoskrSettings, database: Database) -> None:
         self._settings = settings
@@ -70,10 +75,10 @@ class _RatatoskrApi:
             self._settings.exchange,
             body["type"],
             dict(body),
-            message_id=request.headers.get("idempotency-key"),
+            message_id=idempotency_key(request),
             message_type=body["type"],
         )
-        await self.publisher.publish(message)
+        await publish(self.publisher, message)
         return JSONResponse({"id": message.properties.message_id}, 202)
 
     async def show(self, request: Request) -> JSONResponse:

@@ -19,6 +19,9 @@ METADATA = MetaData()
 _PRICES = {"acorn": 5, "walnut": 20, "hazelnut": 8}
 """What the warehouse has, and what a piece costs in cents."""
 
+_STATES = ("placed", "paid", "shipped")
+"""The states of an order, in the order in which it has them."""
+
 _orders = Table(
     "ratatoskr_orders",
     METADATA,
@@ -79,8 +82,12 @@ async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> d
     """From one state to the next; events may overtake each other, so what comes first waits."""
     mine = _orders.c.id == order_id
     row = (await tx.execute(select(_orders).where(mine).with_for_update())).mappings().first()
-    if row is None or row["state"] != before:
+    if row is None:
         raise NotYet(f"order {order_id} is not {before} yet")
+    if _STATES.index(row["state"]) > _STATES.index(before):
+        raise OrderRefused(f"order {order_id} is {row['state']} already")
+    if row["state"] != before:
+        raise NotYet(f"order {order_id} is {row['state']}, not {before} yet")
     await tx.execute(update(_orders).where(mine).values(state=after))
     return dict(row)
 

@@ -1,4 +1,4 @@
-"""Ratatoskr's settings: the parameters of its document, with its defaults."""
+"""Ratatoskr's settings: the parameters that its document names; the defaults are ours, it gives none."""
 
 from __future__ import annotations
 

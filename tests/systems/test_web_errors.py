@@ -1,0 +1,188 @@
+"""What clients of the systems' web applications are told: whose fault it is, and what to do."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from hopback import EmbeddedBroker
+from hopback.systems.event_bus.api import api as event_bus_api
+from hopback.systems.event_bus.settings import EventBusSettings
+from hopback.systems.freeflow.api import api as freeflow_api
+from hopback.systems.freeflow.settings import FreeFlowSettings
+from hopback.systems.raffle.api import api as raffle_api
+from hopback.systems.raffle.settings import RaffleSettings
+from hopback.systems.ratatoskr.api import api as ratatoskr_api
+from hopback.systems.ratatoskr.settings import RatatoskrSettings
+from hopback.systems.web import opened
+from hopback.testing import Fault, in_virtual_time
+from tests.integration.database import database_url, postgres
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["database_url", "postgres"]
+
+_ORDER = {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": 1}
+_USER = {"name": "Ana", "email": "ana@email.com"}
+_GOOD: dict[str, tuple[str, Any, str]] = {
+    "raffle": ("/api/v1/users", _USER, "raffle_queue"),
+    "freeflow": ("/events/document.created", {"id": "d", "title": "t"}, "freeflow.documents.queue"),
+    "event-bus": ("/buses/wms/events", {"type": "order.created"}, "wms.queue.wms-orders"),
+    "ratatoskr": ("/events", _ORDER, "my-service.events"),
+}
+
+
+@asynccontextmanager
+async def _web(
+    name: str, database: str, broker: EmbeddedBroker | None = None
+) -> AsyncIterator[tuple[httpx.AsyncClient, EmbeddedBroker]]:
+    """The web part of a system alone, on a broker that has nothing."""
+    broker = broker or EmbeddedBroker()
+    made = {
+        "raffle": lambda: raffle_api(RaffleSettings(database), broker),
+        "freeflow": lambda: freeflow_api(FreeFlowSettings(database), broker),
+        "event-bus": lambda: event_bus_api(EventBusSettings(), broker),
+        "ratatoskr": lambda: ratatoskr_api(RatatoskrSettings(database), broker),
+    }[name]()
+    transport = httpx.ASGITransport(made, raise_app_exceptions=False)
+    async with (
+        opened(made),
+        httpx.AsyncClient(transport=transport, base_url="http://web") as client,
+    ):
+        yield client, broker
+
+
+@pytest.mark.parametrize("name", _GOOD)
+@in_virtual_time
+async def test_the_web_part_may_start_first(name: str, tmp_path: Path) -> None:
+    """It declares the topology itself: what is published before any consumer ran waits for it."""
+    path, body, queue = _GOOD[name]
+    async with _web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
+        answer = await client.post(path, json=body)
+        assert answer.status_code in (200, 202), answer.text
+        assert len(broker.snapshot().queue(queue).messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "headers", "body"),
+    [
+        ("ratatoskr", "/events", {"idempotency-key": "k" * 300}, _ORDER),
+        ("ratatoskr", "/events", {"idempotency-key": "ü"}, _ORDER),
+        ("ratatoskr", "/events", {}, b'{"type": "order.placed", "order": "a\\u0000"}'),
+        ("freeflow", f"/events/document.{'a' * 300}", {}, {}),
+        ("freeflow", "/events/document.created", {}, b'{"id": NaN}'),
+        ("freeflow", "/events/document.created", {}, b'{"id": {"deep": ["a\\udfff"]}}'),
+        ("event-bus", "/buses/wms/events", {}, {"type": "\N{GRINNING FACE}" * 100}),
+        ("event-bus", "/buses/wms/events", {}, b'{"type": "a\\ud800"}'),
+        ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": NaN}'),
+        ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": -Infinity}'),
+        ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\ud800b"}'),
+        ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\u0000b"}'),
+        ("raffle", "/api/v1/users", {"idempotency-key": " "}, _USER),
+    ],
+)
+@in_virtual_time
+async def test_what_cannot_be_encoded_is_the_clients_to_correct(
+    name: str, path: str, headers: dict[str, str], body: Any, tmp_path: Path
+) -> None:
+    """400 with words, never a 503 that asks to try the same again."""
+    async with _web(name, f"sqlite:///{tmp_path}/x.db") as (client, _):
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        raw = [(key.encode(), value.encode()) for key, value in headers.items()]
+        answer = await client.post(path, headers=raw, **content)
+        assert answer.status_code == 400, answer.text
+        assert "expected" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("raffle", "/api/v1/users/%00"),
+        ("raffle", "/api/v1/raffles/%00"),
+        ("ratatoskr", "/orders/%00"),
+    ],
+)
+async def test_a_nul_in_an_address_is_no_trouble_of_the_database(
+    name: str, path: str, database_url: str
+) -> None:
+    """PostgreSQL has no room for one: 400, not "the database cannot be reached"."""
+    async with _web(name, database_url) as (client, _):
+        answer = await client.get(path)
+        assert (answer.status_code, "error" in answer.json()) == (400, True)
+
+
+@pytest.mark.parametrize("name", _GOOD)
+@in_virtual_time
+async def test_a_broker_that_is_away_has_got_nothing(name: str, tmp_path: Path) -> None:
+    """503 within seconds; it works again by itself."""
+    path, body, _ = _GOOD[name]
+    broker = EmbeddedBroker()
+    broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+    async with _web(name, f"sqlite:///{tmp_path}/x.db", broker) as (client, _):
+        away = await client.post(path, json=body)
+        assert away.status_code == 503
+        assert "nothing was sent" in away.json()["error"]
+        assert away.headers["retry-after"]
+        broker.faults.clear()
+        assert (await client.post(path, json=body)).status_code in (200, 202)
+
+
+@pytest.mark.parametrize("name", _GOOD)
+@in_virtual_time
+async def test_an_answer_that_never_came_tells_the_key_to_send_it_again_with(
+    name: str, tmp_path: Path
+) -> None:
+    """It may have been stored, and here it was: the second message has the id of the first."""
+    path, body, queue = _GOOD[name]
+    async with _web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
+        assert (await client.post(path, json=body)).status_code in (200, 202)
+        broker.faults.inject(Fault.CUT_AFTER_PUBLISH)
+        doubtful = await client.post(path, json=body)
+        assert doubtful.status_code == 503
+        said = doubtful.json()["error"]
+        assert "may have been stored" in said
+        key = said.partition("Idempotency-Key: ")[2].partition("`")[0]
+        again = await client.post(path, json=body, headers={"idempotency-key": key})
+        assert again.json()["id"] == key
+        ids = [one.properties.message_id for one in broker.snapshot().queue(queue).messages]
+        assert ids[1:] == [key, key]
+
+
+@in_virtual_time
+async def test_an_exchange_that_was_deleted_is_named_as_what_it_is(tmp_path: Path) -> None:
+    """Nothing was stored, and the command that mends it is told."""
+    async with _web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, broker):
+        assert (await client.post("/api/v1/users", json=_USER)).status_code == 200
+        connection = await broker.connect("somebody")
+        channel = await connection.open_channel()
+        await channel.delete_exchange("raffle_exchange")
+        await connection.close()
+        answer = await client.post("/api/v1/users", json=_USER)
+        assert answer.status_code == 503
+        assert "hopback topology apply" in answer.json()["error"]
+        assert "nothing was stored" in answer.json()["error"]
+
+
+@in_virtual_time
+async def test_a_user_sent_again_under_a_key_has_one_id(tmp_path: Path) -> None:
+    """The same key and user give the same id; another user under that key has one of its own."""
+    async with _web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, _):
+
+        async def created(key: str, **user: str) -> str:
+            answer = await client.post(
+                "/api/v1/users", json={**_USER, **user}, headers={"idempotency-key": key}
+            )
+            found: str = answer.json()["id"]
+            return found
+
+        first = await created("form-17")
+        assert await created("form-17") == first
+        assert await created("form-17", name="Bia") != first
+        assert await created("form-18") != first
+        assert await created(first) == first
