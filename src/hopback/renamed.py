@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["RENAMED", "OldNames", "find_old_names", "new_name", "old_names"]
+__all__ = ["RENAMED", "OldNames", "find_old_names", "new_name", "old_names", "warn_of_old"]
 
 RENAMED = {
     "hopback.admin.answers": "hopback.admin.api_deadletters",
@@ -189,3 +189,14 @@ def old_names(
         return found
 
     return find
+
+
+def warn_of_old(name: str, now: str) -> None:
+    """Say that an attribute has another name; to be called by the property that still has the old one."""
+    import warnings
+
+    warnings.warn(
+        f"{name} is called {now} now; the old name goes with version 1.0",
+        DeprecationWarning,
+        stacklevel=3,
+    )

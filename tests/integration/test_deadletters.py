@@ -106,8 +106,8 @@ async def _sessions_keep_everything(desk: _Desk, sessions: int) -> None:
         window = Window(limit=(200, 50, 120)[number % 3])
         session = await desk.operations.open_session(DLQ, window, lift=True)
         assert session.held == window.limit
-        letters = (await desk.operations.messages(session.id, size=500)).letters
-        assert [letter.place for letter in letters] == [*range(1, window.limit + 1)]
+        dead_letters = (await desk.operations.messages(session.id, size=500)).dead_letters
+        assert [dead_letter.place for dead_letter in dead_letters] == [*range(1, window.limit + 1)]
         await desk.operations.release(session.id)
     assert await desk.drained(DLQ) == [*range(300)]
 

@@ -16,11 +16,11 @@ from hopback.clock import ManualClock, SystemClock
 from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.journal import (
     Checkpoint,
+    ControlRequest,
     JobRecord,
     JobSpec,
     Retention,
     SelectionSnapshot,
-    Wish,
     forget_old,
 )
 from hopback.deadletters.journal_sql import SqlJournal, read_job, write_job
@@ -121,7 +121,7 @@ async def test_a_job_that_is_not_heard_of_reads_as_interrupted(engine: AsyncEngi
     clock = ManualClock()
     journal = SqlJournal(engine, clock, lease=30.0)
     await journal.begin(JOB, "dead")
-    assert await journal.renew("j-1", "dead") == Wish(rate=None)
+    assert await journal.renew("j-1", "dead") == ControlRequest(rate=None)
     clock.advance(31)
     lost = await journal.job("j-1")
     assert lost is not None
@@ -157,9 +157,9 @@ async def test_wishes_reach_the_owner(engine: AsyncEngine) -> None:
     """Pause, cancel and rate are heard with the next heartbeat, in whatever process."""
     journal = SqlJournal(engine, SystemClock())
     await journal.begin(JOB, "me")
-    await journal.wish("j-1", Wish(paused=True, rate=2.5))
-    assert await journal.wished("j-1") == Wish(paused=True, rate=2.5)
-    assert await journal.renew("j-1", "me") == Wish(paused=True, rate=2.5)
+    await journal.set_control("j-1", ControlRequest(paused=True, rate=2.5))
+    assert await journal.control("j-1") == ControlRequest(paused=True, rate=2.5)
+    assert await journal.renew("j-1", "me") == ControlRequest(paused=True, rate=2.5)
 
 
 async def test_failures_are_kept_in_order(engine: AsyncEngine) -> None:

@@ -27,21 +27,21 @@ _TERMS = st.sampled_from(
 @given(_HOSTILE, st.integers(1, 10**6))
 def test_every_delivery_is_a_letter(delivery: Received, place: int) -> None:
     """Hostile headers make no letter fail; its id is stable and its story a sentence."""
-    letter = read_dead_letter(delivery, place)
-    assert letter == read_dead_letter(delivery, place)
-    assert letter.id == f"{place}-{letter.digest[:16]}"
-    assert letter.fingerprint
-    assert what_happened(letter).endswith(".")
-    assert all(event.what for event in timeline(delivery, letter))
+    dead_letter = read_dead_letter(delivery, place)
+    assert dead_letter == read_dead_letter(delivery, place)
+    assert dead_letter.id == f"{place}-{dead_letter.digest[:16]}"
+    assert dead_letter.fingerprint
+    assert what_happened(dead_letter).endswith(".")
+    assert all(event.what for event in timeline(delivery, dead_letter))
 
 
 @moderately
 @given(_HOSTILE, st.lists(_TERMS, max_size=4))
 def test_all_terms_must_hold(delivery: Received, terms: list[str]) -> None:
     """A filter holds exactly if each of its terms does."""
-    letter = read_dead_letter(delivery, 1)
-    each = [parse_filter(term).matches(letter, delivery, _NOW) for term in terms]
-    assert parse_filter(" ".join(terms)).matches(letter, delivery, _NOW) is all(each)
+    dead_letter = read_dead_letter(delivery, 1)
+    each = [parse_filter(term).matches(dead_letter, delivery, _NOW) for term in terms]
+    assert parse_filter(" ".join(terms)).matches(dead_letter, delivery, _NOW) is all(each)
 
 
 @moderately

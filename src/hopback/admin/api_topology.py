@@ -164,23 +164,23 @@ class PlannedAnswer(Struct, frozen=True, rename="camel"):
 )
 async def _show_topology(call: Call[TopologyQuery, None]) -> object:
     """What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI."""
-    scene = await call.services.live.scene()
+    snapshot = await call.services.live.snapshot()
     match call.query.format:
         case Format.MERMAID:
-            return Response(draw_flow(scene.topology), media_type="text/vnd.mermaid")
+            return Response(draw_flow(snapshot.topology), media_type="text/vnd.mermaid")
         case Format.DEFINITIONS:
-            definitions, _ = write_definitions(scene.topology, version=scene.version)
+            definitions, _ = write_definitions(snapshot.topology, version=snapshot.version)
             return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
         case Format.ASYNCAPI:
             return Response(
-                msgspec.json.encode(write_asyncapi(scene.topology)), media_type=_ASYNCAPI
+                msgspec.json.encode(write_asyncapi(snapshot.topology)), media_type=_ASYNCAPI
             )
     return TopologyAnswer(
         call.services.live.address,
-        str(scene.version),
-        Moment(scene.at),
-        scene.live,
-        _document(scene.topology),
+        str(snapshot.version),
+        Moment(snapshot.at),
+        snapshot.live is not None,
+        _document(snapshot.topology),
     )
 
 
@@ -201,9 +201,9 @@ def finding_answer(finding: Finding) -> FindingAnswer:
 @TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, Reach.MAP, answer=CheckAnswer)
 async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     """The hazards of what stands on the broker."""
-    scene = await call.services.live.scene()
-    items = [finding_answer(each) for each in scene.findings]
-    return CheckAnswer(str(scene.version), Moment(scene.at), items, len(items))
+    snapshot = await call.services.live.snapshot()
+    items = [finding_answer(each) for each in snapshot.findings]
+    return CheckAnswer(str(snapshot.version), Moment(snapshot.at), items, len(items))
 
 
 @TOPOLOGY.row(
@@ -217,9 +217,9 @@ async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
 )
 async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     """Publish this routing key: who gets it?"""
-    asked, scene = call.query, await call.services.live.scene()
+    asked, snapshot = call.query, await call.services.live.snapshot()
     try:
-        queues = scene.routed(asked.exchange, asked.routing_key)
+        queues = snapshot.routed(asked.exchange, asked.routing_key)
     except KeyError:
         raise Refused(404, "not-found", f"There is no exchange {asked.exchange!r}.") from None
     return RouteAnswer(asked.exchange, asked.routing_key, list(queues))

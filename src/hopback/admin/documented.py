@@ -132,7 +132,10 @@ class _Documented:
             raise _too_dear(unsafe, summary["queue"]) from unsafe
         try:
             page = await self.operations.messages(session.id, size=limit)
-            shown = [await self._shown(session.id, letter.id, who) for letter in page.letters]
+            shown = [
+                await self._shown(session.id, dead_letter.id, who)
+                for dead_letter in page.dead_letters
+            ]
         finally:
             await self.operations.release(session.id)
         behind, turns, room = max(ready, len(shown)), Turns(), PARSED_BYTES
@@ -144,10 +147,10 @@ class _Documented:
             await turns.after(held_size(delivery))
         return _json({**summary, "requested": limit, "returned": len(items), "items": items})
 
-    async def _shown(self, session: str, ident: str, who: Who) -> Delivery:
+    async def _shown(self, session: str, message: str, who: Who) -> Delivery:
         """The message itself; that it is shown is written to the audit."""
-        await self.operations.message(session, ident, by=who)
-        return self.operations.delivery(session, ident)
+        await self.operations.message(session, message, by=who)
+        return self.operations.delivery(session, message)
 
     async def redrive(self, request: Request, who: Who) -> Response:
         """Messages from the head back to where the design says, each confirmed before it is acked."""

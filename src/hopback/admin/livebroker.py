@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from hopback.broker.apply import live_plan
+from hopback.deadletters.live import BrokerSnapshot
+from hopback.renamed import old_names
 from hopback.topology.check import check
 from hopback.topology.model import joined
-from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.apply import ApplyPlan
     from hopback.broker.management import Management
-    from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.deadletters.live import LiveView
-    from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-__all__ = ["LiveBroker", "Scene"]
+__all__ = ["LiveBroker"]
 
 _FRESH_S = 2.0  # two readings of a large broker a few seconds apart are as good as one
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What was read of the broker at one moment. `live` is False if only declarations are known."""
-
-    topology: Topology
-    readings: dict[str, QueueReading]
-    findings: tuple[Finding, ...]
-    version: BrokerVersion
-    at: float
-    live: bool
-
-    def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
-        """The queues a publish reaches; KeyError for a missing exchange. The embedded broker's own rules."""
-        names = (queue.name for queue in self.topology.queues)
-        exchanges = (*PREDECLARED, *self.topology.exchanges)
-        table = RoutingTable(exchanges, names, self.topology.bindings)
-        return table.route(exchange, routing_key)
 
 
 class LiveBroker:
@@ -66,7 +46,7 @@ class LiveBroker:
         self._vhost = vhost
         self._declared = tuple(declared)
         self._lock = asyncio.Lock()
-        self._scene: Scene | None = None
+        self._snapshot: BrokerSnapshot | None = None
         self._version: BrokerVersion | None = None
 
     @property
@@ -74,13 +54,13 @@ class LiveBroker:
         """Where the broker is, fit to be shown."""
         return self._broker.address
 
-    async def scene(self) -> Scene:
+    async def snapshot(self) -> BrokerSnapshot:
         """The broker as of at most two seconds ago; BrokerError if it is away."""
         async with self._lock:
             now = self._clock.now()
-            if self._scene is None or now - self._scene.at >= _FRESH_S:
-                self._scene = await self._read(now)
-            return self._scene
+            if self._snapshot is None or now - self._snapshot.at >= _FRESH_S:
+                self._snapshot = await self._read(now)
+            return self._snapshot
 
     async def plan(self, desired: Topology) -> ApplyPlan:
         """What would have to change on the broker for it to be as desired; changes nothing."""
@@ -98,16 +78,22 @@ class LiveBroker:
         await connection.close()
         return self._version
 
-    async def _read(self, now: float) -> Scene:
+    async def _read(self, now: float) -> BrokerSnapshot:
         version = self._version or await self.reachable()
-        if self._view is None:
-            topology, readings = joined(self._declared), {}
-        else:
+        live, readings = None, {}
+        topology = joined(self._declared)
+        if self._view is not None:
             found = await self._view.queues(self._vhost)
             readings = {reading.queue.name: reading for reading in found}
-            topology = self._with_plans(await self._view.live_topology(self._vhost))
-        return Scene(
-            topology, readings, check(topology, version), version, now, self._view is not None
+            live = await self._view.live_topology(self._vhost)
+            topology = self._with_plans(live)
+        return BrokerSnapshot(
+            topology,
+            version,
+            at=now,
+            live=live,
+            readings=readings,
+            findings=check(topology, version),
         )
 
     def _with_plans(self, live: Topology) -> Topology:
@@ -116,3 +102,6 @@ class LiveBroker:
         plans = tuple(plan for each in self._declared for plan in each.plans if plan.queue in names)
         unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
         return replace(live, plans=plans, unconsumed=unconsumed)
+
+
+__getattr__ = old_names(__name__, {"Scene": "hopback.deadletters.live.BrokerSnapshot"})

@@ -74,9 +74,9 @@ def _headline(full: list[QueueSummary], seen: list[QueueSummary]) -> str:
     total = sum(one.depth.total or 0 for one in full)
     if not total:
         return "No dead letters"
-    letters = f"{total:,} dead letter{'s' if total != 1 else ''}"
+    dead_letters = f"{total:,} dead letter{'s' if total != 1 else ''}"
     holding = sum(bool(one.depth.total) for one in full)
-    return f"{letters} in {holding} of {len(seen)} queues"
+    return f"{dead_letters} in {holding} of {len(seen)} queues"
 
 
 @DEADLETTER_PAGES.get("/live")
@@ -160,7 +160,7 @@ async def _session(visit: Visit) -> Response:
 
 
 def group_filter(by: GroupBy, group: Group) -> str:
-    """The filter that matches exactly the letters of a group."""
+    """The filter that matches exactly the messages of a group."""
     field = "group" if by is GroupBy.FINGERPRINT else by.value
     escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
@@ -189,13 +189,13 @@ async def _message(visit: Visit) -> Response:
     form = visit.field("form", Form.PRETTY.value)
     if form not in set(Form):
         raise Refused(400, "bad-form", f"form: expected one of {', '.join(Form)}, got {form!r}.")
-    delivery = visit.operations.delivery(view.id, message.letter.id)
+    delivery = visit.operations.delivery(view.id, message.dead_letter.id)
     headers, more_headers = plain_headers(delivery.properties.headers)
     payload = payload_of(delivery.body, Form(form), delivery.properties.content_encoding)
     return visit.page(
         "message.html",
         message=message,
-        letter=message.letter,
+        dead_letter=message.dead_letter,
         session=view.id,
         payload=payload,
         form=form,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from hopback.admin.livebroker import Scene
     from hopback.admin.pages import Visit
+    from hopback.deadletters.live import BrokerSnapshot
     from hopback.topology.model import Queue
 
 __all__ = ["TOPOLOGY_PAGES", "ExchangeRow", "QueueRow", "exchange_rows", "graph", "queue_rows"]
@@ -35,10 +35,10 @@ TOPOLOGY_PAGES = Pages()
 """The rows of this part."""
 
 
-async def _scene(visit: Visit) -> Scene:
+async def _snapshot(visit: Visit) -> BrokerSnapshot:
     if not visit.principal.allows_somewhere(Role.VIEWER):
         raise forbidden()
-    found = await visit.services.live.scene()
+    found = await visit.services.live.snapshot()
     # The map is of the whole broker, or its paths would end nowhere; how full a queue is, is not.
     visible = visit.principal.visible(found.readings)
     return replace(found, readings={name: found.readings[name] for name in visible})
@@ -46,18 +46,18 @@ async def _scene(visit: Visit) -> Scene:
 
 @TOPOLOGY_PAGES.get("/topology")
 async def _topology(visit: Visit) -> Response:
-    scene = await _scene(visit)
+    snapshot = await _snapshot(visit)
     exchange, key = visit.field("exchange"), visit.field("key")
-    queues, exchanges = queue_rows(scene), exchange_rows(scene)
+    queues, exchanges = queue_rows(snapshot), exchange_rows(snapshot)
     reached = None
     if visit.field("ask"):
         try:
-            reached = scene.routed(exchange, key)
+            reached = snapshot.routed(exchange, key)
         except KeyError:
             raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
     return visit.page(
         "topology.html",
-        scene=scene,
+        snapshot=snapshot,
         headline=f"{len(exchanges)} exchanges, {len(queues)} queues",
         exchanges=[*(row.name for row in exchanges), ""],
         focus=visit.field("focus"),
@@ -71,23 +71,23 @@ async def _topology(visit: Visit) -> Response:
 
 @TOPOLOGY_PAGES.get("/topology/graph.json")
 async def _graph(visit: Visit) -> Response:
-    return JSONResponse(graph(await _scene(visit)))
+    return JSONResponse(graph(await _snapshot(visit)))
 
 
 @TOPOLOGY_PAGES.get("/checks")
 async def _checks(visit: Visit) -> Response:
-    scene = await _scene(visit)
+    snapshot = await _snapshot(visit)
     counts = {"error": 0, "warning": 0}
-    for finding in scene.findings:
+    for finding in snapshot.findings:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
     words = [f"{number} {word}{'s' if number != 1 else ''}" for word, number in counts.items()]
     # By severity, then by rule; they come sorted.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
-        for severity, found in groupby(scene.findings, lambda one: one.severity.value)
+        for severity, found in groupby(snapshot.findings, lambda one: one.severity.value)
     ]
-    return visit.page("checks.html", scene=scene, headline=" and ".join(words), groups=groups)
+    return visit.page("checks.html", snapshot=snapshot, headline=" and ".join(words), groups=groups)
 
 
 _LABEL = 60  # characters; the map cuts longer names anyway, the tables have them whole
@@ -115,18 +115,18 @@ class ExchangeRow:
     bindings: list[tuple[str, str]]
 
 
-def queue_rows(scene: Scene) -> list[QueueRow]:
+def queue_rows(snapshot: BrokerSnapshot) -> list[QueueRow]:
     """Every queue, by name."""
-    effective = effective_topology(scene.topology, scene.version)
+    effective = effective_topology(snapshot.topology, snapshot.version)
     # Without plans a queue that dead-letters by itself still reads as a queue with consumers.
-    roles, hazards = dict(queue_roles(effective)), _hazards(scene)
+    roles, hazards = dict(queue_roles(effective)), _hazards(snapshot)
     return [
         QueueRow(
             queue.name,
             queue.type.value,
             roles[queue.name].value,
             None
-            if (reading := scene.readings.get(queue.name)) is None
+            if (reading := snapshot.readings.get(queue.name)) is None
             else reading.counts.messages,
             _ttl(queue),
             _dead_letter_words(queue),
@@ -136,28 +136,28 @@ def queue_rows(scene: Scene) -> list[QueueRow]:
     ]
 
 
-def exchange_rows(scene: Scene) -> list[ExchangeRow]:
+def exchange_rows(snapshot: BrokerSnapshot) -> list[ExchangeRow]:
     """Every exchange, by name."""
     bound: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for binding in scene.topology.bindings:
+    for binding in snapshot.topology.bindings:
         bound[binding.source].append((binding.routing_key, binding.destination))
     return [
         ExchangeRow(exchange.name, str(exchange.type), sorted(bound[exchange.name]))
-        for exchange in sorted(scene.topology.exchanges, key=lambda each: each.name)
+        for exchange in sorted(snapshot.topology.exchanges, key=lambda each: each.name)
     ]
 
 
-def graph(scene: Scene) -> dict[str, Any]:
+def graph(snapshot: BrokerSnapshot) -> dict[str, Any]:
     """Nodes and edges as the map draws them."""
-    return {"elements": [*_nodes(scene), *_edges(scene)]}
+    return {"elements": [*_nodes(snapshot), *_edges(snapshot)]}
 
 
-def _nodes(scene: Scene) -> Iterator[dict[str, Any]]:
-    hazards = _hazards(scene)
-    for exchange in scene.topology.exchanges:
+def _nodes(snapshot: BrokerSnapshot) -> Iterator[dict[str, Any]]:
+    hazards = _hazards(snapshot)
+    for exchange in snapshot.topology.exchanges:
         label = f"{_short(exchange.name)}\n{exchange.type}"
         yield _node(f"x:{exchange.name}", exchange.name, "exchange", label, hazards[exchange.name])
-    for row in queue_rows(scene):
+    for row in queue_rows(snapshot):
         parts = [_short(row.name)]
         facts = [f"{row.messages:,} messages"] if row.messages is not None else []
         parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
@@ -173,8 +173,8 @@ def _node(node_id: str, name: str, kind: str, label: str, hazards: int) -> dict[
     return {"data": data | {"height": height}}
 
 
-def _edges(scene: Scene) -> Iterator[dict[str, Any]]:
-    topology = scene.topology
+def _edges(snapshot: BrokerSnapshot) -> Iterator[dict[str, Any]]:
+    topology = snapshot.topology
     known = {f"x:{each.name}" for each in topology.exchanges}
     known |= {f"q:{each.name}" for each in topology.queues}
     keys: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -186,15 +186,18 @@ def _edges(scene: Scene) -> Iterator[dict[str, Any]]:
             shown = ", ".join([_short(key) for key in found if key][:2])
             more = f" +{len(found) - 2}" if len(found) > 2 else ""
             yield _edge(source, end, "binding", shown + more)
-    for kind, paths in (("publish", _publishes(scene)), ("dead-letter", _dead_letter_paths(scene))):
+    for kind, paths in (
+        ("publish", _publishes(snapshot)),
+        ("dead-letter", _dead_letter_paths(snapshot)),
+    ):
         for source, end in dict.fromkeys(paths):
             if source in known and end in known:
                 yield _edge(source, end, kind, "")
 
 
-def _publishes(scene: Scene) -> Iterator[tuple[str, str]]:
+def _publishes(snapshot: BrokerSnapshot) -> Iterator[tuple[str, str]]:
     """The ways that consumers publish by themselves, where a declared plan tells."""
-    for plan in scene.topology.plans:
+    for plan in snapshot.topology.plans:
         ways = [(plan.parking.by, plan.parking.exchange, plan.parking.queue)]
         for tier in plan.tiers:
             ways += [(plan.leave, route.exchange, route.queue) for route in tier.routes]
@@ -203,9 +206,9 @@ def _publishes(scene: Scene) -> Iterator[tuple[str, str]]:
                 yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
 
 
-def _dead_letter_paths(scene: Scene) -> Iterator[tuple[str, str]]:
+def _dead_letter_paths(snapshot: BrokerSnapshot) -> Iterator[tuple[str, str]]:
     """From each queue to the exchange its dead letters go to, or straight to the queue."""
-    effective = effective_topology(scene.topology, scene.version)
+    effective = effective_topology(snapshot.topology, snapshot.version)
     names = (queue.name for queue in effective.queues)
     table = RoutingTable((*PREDECLARED, *effective.exchanges), names, effective.bindings)
     for queue in effective.queues:
@@ -244,12 +247,12 @@ def _dead_letter_words(queue: Queue) -> str:
     return exchange if key is None else f"{exchange} with key {key}"
 
 
-def _hazards(scene: Scene) -> Counter[str]:
+def _hazards(snapshot: BrokerSnapshot) -> Counter[str]:
     """How many findings, worse than a remark, name each object."""
-    names = {queue.name for queue in scene.topology.queues}
-    names |= {exchange.name for exchange in scene.topology.exchanges}
+    names = {queue.name for queue in snapshot.topology.queues}
+    names |= {exchange.name for exchange in snapshot.topology.exchanges}
     found: Counter[str] = Counter()
-    for finding in scene.findings:
+    for finding in snapshot.findings:
         if finding.severity.value == "info":
             continue
         # A finding names its objects in backticks.

@@ -153,7 +153,7 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
 @click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if there is a dead letter.")
 def ls(form: str, detailed_exit_code: bool, where: Where) -> int:
     """List the dead-letter queues with their depths; never looks into one."""
-    found = with_dead_letters(where, lambda letters: list_queues(letters, form))
+    found = with_dead_letters(where, lambda dead_letters: list_queues(dead_letters, form))
     return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
 
 
@@ -170,7 +170,7 @@ async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSum
 @form_option
 def show(queue: str, form: str, where: Where) -> None:
     """Show what is known of QUEUE without looking into it: depth, type, cost of looking, targets."""
-    with_dead_letters(where, lambda letters: show_queue(letters, queue, form))
+    with_dead_letters(where, lambda dead_letters: show_queue(dead_letters, queue, form))
 
 
 async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
@@ -196,7 +196,9 @@ def watch(
     queues: tuple[str, ...], interval: float, times: int | None, form: str, where: Where
 ) -> None:
     """Follow the depths of all dead-letter queues, or of those named, until Ctrl-C."""
-    with_dead_letters(where, lambda letters: watch_queues(letters, queues, interval, times, form))
+    with_dead_letters(
+        where, lambda dead_letters: watch_queues(dead_letters, queues, interval, times, form)
+    )
 
 
 async def watch_queues(
@@ -265,7 +267,9 @@ def groups(
     used as a filter: --filter group:3f9a.
     """
     look = Look(queue, limit, terms, forced, lift)
-    with_dead_letters(where, lambda letters: list_groups(letters, look, GroupBy(by), form))
+    with_dead_letters(
+        where, lambda dead_letters: list_groups(dead_letters, look, GroupBy(by), form)
+    )
 
 
 async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy, form: str) -> None:
@@ -299,7 +303,7 @@ def peek(
 ) -> None:
     """List the messages at the head of QUEUE. They are held for a moment and given back in order."""
     look = Look(queue, limit, terms, forced, lift)
-    with_dead_letters(where, lambda letters: list_messages(letters, look, form))
+    with_dead_letters(where, lambda dead_letters: list_messages(dead_letters, look, form))
 
 
 async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
@@ -310,12 +314,12 @@ async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> Non
             found = await dead_letters.messages(session, look.terms, size=size)
 
     def in_words() -> None:
-        print_messages(found.letters, time.time())
+        print_messages(found.dead_letters, time.time())
         if look.terms:
             click.echo(f"{found.matching:,} of the first {count_of(size)} match.")
             print_not_looked_into(found.not_looked_into)
 
-    output(form, found.letters, in_words)
+    output(form, found.dead_letters, in_words)
 
 
 @click.command(short_help="Show one message with everything about it.")
@@ -352,7 +356,7 @@ def get(
     look = Look(queue, within, "", forced, lift)
     form = "bytes" if body else form
     with_dead_letters(
-        where, lambda letters: show_message(letters, look, message, form, payload, save)
+        where, lambda dead_letters: show_message(dead_letters, look, message, form, payload, save)
     )
 
 
@@ -366,13 +370,13 @@ async def show_message(
 ) -> None:
     """Find a message and print it; `form` may also be `bytes`."""
     with refusals_explained(look.queue):
-        async with hold_for(dead_letters, look, name) as (session, letter):
+        async with hold_for(dead_letters, look, name) as (session, dead_letter):
             message = None
             if form != "bytes":
-                message = await dead_letters.message(session, letter.id)
+                message = await dead_letters.message(session, dead_letter.id)
             body = b""
             if form in ("bytes", "table") or save is not None:
-                body = await dead_letters.body(session, letter.id)
+                body = await dead_letters.body(session, dead_letter.id)
     if save is not None:
         _save(save, body)
     if message is not None:
@@ -392,7 +396,7 @@ async def hold_for(
     size = max(look.limit or 100, reach)
     async with hold(dead_letters, look, size) as session:
         found = await dead_letters.messages(session, size=size)
-        yield session, chosen_message(found.letters, name, look.queue)
+        yield session, chosen_message(found.dead_letters, name, look.queue)
 
 
 def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:

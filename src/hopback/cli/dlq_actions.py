@@ -334,7 +334,7 @@ def discard(
 
 def _act(request: Request, where: Where, choices: ActionChoices) -> int:
     """Plan, ask, act."""
-    plan = with_dead_letters(where, lambda letters: _plan(letters, request, choices))
+    plan = with_dead_letters(where, lambda dead_letters: _plan(dead_letters, request, choices))
     if choices.dry_run:
         output(choices.form, plan, lambda: print_plan(plan, err=False))
         if plan.flaws:
@@ -364,7 +364,8 @@ def _act(request: Request, where: Where, choices: ActionChoices) -> int:
     refused = plan.cost.price is Price.REFUSED
     with refusals_explained(request.queue) if refused else nullcontext():
         return with_dead_letters(
-            where, lambda letters: carry_out(letters, decided, choices.form, resume_command)
+            where,
+            lambda dead_letters: carry_out(dead_letters, decided, choices.form, resume_command),
         )
 
 
@@ -485,7 +486,7 @@ def edit(
     if change == Edit():
         raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
     look = Look(queue, within, "", forced, lift)
-    shown = with_dead_letters(where, lambda letters: _found(letters, look, message))
+    shown = with_dead_letters(where, lambda dead_letters: _found(dead_letters, look, message))
     if dry_run:
         output(form, shown, lambda: details(_edit_lines(shown, change, target)))
         return Exit.OK
@@ -495,9 +496,9 @@ def edit(
         ask("Send the changed copy?", changes="this publishes a message")
     why = ask_for_reason(reason)
     # By its hash: others may have come or gone before it meanwhile.
-    digest = shown.letter.digest
+    digest = shown.dead_letter.digest
     sent = with_dead_letters(
-        where, lambda letters: send_edited(letters, look, digest, change, target, why)
+        where, lambda dead_letters: send_edited(dead_letters, look, digest, change, target, why)
     )
     output(
         form, sent, lambda: click.echo(safe(f"Sent a changed copy as message {sent.message_id}."))
@@ -539,13 +540,13 @@ def _headers(said: tuple[str, ...]) -> dict[str, str]:
 
 async def _found(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
     with refusals_explained(look.queue):
-        async with hold_for(dead_letters, look, name) as (session, letter):
-            return await dead_letters.message(session, letter.id)
+        async with hold_for(dead_letters, look, name) as (session, dead_letter):
+            return await dead_letters.message(session, dead_letter.id)
 
 
 def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[tuple[str, str]]:
-    letter = message.letter
-    yield "edit", f"a copy of {letter.id} from {letter.queue}; the original stays"
+    dead_letter = message.dead_letter
+    yield "edit", f"a copy of {dead_letter.id} from {dead_letter.queue}; the original stays"
     if change.body is not None:
         yield "payload", f"{message.payload_bytes:,} -> {len(change.body):,} bytes"
     if change.content_type is not None:
@@ -561,9 +562,9 @@ async def send_edited(
     dead_letters: DeadLetters, look: Look, name: str, change: Edit, target: Target, reason: str
 ) -> EditedCopy:
     """Find the message again and send its changed copy."""
-    async with hold_for(dead_letters, look, name) as (session, letter):
+    async with hold_for(dead_letters, look, name) as (session, dead_letter):
         sent = await dead_letters.edit_and_redrive(
-            session, letter.id, change, target=target, reason=reason
+            session, dead_letter.id, change, target=target, reason=reason
         )
     return EditedCopy(sent)
 
@@ -584,5 +585,5 @@ def restore_limit(queue: str, reason: str, yes: bool, where: Where) -> None:
     """
     if not yes:
         ask(f"Put the former delivery limit of {queue} back in force?")
-    with_dead_letters(where, lambda letters: letters.restore_limit(queue, reason=reason))
+    with_dead_letters(where, lambda dead_letters: dead_letters.restore_limit(queue, reason=reason))
     click.echo(safe(f"The former delivery limit of {queue} is in force again."), err=True)

@@ -64,7 +64,7 @@ def export(
 ) -> None:
     """Write the messages of QUEUE as lines of JSON, bytes and types exact; nothing is removed."""
     look = Look(queue, limit, terms, forced, lift)
-    count = with_dead_letters(where, lambda letters: export_messages(letters, look, path))
+    count = with_dead_letters(where, lambda dead_letters: export_messages(dead_letters, look, path))
     to = "" if path is None else f" to {path}"
     click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)
 
@@ -171,7 +171,8 @@ def import_(
         if not yes and found:
             ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
         done = with_dead_letters(
-            where, lambda letters: import_messages(letters, file, queue, rate, skip, reason)
+            where,
+            lambda dead_letters: import_messages(dead_letters, file, queue, rate, skip, reason),
         )
     result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}
     output(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))

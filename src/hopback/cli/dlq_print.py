@@ -330,17 +330,17 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
 
 
 def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
-    letter = message.letter
-    yield "id", letter.id
-    yield "queue", letter.queue
+    dead_letter = message.dead_letter
+    yield "id", dead_letter.id
+    yield "queue", dead_letter.queue
     for name, value in (
-        ("type", letter.type),
-        ("from", letter.origin),
-        ("group", letter.fingerprint),
+        ("type", dead_letter.type),
+        ("from", dead_letter.origin),
+        ("group", dead_letter.fingerprint),
     ):
         if value:
             yield name, value
-    yield "came by", f"exchange {letter.exchange!r} with key {letter.routing_key!r}"
+    yield "came by", f"exchange {dead_letter.exchange!r} with key {dead_letter.routing_key!r}"
     way = message.way
     if way is None:
         yield "goes to", f"nowhere: {message.no_way}"

@@ -71,7 +71,7 @@ def jobs() -> None:
 def ls(queue: str, active: bool, limit: int, form: str, where: Where) -> None:
     """List jobs, the newest first; of all brokers unless one is named."""
     found = with_dead_letters(
-        where, lambda letters: letters.jobs(queue=queue, active=active, limit=limit)
+        where, lambda dead_letters: dead_letters.jobs(queue=queue, active=active, limit=limit)
     )
     output(form, found, lambda: print_jobs(found, time.time()))
 
@@ -82,7 +82,7 @@ def ls(queue: str, active: bool, limit: int, form: str, where: Where) -> None:
 @form_option
 def show(job: str, form: str, where: Where) -> None:
     """Show what JOB does, for whom and why, and how far it is."""
-    found = with_dead_letters(where, lambda letters: letters.job(job))
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.job(job))
     output(form, found, lambda: print_job(found))
 
 
@@ -95,7 +95,7 @@ def watch(job: str, form: str, where: Where) -> int:
 
     Ctrl-C ends the watching, not the job.
     """
-    return with_dead_letters(where, lambda letters: watch_job(letters, job, form))
+    return with_dead_letters(where, lambda dead_letters: watch_job(dead_letters, job, form))
 
 
 async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
@@ -115,7 +115,7 @@ async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
 @form_option
 def pause(job: str, form: str, where: Where) -> None:
     """Let JOB finish what is in flight, then wait, in whatever process it runs."""
-    found = with_dead_letters(where, lambda letters: letters.pause(job))
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.pause(job))
     output(form, found, lambda: _say(found, "is told to pause"))
 
 
@@ -126,7 +126,7 @@ def pause(job: str, form: str, where: Where) -> None:
 def resume(job: str, form: str, where: Where) -> int:
     """Let JOB go on: a paused one in the process where it runs, any other in this one."""
     again = resume_command(job)
-    return with_dead_letters(where, lambda letters: resume_job(letters, job, form, again))
+    return with_dead_letters(where, lambda dead_letters: resume_job(dead_letters, job, form, again))
 
 
 async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str) -> int:
@@ -152,7 +152,7 @@ async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str)
 @form_option
 def cancel(job: str, form: str, where: Where) -> None:
     """Let JOB finish what is in flight and give the rest back, in whatever process it runs."""
-    found = with_dead_letters(where, lambda letters: letters.cancel(job))
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.cancel(job))
     output(form, found, lambda: _say(found, "is told to end"))
 
 
@@ -175,7 +175,7 @@ def rate(job: str, rate: str, form: str, where: Where) -> None:
         raise click.BadParameter(
             f"expected a number above 0 or none, got {rate!r}.", param_hint="RATE"
         ) from None
-    found = with_dead_letters(where, lambda letters: letters.set_rate(job, wanted))
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.set_rate(job, wanted))
     output(form, found, lambda: _say(found, f"goes at {rate} messages per second"))
 
 
@@ -198,7 +198,7 @@ def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
     All of them are still in their queue.
     """
     found = with_dead_letters(
-        where, lambda letters: letters.failures(job, cursor=after, limit=limit)
+        where, lambda dead_letters: dead_letters.failures(job, cursor=after, limit=limit)
     )
     output(form, found, lambda: _print_failures(found))
 

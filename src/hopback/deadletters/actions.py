@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable
 
     from hopback.broker.port import Broker, Channel, Connection
+    from hopback.deadletters.archive import FileSink
     from hopback.deadletters.contract import DeadLetter
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.requests import Edit, Pace, Target
@@ -49,13 +50,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COPY_OF",
-    "Act",
+    "Action",
     "Control",
-    "Discarding",
+    "DiscardAction",
     "LeftOut",
     "Pacer",
-    "Redriving",
-    "Sink",
+    "RedriveAction",
     "edited_copy",
     "import_lines",
 ]
@@ -129,7 +129,7 @@ class LeftOut:
     stops: bool = False
 
 
-class Act(Protocol):
+class Action(Protocol):
     """What is done with each message. A message is acked only after its fate has ended well."""
 
     def prepare(self, delivery: Delivery) -> object | LeftOut | None:
@@ -148,17 +148,17 @@ class Act(Protocol):
         """Nothing more is sent for now: let every fate come to its end."""
 
     async def mend(self, *, anew: bool = False) -> BrokerError | None:
-        """After a failure: be ready to send again, and tell what ended the line, if something did.
+        """After a failure: be ready to send again, and tell what ended the channel, if something did.
 
-        `anew` asks for another channel even if the last one lives. Raises BrokerError if there is no
-        line to be had.
+        `anew` asks for another channel even if the last one lives. BrokerError if there is no
+        connection.
         """
 
     async def close(self) -> None:
         """Let go of everything."""
 
 
-class Redriving:
+class RedriveAction:
     """Sends messages back, each mandatory, persistent and confirmed."""
 
     def __init__(
@@ -218,7 +218,7 @@ class Redriving:
         aim = self._aim(delivery)
         if not isinstance(aim, Aim):
             return
-        flaw = await target_flaw(await self._line(), aim.redrive, self._table)
+        flaw = await target_flaw(await self._connected(), aim.redrive, self._table)
         if flaw is not None:
             self._flaws[aim.redrive] = flaw
         else:
@@ -265,23 +265,23 @@ class Redriving:
         if self._channel is not None and fault is None:
             await self._channel.close()
         if fault is not None and not isinstance(fault, ChannelClosed):
-            await self._hang_up()
-        self._channel = await (await self._line()).open_channel()
+            await self._disconnect()
+        self._channel = await (await self._connected()).open_channel()
         return fault
 
-    async def _line(self) -> Connection:
+    async def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = await self._broker.connect("hopback re-drive")
         return self._connection
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
 
     async def close(self) -> None:
         """End the connection."""
-        await self._hang_up()
+        await self._disconnect()
 
 
 async def _ended(channel: Channel | None) -> BrokerError | None:
@@ -296,20 +296,10 @@ async def _ended(channel: Channel | None) -> BrokerError | None:
     return None
 
 
-class Sink(Protocol):
-    """Where discarded messages are written before they go."""
-
-    async def write(self, lines: bytes) -> None:
-        """Return when the lines are safely written; OSError if they cannot be."""
-
-    async def close(self) -> None:
-        """Finish the file."""
-
-
-class Discarding:
+class DiscardAction:
     """Lets messages go for good, each only after it was written to the sink, if there is one."""
 
-    def __init__(self, sink: Sink | None, source: DeadLetterQueue) -> None:
+    def __init__(self, sink: FileSink | None, source: DeadLetterQueue) -> None:
         self._sink = sink
         self._source = source
         self._lines: list[tuple[bytes, Future[None]]] = []
@@ -351,7 +341,7 @@ class Discarding:
             fate.set_result(None)
 
     async def mend(self, *, anew: bool = False) -> BrokerError | None:
-        """There is no line to mend."""
+        """There is no channel to open again."""
         return None
 
     async def close(self) -> None:
@@ -366,7 +356,7 @@ COPY_OF = "hopback-copy-of"
 
 def edited_copy(
     delivery: Delivery,
-    letter: DeadLetter,
+    dead_letter: DeadLetter,
     edit: Edit,
     aim: Aim,
     occasion: RedriveOccasion,
@@ -377,7 +367,7 @@ def edited_copy(
         if is_protected(name) or name == COPY_OF:
             raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
     message = redrive_message(_changed(delivery, edit), aim.plan, occasion, target=aim.redrive)
-    headers = {**message.properties.headers, COPY_OF: letter.message_id or letter.digest}
+    headers = {**message.properties.headers, COPY_OF: dead_letter.message_id or dead_letter.digest}
     properties = replace(
         message.properties, headers=MappingProxyType(headers), message_id=message_id
     )
@@ -503,5 +493,9 @@ __getattr__ = old_names(
         "RAMP": "hopback.deadletters.RAMP",
         "UNHURRIED": "hopback.deadletters.UNHURRIED",
         "Pace": "hopback.deadletters.Pace",
+        "Act": "Action",
+        "Redriving": "RedriveAction",
+        "Discarding": "DiscardAction",
+        "Sink": "hopback.deadletters.archive.FileSink",
     },
 )

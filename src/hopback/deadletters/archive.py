@@ -68,8 +68,8 @@ _INTEGERS: dict[type, str] = {
     Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
     Timestamp: "T",
 }  # fmt: skip
-_BY_LETTER: dict[str, Callable[[Any], FieldValue]] = {
-    **{letter: kind for kind, letter in _INTEGERS.items()},
+_BY_CODE: dict[str, Callable[[Any], FieldValue]] = {
+    **{code: kind for kind, code in _INTEGERS.items()},
     "t": bool,
     "f": lambda value: Float32(float.fromhex(value)),
     "d": float.fromhex,
@@ -101,7 +101,7 @@ class Archived:
     properties: Properties
 
 
-def write_line(delivery: Delivery, letter: DeadLetter | None = None) -> bytes:
+def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> bytes:
     """One message as one line, with its newline."""
     properties = delivery.properties
     plain = {name: getattr(properties, name) for name in _PLAIN}
@@ -120,8 +120,8 @@ def write_line(delivery: Delivery, letter: DeadLetter | None = None) -> bytes:
         ]
     if properties.opaque_headers:
         record["opaqueHeaders"] = _base64(properties.opaque_headers)
-    if letter is not None:
-        record["about"] = structs.asdict(letter)
+    if dead_letter is not None:
+        record["about"] = structs.asdict(dead_letter)
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
@@ -216,10 +216,10 @@ def _write_value(value: FieldValue) -> list[Any]:
 
 
 def _read_value(pair: Any) -> FieldValue:
-    letter, value = pair
-    if letter not in _BY_LETTER:
-        raise ValueError(f"expected the letter of an AMQP type, got {letter!r}")
-    return _BY_LETTER[letter](value)
+    code, value = pair
+    if code not in _BY_CODE:
+        raise ValueError(f"expected the code of an AMQP type, got {code!r}")
+    return _BY_CODE[code](value)
 
 
 _COMPRESSED = ".zst"

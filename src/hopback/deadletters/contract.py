@@ -19,7 +19,7 @@ from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at
     Target,
     TargetKind,
 )
-from hopback.renamed import old_names
+from hopback.renamed import old_names, warn_of_old
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
 
 __all__ = [
@@ -306,10 +306,16 @@ class Page(_Value, frozen=True):
     `not_looked_into` have bodies too large or too deeply nested for `payload.` terms: they may match.
     """
 
-    letters: tuple[DeadLetter, ...] = field(name="items")
+    dead_letters: tuple[DeadLetter, ...] = field(name="items")
     matching: int
     next: str | None = field(name="cursor")
     not_looked_into: int = 0
+
+    @property
+    def letters(self) -> tuple[DeadLetter, ...]:
+        """Their old name."""
+        warn_of_old("Page.letters", "dead_letters")
+        return self.dead_letters
 
 
 class TimelineEntry(_Value, frozen=True):
@@ -354,7 +360,7 @@ class MessageView(_Value, frozen=True, kw_only=True):
     many headers some are shown; `more_headers` are left out here and stand in an export.
     """
 
-    letter: DeadLetter
+    dead_letter: DeadLetter = field(name="letter")
     sentence: str
     timeline: tuple[TimelineEntry, ...]
     failure: FailureRecord | None
@@ -367,6 +373,12 @@ class MessageView(_Value, frozen=True, kw_only=True):
     payload_encoding: str
     payload_bytes: int
     body_url: str = ""
+
+    @property
+    def letter(self) -> DeadLetter:
+        """Its old name."""
+        warn_of_old("MessageView.letter", "dead_letter")
+        return self.dead_letter
 
 
 # --- browse sessions

@@ -167,11 +167,11 @@ def dead_letter_queues(
     overrides: Iterable[Override] = (),
 ) -> tuple[DeadLetterQueue, ...]:
     """Every dead-letter queue of a declared or live topology, by name; overrides come last."""
-    scene = effective_topology(topology, version)
-    origins = _origins(scene)
-    found = {name: _described(scene, name, *known) for name, known in origins.items()}
+    effective = effective_topology(topology, version)
+    origins = _origins(effective)
+    found = {name: _described(effective, name, *known) for name, known in origins.items()}
     for said in overrides:
-        found[said.queue] = _overruled(scene, found.get(said.queue), said)
+        found[said.queue] = _overruled(effective, found.get(said.queue), said)
     hidden = {said.queue for said in overrides if said.hidden}
     return tuple(found[name] for name in sorted(found) if name not in hidden)
 
@@ -190,13 +190,13 @@ def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = N
     )
 
 
-def _origins(scene: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
+def _origins(effective: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Each dead-letter queue with what gave it away and the queues it takes from."""
     planned: dict[str, list[str]] = defaultdict(list)
-    for plan in scene.plans:
+    for plan in effective.plans:
         planned[plan.parking.queue].append(plan.queue)
-    roles = queue_roles(scene)
-    moved = _dead_lettered(scene, roles)
+    roles = queue_roles(effective)
+    moved = _dead_lettered(effective, roles)
     found = {
         name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
         for name, queues in planned.items()
@@ -204,22 +204,24 @@ def _origins(scene: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
     for name, role in roles.items():
         if role is Role.DEAD_LETTER and name not in found:
             found[name] = ("dead-lettering", tuple(sorted(moved.get(name, ()))))
-    for name, owner in _named(scene, roles):
+    for name, owner in _named(effective, roles):
         found.setdefault(name, ("name", (owner,)))
     return found
 
 
-def _dead_lettered(scene: Topology, roles: Mapping[str, Role]) -> dict[str, set[str]]:
+def _dead_lettered(effective: Topology, roles: Mapping[str, Role]) -> dict[str, set[str]]:
     """For each queue, the queues that the broker takes dead letters from for it.
 
     A retry queue stands for the queues that fill it: what leaves it for a place to rest failed there.
     """
     table = RoutingTable(
-        (*PREDECLARED, *scene.exchanges), (queue.name for queue in scene.queues), scene.bindings
+        (*PREDECLARED, *effective.exchanges),
+        (queue.name for queue in effective.queues),
+        effective.bindings,
     )
     into: dict[str, set[str]] = defaultdict(set)
-    for queue in scene.queues:
-        for target in _targets(scene, table, queue):
+    for queue in effective.queues:
+        for target in _targets(effective, table, queue):
             into[target].add(queue.name)
     return {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
 
@@ -240,7 +242,7 @@ def _first_owners(
             yield name
 
 
-def _targets(scene: Topology, table: RoutingTable, queue: Queue) -> Iterable[str]:
+def _targets(effective: Topology, table: RoutingTable, queue: Queue) -> Iterable[str]:
     """Where the dead letters of a queue can come to; all that is bound, if they keep their keys."""
     exchange = queue.arguments.get("x-dead-letter-exchange")
     if not isinstance(exchange, str):
@@ -251,34 +253,34 @@ def _targets(scene: Topology, table: RoutingTable, queue: Queue) -> Iterable[str
             return table.route(exchange, key)
         except KeyError:
             return ()
-    return _bound_to(scene, exchange)
+    return _bound_to(effective, exchange)
 
 
-def _bound_to(scene: Topology, exchange: str) -> Iterator[str]:
+def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
     seen: set[str] = set()
     waiting = [exchange] if exchange else []
     while waiting:
         source = waiting.pop()
         seen.add(source)
-        for binding in (each for each in scene.bindings if each.source == source):
+        for binding in (each for each in effective.bindings if each.source == source):
             if not binding.to_exchange:
                 yield binding.destination
             elif binding.destination not in seen:
                 waiting.append(binding.destination)
 
 
-def _named(scene: Topology, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
+def _named(effective: Topology, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
     """Queues that nothing but their name gives away, each with the queue it belongs to."""
     for name, role in roles.items():
-        if role is not Role.PLAIN or "x-dead-letter-exchange" in _arguments(scene, name):
+        if role is not Role.PLAIN or "x-dead-letter-exchange" in _arguments(effective, name):
             continue
         owner = next((each for each in _owners(name) if each in roles and each != name), None)
         if owner is not None:
             yield name, owner
 
 
-def _arguments(scene: Topology, name: str) -> Mapping[str, object]:
-    queue = scene.queue(name)
+def _arguments(effective: Topology, name: str) -> Mapping[str, object]:
+    queue = effective.queue(name)
     return {} if queue is None else queue.arguments
 
 
@@ -296,14 +298,14 @@ def _owners(name: str) -> Iterator[str]:
 
 
 def _described(
-    scene: Topology, name: str, known_by: str, origins: tuple[str, ...]
+    effective: Topology, name: str, known_by: str, origins: tuple[str, ...]
 ) -> DeadLetterQueue:
-    plans = tuple(scene.plan(each) or stand_in_plan(each, name) for each in origins)
+    plans = tuple(effective.plan(each) or stand_in_plan(each, name) for each in origins)
     return DeadLetterQueue(
         name=name,
         origins=origins,
         plans=plans,
-        queue=scene.queue(name),
+        queue=effective.queue(name),
         retry_exchange=_retry_exchange(plans),
         label=origins[0] if len(origins) == 1 else name,
         known_by=known_by,
@@ -316,12 +318,14 @@ def _retry_exchange(plans: Iterable[Plan]) -> str | None:
     return next(iter(used)) if len(used) == 1 else None
 
 
-def _overruled(scene: Topology, found: DeadLetterQueue | None, said: Override) -> DeadLetterQueue:
+def _overruled(
+    effective: Topology, found: DeadLetterQueue | None, said: Override
+) -> DeadLetterQueue:
     """What was found, with what the operator says in its place."""
     origins = (said.main_queue,) if said.main_queue is not None else ()
-    known = found or _described(scene, said.queue, "operator", origins)
+    known = found or _described(effective, said.queue, "operator", origins)
     if origins and found is not None:
-        known = _described(scene, said.queue, "operator", origins)
+        known = _described(effective, said.queue, "operator", origins)
     if said.target is not None:
         aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
         known = replace(known, plans=aimed)

@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from hopback.clock import Clock
-    from hopback.deadletters.actions import Act
+    from hopback.deadletters.actions import Action
     from hopback.deadletters.contract import Counts
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobRecord, Journal
-    from hopback.deadletters.live import Scene
-    from hopback.deadletters.selection import Selecting, Watch
+    from hopback.deadletters.live import BrokerSnapshot
+    from hopback.deadletters.selection import SelectedMessages, Watch
     from hopback.message import Delivery
 
 
-__all__ = ["Engine", "JobRun", "Verdict", "may_pass", "verdict_on"]
+__all__ = ["AfterFailure", "Engine", "JobRun", "after_failure", "may_pass"]
 
 
-class Verdict(StrEnum):
+class AfterFailure(StrEnum):
     """What to do about a message that was not confirmed when it was sent alone."""
 
     AGAIN = "again"
@@ -65,21 +65,21 @@ class Verdict(StrEnum):
     """No other would fare better, or nobody knows what became of it."""
 
 
-def verdict_on(failed: HopbackError, ended: BrokerError | None) -> Verdict:
+def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:
     """`failed` is what its sender was told, `ended` what closed the channel, if something did."""
     if isinstance(ended, PreconditionFailed):
-        return Verdict.ITS_OWN
+        return AfterFailure.ITS_OWN
     if isinstance(ended, ChannelClosed):
-        return Verdict.STOP
+        return AfterFailure.STOP
     if isinstance(failed, ConfirmTimeout):
         # It may have been stored; sending again and again would multiply it.
-        return Verdict.STOP
+        return AfterFailure.STOP
     if isinstance(failed, PublishFailed | ConnectionLost | ConnectionFailed):
-        return Verdict.AGAIN
+        return AfterFailure.AGAIN
     if isinstance(failed, BrokerError) and not isinstance(failed, ChannelClosed):
         # The wire refused to encode it: too large a header, a name beyond 255 bytes.
-        return Verdict.ITS_OWN
-    return Verdict.STOP
+        return AfterFailure.ITS_OWN
+    return AfterFailure.STOP
 
 
 def may_pass(failed: HopbackError) -> bool:
@@ -107,7 +107,7 @@ class _Stopped(Exception):
     """The job cannot go on, for the reason given."""
 
 
-class _Cancelled(Exception):
+class _CancelAsked(Exception):
     """Somebody wants it to end."""
 
 
@@ -164,10 +164,10 @@ class Engine:
     def __init__(
         self,
         run: JobRun,
-        scene: Scene,
+        snapshot: BrokerSnapshot,
         source: Source,
-        selecting: Selecting,
-        act: Act,
+        selected: SelectedMessages,
+        action: Action,
         watch: Watch,
         *,
         let_go: Callable[[], Awaitable[object]],
@@ -179,15 +179,15 @@ class Engine:
         self._run = run
         self._control = run.control
         self._pace = spec.pace
-        self._queue = scene.one(spec.queue)
-        self._limit = None if spec.forced else scene.cost(spec.queue).limit
-        self._is_classic = scene.is_classic(spec.queue)
+        self._queue = snapshot.one(spec.queue)
+        self._limit = None if spec.forced else snapshot.cost(spec.queue).limit
+        self._is_classic = snapshot.is_classic(spec.queue)
         self._wanted = EVERYTHING
         if spec.selection.digests is None:
             self._wanted = parse_filter(spec.selection.filter)
         self._source = source
-        self._selecting = selecting
-        self._act = act
+        self._selected = selected
+        self._action = action
         self._watch = watch
         self._let_go = let_go
         self._clock = clock
@@ -228,7 +228,7 @@ class Engine:
     async def _ended(self) -> tuple[JobState, str]:
         try:
             await self._all()
-        except _Cancelled:
+        except _CancelAsked:
             await self._wind_up(for_good=True)
             return JobState.CANCELLED, "cancelled"
         except _Stopped as stopped:
@@ -243,12 +243,12 @@ class Engine:
         except Exception as fault:
             _log.exception("job %s met a fault of ours", self._run.job.id)
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}"
-        if self._selecting.unsought:
+        if self._selected.unsought:
             return JobState.FAILED, (
-                f"{_messages(self._selecting.unsought)} that came back when the job was interrupted"
+                f"{_messages(self._selected.unsought)} that came back when the job was interrupted"
                 f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
             )
-        self._count(done=self._selecting.missing)
+        self._count(done=self._selected.missing)
         return JobState.COMPLETED, self._summary()
 
     def _summary(self) -> str:
@@ -257,7 +257,7 @@ class Engine:
         return f"{self._counts.failed} could not be moved and are still in {self._queue.name!r}"
 
     async def _wind_up(self, *, for_good: bool) -> None:
-        """See every ack read; a line that ends now gives back what it held, as it would anyway."""
+        """See every ack read; a connection that ends now gives back what it held, as it would anyway."""
         await self._drain()
         try:
             await self._finish(for_good=for_good)
@@ -265,24 +265,24 @@ class Engine:
             self._lost = lost
 
     async def _all(self) -> None:
-        if self._run.job.run > 1 and not self._selecting.can_go_on:
+        if self._run.job.run > 1 and not self._selected.can_go_on:
             raise _Stopped(
                 f"it was interrupted, and nobody can tell where the selection ends: in {self._queue.name!r}"
                 " messages are equal, or some behind it may have been looked at before; start a new job"
             )
-        if self._selecting.has_twins:
+        if self._selected.has_twins:
             await self._save()
         while not (self._exhausted and not self._troubled):
             await self._may_go_on()
             batch = await self._batch()
             if batch:
                 await self._save()
-                if self._selecting.has_twins:
+                if self._selected.has_twins:
                     await self._source.pause()
-                    self._selecting.is_taking = False
+                    self._selected.is_taking = False
                     await self._save()
                 await self._send_all(batch)
-            await self._act.flush()
+            await self._action.flush()
             if self._exhausted:
                 await self._drain()
         self._check()
@@ -297,9 +297,9 @@ class Engine:
         await self._look()
         if self._source.given > self._acked and not self._is_classic:
             if not for_good:
-                await self._selecting.hold_rest()
+                await self._selected.hold_rest()
                 return
-            self._selecting.go_beyond()
+            self._selected.go_beyond()
             await self._save()
             await self._source.round_out()
 
@@ -307,7 +307,7 @@ class Engine:
         await self._source.finish()
         if not self._is_classic:
             await asyncio.sleep(_HANDED_ON_S)
-        self._selecting.acks_were_read()
+        self._selected.acks_were_read()
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -326,7 +326,7 @@ class Engine:
             if not control.is_cancelled:
                 await self._record(JobState.RUNNING, "")
         if control.is_cancelled:
-            raise _Cancelled
+            raise _CancelAsked
         await self._tell()
 
     # --- taking
@@ -345,7 +345,7 @@ class Engine:
 
     async def _take_at_hand(self, wanted: list[_Item], most: int) -> int:
         taken, turns = 0, Turns()
-        while taken < most and (delivery := self._selecting.at_hand()) is not None:
+        while taken < most and (delivery := self._selected.at_hand()) is not None:
             self._take(delivery, wanted)
             taken += 1
             await turns.after(rough_size(delivery))
@@ -353,7 +353,7 @@ class Engine:
 
     def _take(self, delivery: Delivery, wanted: list[_Item]) -> None:
         self._place += 1
-        belongs = self._selecting.belongs(delivery)
+        belongs = self._selected.belongs(delivery)
         if belongs and self._matches(delivery):
             wanted.append(_Item(delivery, self._place, self._landing_of))
             return
@@ -362,15 +362,15 @@ class Engine:
 
     async def _next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
-        delivery = self._selecting.at_hand()
-        if delivery is None and not self._selecting.is_taking:
+        delivery = self._selected.at_hand()
+        if delivery is None and not self._selected.is_taking:
             await self._drain()
             await self._may_go_on()
             await self._see_acks_read()
-            self._selecting.is_taking = True
+            self._selected.is_taking = True
             await self._save()
-        while delivery is None and (delivery := await self._selecting.next()) is None:
-            if not self._selecting.seek():
+        while delivery is None and (delivery := await self._selected.next()) is None:
+            if not self._selected.seek():
                 break
             await self._save()
         self._exhausted = delivery is None
@@ -379,8 +379,8 @@ class Engine:
     def _matches(self, delivery: Delivery) -> bool:
         if not self._wanted.terms:
             return True
-        letter = read_dead_letter(delivery, self._place, self._queue)
-        return self._wanted.matches(letter, delivery, self._run.job.created)
+        dead_letter = read_dead_letter(delivery, self._place, self._queue)
+        return self._wanted.matches(dead_letter, delivery, self._run.job.created)
 
     def _left_out(self, item: _Item, why: LeftOut) -> None:
         if why.stops:
@@ -390,7 +390,7 @@ class Engine:
         self._note(item, why.reason)
 
     def _keep(self, delivery: Delivery) -> None:
-        self._selecting.keep(delivery.tag)
+        self._selected.keep(delivery.tag)
         if self._limit is not None and spent(delivery_count(delivery), self._limit):
             raise _Stopped(
                 f"a message that stays has come back {delivery_count(delivery)} times, and"
@@ -408,14 +408,14 @@ class Engine:
             if not self._may_send():
                 await self._ready()
             if not self._start(item):
-                await self._act.explore(item.delivery)
+                await self._action.explore(item.delivery)
                 self._start(item)
             if self._sent % self._per_turn == 0:
                 await asyncio.sleep(0)  # what was queued is written, and others may run
                 await self._room()
 
     def _may_send(self) -> bool:
-        """Whether there is nothing at all to wait for; room on the line is seen to now and then."""
+        """Whether there is nothing at all to wait for; room on the channel is seen to now and then."""
         return (
             len(self._in_flight) < self._pace.in_flight
             and not self._troubled
@@ -441,13 +441,13 @@ class Engine:
         await self._room()
 
     async def _room(self) -> None:
-        # If the line has ended, sending fails now, and mending finds out why.
+        # If the channel has ended, sending fails now, and `_mend` finds out why.
         with suppress(BrokerError):
-            await self._act.room()
+            await self._action.room()
 
     def _start(self, item: _Item) -> bool:
         """Send it, and it is in flight, or leave it out; False if its way must be explored first."""
-        prepared = self._act.prepare(item.delivery)
+        prepared = self._action.prepare(item.delivery)
         if prepared is None:
             return False
         if isinstance(prepared, LeftOut):
@@ -455,7 +455,7 @@ class Engine:
             return True
         self._sent += 1
         try:
-            fate = self._act.send(prepared)
+            fate = self._action.send(prepared)
         except HopbackError:
             self._troubled.append(item)
         else:
@@ -474,7 +474,7 @@ class Engine:
 
     def _ack(self, item: _Item) -> None:
         try:
-            self._selecting.ack(item.delivery.tag)
+            self._selected.ack(item.delivery.tag)
         except BrokerError as lost:
             self._lost = self._lost or lost
         else:
@@ -483,7 +483,7 @@ class Engine:
     async def _landing(self) -> None:
         """Until something in flight has come to its end."""
         self._landed.clear()
-        await self._act.flush()
+        await self._action.flush()
         if self._in_flight and not self._landed.is_set():
             await self._landed.wait()
 
@@ -499,7 +499,7 @@ class Engine:
         await self._drain()
         self._check()
         self._troubled.sort(key=lambda item: item.delivery.tag)
-        await self._act.mend()
+        await self._action.mend()
         while self._troubled:
             await self._again(self._troubled[0])
             del self._troubled[0]
@@ -510,20 +510,20 @@ class Engine:
         last: HopbackError | None = None
         for attempt in range(1, tries + 1):
             if self._control.is_cancelled:
-                raise _Cancelled
+                raise _CancelAsked
             last = await self._sent_alone(item)
             if last is None:
                 self._ack(item)
                 self._check()
                 return
-            ended = await self._act.mend(anew=attempt >= _ANEW_AFTER)
-            match verdict_on(last, ended):
-                case Verdict.ITS_OWN:
+            ended = await self._action.mend(anew=attempt >= _ANEW_AFTER)
+            match after_failure(last, ended):
+                case AfterFailure.ITS_OWN:
                     self._keep(item.delivery)
                     self._count(failed=1)
                     self._note(item, str(ended or last))
                     return
-                case Verdict.STOP:
+                case AfterFailure.STOP:
                     raise _Stopped(str(ended or last))
             if attempt < tries:
                 await self._control.sleep(self._pace.pause(attempt))
@@ -533,19 +533,21 @@ class Engine:
     async def _sent_alone(self, item: _Item) -> HopbackError | None:
         """What went wrong with it, or None if nothing did."""
         try:
-            await self._act.room()
-            fate = self._act.send(self._act.prepare(item.delivery))
-            await self._act.flush()
+            await self._action.room()
+            fate = self._action.send(self._action.prepare(item.delivery))
+            await self._action.flush()
             await fate
         except HopbackError as failed:
             return failed
         return None
 
     def _note(self, item: _Item, reason: str) -> None:
-        letter = read_dead_letter(item.delivery, item.place, self._queue)
+        dead_letter = read_dead_letter(item.delivery, item.place, self._queue)
         now = self._clock.now()
         self._notes.append(
-            FailedMessage(letter.id, letter.digest, letter.message_id, reason, Moment(now))
+            FailedMessage(
+                dead_letter.id, dead_letter.digest, dead_letter.message_id, reason, Moment(now)
+            )
         )
 
     # --- the ramp
@@ -593,7 +595,7 @@ class Engine:
         frozen = self._run.job.spec.selection
         if self._run.job.run == 1 or not self._exhausted or frozen.behind is None:
             return 0
-        left = frozen.count + frozen.behind - self._counted().done - self._selecting.missing
+        left = frozen.count + frozen.behind - self._counted().done - self._selected.missing
         return ready + self._source.given - self._acked - left
 
     # --- telling
@@ -615,7 +617,7 @@ class Engine:
 
     async def _save(self) -> None:
         self._told = self._clock.now()
-        job = self._run.job.counted(self._counted(), self._selecting.checkpoint(), self._told)
+        job = self._run.job.counted(self._counted(), self._selected.checkpoint(), self._told)
         await self._write(replace(job, rate=self._control.rate))
 
     async def _record(self, state: JobState, reason: str) -> None:
@@ -626,7 +628,7 @@ class Engine:
             counts = (
                 structs.replace(self._counted(), returned=returned) if ended else self._counted()
             )
-            job = self._run.job.counted(counts, self._selecting.checkpoint(), now)
+            job = self._run.job.counted(counts, self._selected.checkpoint(), now)
             await self._write(job.to(state, now, reason))
 
     async def _write(self, job: JobRecord) -> None:
@@ -638,4 +640,6 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
-__getattr__ = old_names(__name__, {"Work": "Engine"})
+__getattr__ = old_names(
+    __name__, {"Work": "Engine", "Verdict": "AfterFailure", "verdict_on": "after_failure"}
+)

@@ -85,15 +85,15 @@ class Term:
         """Whether the body must be read as JSON to answer it."""
         return self.field.startswith("payload.")
 
-    def holds(self, letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
-        """Whether it holds for this letter; what is unknown never does."""
+    def holds(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
+        """Whether it holds for this dead letter; what is unknown never does."""
         if self.needs_payload:
             return self.holds_in(None if delivery is None else _payload(delivery.body))
         if self.needs_content:
             return delivery is not None and self._holds_in_headers(delivery)
         if isinstance(self.wanted, str):
-            return any(text_matches(self.wanted, text) for text in _texts(self.field, letter))
-        number = _number(self.field, letter, now)
+            return any(text_matches(self.wanted, text) for text in _texts(self.field, dead_letter))
+        number = _number(self.field, dead_letter, now)
         return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
 
     def holds_in(self, payload: object) -> bool:
@@ -118,13 +118,13 @@ class Filter:
         """Whether body or headers are needed to answer it."""
         return any(term.needs_content for term in self.terms)
 
-    def judge(self, letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
+    def judge(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
         """Whether all terms hold; `now` is in seconds since 1970.
 
         The body is parsed at most once, and only if all that is known without it holds.
         """
         if not all(
-            term.holds(letter, delivery, now) for term in self.terms if not term.needs_payload
+            term.holds(dead_letter, delivery, now) for term in self.terms if not term.needs_payload
         ):
             return Judgement.DIFFERS
         within = [term for term in self.terms if term.needs_payload]
@@ -136,9 +136,9 @@ class Filter:
         held = all(term.holds_in(payload) for term in within)
         return Judgement.MATCHES if held else Judgement.DIFFERS
 
-    def matches(self, letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
+    def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
         """Whether all terms hold; what is not looked into does not match."""
-        return self.judge(letter, delivery, now) is Judgement.MATCHES
+        return self.judge(dead_letter, delivery, now) is Judgement.MATCHES
 
 
 EVERYTHING = Filter()
@@ -224,40 +224,41 @@ def _wanted_number(whole: str, field: str, value: str) -> float:
     return float(value)
 
 
-def _number(field: str, letter: DeadLetter, now: float) -> float | None:
+def _number(field: str, dead_letter: DeadLetter, now: float) -> float | None:
     match field:
         case "age":
-            return letter.age(now)
+            return dead_letter.age(now)
         case "size":
-            return letter.size
+            return dead_letter.size
         case "redrives":
-            return letter.redrives
-    return letter.attempts
+            return dead_letter.redrives
+    return dead_letter.attempts
 
 
-def _texts(field: str, letter: DeadLetter) -> Iterator[str]:
+def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
     """What a pattern is compared with: an error also by its last name, a group by its beginning."""
     match field:
         case "reason":
-            yield letter.reason
+            yield dead_letter.reason
         case "origin":
-            yield letter.origin
+            yield dead_letter.origin
         case "type":
-            yield letter.type
+            yield dead_letter.type
         case "error":
-            yield letter.error
-            yield re.split(r"[.\\]", letter.error)[-1]
+            yield dead_letter.error
+            yield re.split(r"[.\\]", dead_letter.error)[-1]
         case "group":
             yield from (
-                letter.fingerprint[:length] for length in range(4, len(letter.fingerprint) + 1)
+                dead_letter.fingerprint[:length]
+                for length in range(4, len(dead_letter.fingerprint) + 1)
             )
         case "id":
-            yield letter.message_id
-            yield letter.id
+            yield dead_letter.message_id
+            yield dead_letter.id
         case "key":
-            yield letter.routing_key
+            yield dead_letter.routing_key
         case "job":
-            yield letter.redrive_job
+            yield dead_letter.redrive_job
 
 
 def _payload(body: bytes) -> object:

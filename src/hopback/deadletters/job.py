@@ -16,15 +16,15 @@ from uuid import NAMESPACE_URL, uuid5
 from msgspec import structs
 
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.actions import Discarding, Redriving
+from hopback.deadletters.actions import DiscardAction, RedriveAction
 from hopback.deadletters.archive import FileSink, run_file
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.engine import Engine, JobRun, may_pass
 from hopback.deadletters.head import Head, Held
-from hopback.deadletters.journal import Checkpoint, JobRecord, Wish
+from hopback.deadletters.journal import Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.plan import watch_seconds
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import Selecting, Watch
+from hopback.deadletters.selection import SelectedMessages, Watch
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
-    from hopback.deadletters.actions import Act
+    from hopback.deadletters.actions import Action
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
-    from hopback.deadletters.live import Scene
+    from hopback.deadletters.live import BrokerSnapshot
     from hopback.deadletters.requests import Settings
-    from hopback.deadletters.session import Holding, Sifted
+    from hopback.deadletters.session import ChosenMessages, Holding
     from hopback.designs.design import Design
 
 
-__all__ = ["Workshop", "completion_event", "new_job_id"]
+__all__ = ["JobRunner", "completion_event", "new_job_id"]
 
 
 def completion_event(
@@ -126,7 +126,7 @@ def new_job_id() -> str:
     return f"j-{token_hex(6)}"
 
 
-class Workshop:
+class JobRunner:
     """Runs jobs, and knows of those that run elsewhere by the journal."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Workshop:
         journal: Journal,
         settings: Settings,
         clock: Clock,
-        look_again: Callable[[JobSpec], Awaitable[Scene]],
+        look_again: Callable[[JobSpec], Awaitable[BrokerSnapshot]],
     ) -> None:
         self._broker = broker
         self._look_again = look_again
@@ -147,16 +147,20 @@ class Workshop:
     # --- beginning
 
     async def begin(
-        self, ident: str, spec: JobSpec, scene: Scene, held: Sifted | None = None
+        self,
+        job_id: str,
+        spec: JobSpec,
+        snapshot: BrokerSnapshot,
+        held: ChosenMessages | None = None,
     ) -> JobRecord:
         """Write a new job down and start it; the job of the same key if there is one already.
 
         `held` is what a session holds of it and hands over.
         """
         now = self._clock.now()
-        is_classic = scene.is_classic(spec.queue)
+        is_classic = snapshot.is_classic(spec.queue)
         job = JobRecord(
-            ident,
+            job_id,
             spec,
             counts=Counts(spec.selection.size),
             rate=spec.pace.rate,
@@ -167,14 +171,14 @@ class Workshop:
                 end_is_sure=is_classic or spec.selection.behind == 0,
             ),
         )
-        return await self._start(job, scene, held)
+        return await self._start(job, snapshot, held)
 
-    async def begin_again(self, job: JobRecord, scene: Scene) -> JobRecord:
+    async def begin_again(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
         """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
             await self._check_nothing_since(job)
         again = _anew(job.to(JobState.RUNNING, self._clock.now()))
-        return await self._start(again, scene, None)
+        return await self._start(again, snapshot, None)
 
     async def _check_nothing_since(self, job: JobRecord) -> None:
         """The first messages are not the same any more once another job has taken some."""
@@ -185,7 +189,9 @@ class Workshop:
                     f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                 )
 
-    async def _start(self, job: JobRecord, scene: Scene, held: Sifted | None) -> JobRecord:
+    async def _start(
+        self, job: JobRecord, snapshot: BrokerSnapshot, held: ChosenMessages | None
+    ) -> JobRecord:
         owner = token_hex(8)
         begun = await self._journal.begin(job, owner)
         if begun.id != job.id:
@@ -197,17 +203,17 @@ class Workshop:
                 holding = held.hand_over()
         run = JobRun(job, owner, self._journal)
         self._runs[job.id] = run
-        run.task = asyncio.create_task(self._run(run, scene, holding), name=f"job {job.id}")
+        run.task = asyncio.create_task(self._run(run, snapshot, holding), name=f"job {job.id}")
         return job
 
     # --- running
 
-    async def _run(self, run: JobRun, scene: Scene, holding: Holding | None) -> None:
+    async def _run(self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None) -> None:
         beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
         try:
-            while (away := await self._work_through(run, scene, holding)) is not None:
-                scene, holding = await self._waited(run, away), None
-            await self._announce(run.job, scene)
+            while (away := await self._work_through(run, snapshot, holding)) is not None:
+                snapshot, holding = await self._waited(run, away), None
+            await self._announce(run.job, snapshot)
             await self._journal.write(_ending(run.job, self._clock.now()))
         except asyncio.CancelledError:
             await self._end(run, JobState.INTERRUPTED, "the process that ran it ended")
@@ -240,7 +246,7 @@ class Workshop:
                 run.tell(job)
 
     async def _work_through(
-        self, run: JobRun, scene: Scene, holding: Holding | None
+        self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None
     ) -> BrokerError | None:
         """One run of the engine; how the broker went away, if that is what ended it."""
         job = run.job
@@ -254,12 +260,12 @@ class Workshop:
             if may_pass(failed):
                 return failed
             raise
-        act = self._act(job, scene)
+        action = self._action(job, snapshot)
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
             source = self._source(job, channel, holding)
-            is_classic = scene.is_classic(job.queue)
-            selecting = Selecting(
+            is_classic = snapshot.is_classic(job.queue)
+            selected = SelectedMessages(
                 source,
                 job.spec.selection,
                 job.checkpoint,
@@ -268,11 +274,11 @@ class Workshop:
             )
             engine = Engine(
                 run,
-                scene,
+                snapshot,
                 source,
-                selecting,
-                act,
-                self._watch(job, scene),
+                selected,
+                action,
+                self._watch(job, snapshot),
                 let_go=connection.close,
                 clock=self._clock,
                 per_turn=self._settings.per_turn,
@@ -282,11 +288,11 @@ class Workshop:
         finally:
             # A connection that is gone already has given everything back.
             with suppress(BrokerError):
-                await act.close()
+                await action.close()
             with suppress(BrokerError):
                 await connection.close()
 
-    async def _waited(self, run: JobRun, away: BrokerError) -> Scene:
+    async def _waited(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
         """Wait until the broker answers, say so meanwhile, and begin the job's next run.
 
         Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
@@ -305,7 +311,7 @@ class Workshop:
             if run.control.is_cancelled:
                 raise _Cancelled
             try:
-                scene = await self._look_again(run.job.spec)
+                snapshot = await self._look_again(run.job.spec)
             except HopbackError as failed:
                 if not may_pass(failed) or asyncio.get_running_loop().time() >= until:
                     raise
@@ -313,7 +319,7 @@ class Workshop:
                 break
         run.tell(_anew(run.job))
         await self._said(run, "")
-        return scene
+        return snapshot
 
     async def _said(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
         """Write down what an active job is waiting for; empty when it goes on."""
@@ -321,19 +327,19 @@ class Workshop:
         job = run.job if state is None else run.job.to(state, now)
         await run.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))
 
-    def _watch(self, job: JobRecord, scene: Scene) -> Watch:
+    def _watch(self, job: JobRecord, snapshot: BrokerSnapshot) -> Watch:
         spec = job.spec
         seconds = spec.pace.watch_s
         if seconds is None:
-            seconds = watch_seconds(scene.one(job.queue).plans)
+            seconds = watch_seconds(snapshot.one(job.queue).plans)
         return Watch(
             self._broker,
             job.queue,
             job.id,
-            ready=scene.ready,
+            ready=snapshot.ready,
             seconds=seconds,
-            may_look=spec.forced or scene.cost(job.queue).price is not Price.REFUSED,
-            in_order=scene.is_classic(job.queue),
+            may_look=spec.forced or snapshot.cost(job.queue).price is not Price.REFUSED,
+            in_order=snapshot.is_classic(job.queue),
         )
 
     def _source(self, job: JobRecord, channel: Channel, holding: Holding | None) -> Source:
@@ -344,11 +350,11 @@ class Workshop:
         count = mark.kept + mark.rest if spec.selection.digests is None else spec.selection.count
         return Head(channel, spec.queue, count, _prefetch(spec))
 
-    def _act(self, job: JobRecord, scene: Scene) -> Act:
-        spec, queue = job.spec, scene.one(job.queue)
+    def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:
+        spec, queue = job.spec, snapshot.one(job.queue)
         if spec.kind is JobKind.DISCARD:
             sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
-            return Discarding(sink, queue)
+            return DiscardAction(sink, queue)
         occasion = RedriveOccasion(
             now=job.created,
             job=job.id,
@@ -357,14 +363,14 @@ class Workshop:
             operation=spec.operation or job.id,
             stamped=spec.stamped,
         )
-        return Redriving(
+        return RedriveAction(
             self._broker,
             queue,
             spec.target,
             occasion,
             max_redrives=spec.max_redrives,
-            table=scene.table(),
-            routes=scene.routes(),
+            table=snapshot.table(),
+            routes=snapshot.routes(),
         )
 
     async def _beat(self, run: JobRun) -> None:
@@ -373,19 +379,19 @@ class Workshop:
         while True:
             await asyncio.sleep(every)
             try:
-                wish = await self._journal.renew(run.job.id, run.owner)
+                request = await self._journal.renew(run.job.id, run.owner)
             except LeaseLost as lost:
                 _log.warning("%s", lost)
-                wish = Wish(cancelled=True)
+                request = ControlRequest(cancelled=True)
             except StoreUnavailable as away:
                 # The next beat asks again. If the lease lapses meanwhile, the next checkpoint says so.
                 _log.warning("job %s: %s", run.job.id, away)
                 continue
-            run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
+            run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
 
-    async def _announce(self, job: JobRecord, scene: Scene) -> None:
+    async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
         """Tell that messages were re-driven, where the design asks for that."""
-        event = completion_event(scene.design_of(job.queue), job, scene.one(job.queue))
+        event = completion_event(snapshot.design_of(job.queue), job, snapshot.one(job.queue))
         if event is None or job.state is JobState.INTERRUPTED:
             return
         try:
@@ -399,30 +405,32 @@ class Workshop:
 
     # --- from outside
 
-    async def current(self, ident: str) -> JobRecord | None:
+    async def current(self, job_id: str) -> JobRecord | None:
         """A job as it is now, by what is known here first."""
-        run = self._runs.get(ident)
-        return run.job if run is not None else await self._journal.job(ident)
+        run = self._runs.get(job_id)
+        return run.job if run is not None else await self._journal.job(job_id)
 
-    async def wish(self, ident: str, change: Callable[[Wish], Wish]) -> None:
+    async def change_control(
+        self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
+    ) -> None:
         """Want something else of a job, wherever it runs; here it hears at once."""
-        wish = change(await self._journal.wished(ident))
-        await self._journal.wish(ident, wish)
-        run = self._runs.get(ident)
+        request = change(await self._journal.control(job_id))
+        await self._journal.set_control(job_id, request)
+        run = self._runs.get(job_id)
         if run is not None:
-            run.control.set(paused=wish.paused, cancelled=wish.cancelled, rate=wish.rate)
+            run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
 
-    async def news(self, ident: str) -> AsyncIterator[JobRecord]:
+    async def news(self, job_id: str) -> AsyncIterator[JobRecord]:
         """The job now and after each change, until it runs no more."""
         told: JobRecord | None = None
         run: JobRun | None = None
         while True:
             # A run that has ended is asked once more: its end may not have reached the journal.
             ended = run if run is not None and not run.job.is_active else None
-            run = self._runs.get(ident, ended)
+            run = self._runs.get(job_id, ended)
             if run is not None:
                 run.changed.clear()
-            job = run.job if run is not None else await self._journal.job(ident)
+            job = run.job if run is not None else await self._journal.job(job_id)
             if job is None:
                 return
             if told is None or (job.changes, job.state) != (told.changes, told.state):
@@ -432,9 +440,9 @@ class Workshop:
                 return
             await _changed(run)
 
-    async def join(self, ident: str) -> None:
+    async def join(self, job_id: str) -> None:
         """Return when the run of this job here has ended, if there is one."""
-        run = self._runs.get(ident)
+        run = self._runs.get(job_id)
         if run is not None and run.task is not None:
             await asyncio.wait({run.task})
 
@@ -496,6 +504,7 @@ __getattr__ = old_names(
         "Ceremony": "hopback.designs.design.CompletionEvent",
         "NO_CEREMONY": "hopback.designs.design.NO_COMPLETION",
         "ceremony_of": "hopback.designs.DESIGNS",
-        "Bench": "hopback.deadletters.live.Scene",
+        "Bench": "hopback.deadletters.live.BrokerSnapshot",
+        "Workshop": "JobRunner",
     },
 )

@@ -31,6 +31,7 @@ __all__ = [
     "JOB_DAYS",
     "NOTHING_DONE",
     "Checkpoint",
+    "ControlRequest",
     "Forgotten",
     "JobRecord",
     "JobSpec",
@@ -38,7 +39,6 @@ __all__ = [
     "MemoryJournal",
     "Retention",
     "SelectionSnapshot",
-    "Wish",
     "forget_old",
 ]
 
@@ -267,7 +267,7 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Fo
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ControlRequest:
     """What people want of a running job, wherever it runs: that it waits, ends, goes faster."""
 
     paused: bool = False
@@ -294,16 +294,16 @@ class Journal(Protocol):
     async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
 
-    async def renew(self, ident: str, owner: str) -> Wish:
+    async def renew(self, job_id: str, owner: str) -> ControlRequest:
         """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
 
-    async def wished(self, ident: str) -> Wish:
+    async def control(self, job_id: str) -> ControlRequest:
         """What is wanted of a job now."""
 
-    async def wish(self, ident: str, wish: Wish) -> None:
+    async def set_control(self, job_id: str, request: ControlRequest) -> None:
         """Want something of a job, wherever it runs."""
 
-    async def job(self, ident: str) -> JobRecord | None:
+    async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now, or None."""
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
@@ -314,10 +314,10 @@ class Journal(Protocol):
     ) -> tuple[JobRecord, ...]:
         """Jobs, the newest first."""
 
-    async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
+    async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
 
-    async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+    async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
 
     async def forget(
@@ -342,7 +342,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._jobs: dict[str, JobRecord] = {}
         self._owners: dict[str, str] = {}
-        self._wishes: dict[str, Wish] = {}
+        self._requests: dict[str, ControlRequest] = {}
         self._failures: dict[str, list[FailedMessage]] = {}
         self._audit: list[AuditEntry] = []
         self._written = 0
@@ -360,7 +360,7 @@ class MemoryJournal:
                 raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other)
         self._jobs[job.id] = job
         self._owners[job.id] = owner
-        self._wishes[job.id] = Wish(rate=job.rate)
+        self._requests[job.id] = ControlRequest(rate=job.rate)
         return job
 
     async def save(self, job: JobRecord, owner: str) -> None:
@@ -375,26 +375,26 @@ class MemoryJournal:
             raise JobConflict(f"job {job.id} is {known.state}", known)
         self._jobs[job.id] = job
 
-    async def renew(self, ident: str, owner: str) -> Wish:
+    async def renew(self, job_id: str, owner: str) -> ControlRequest:
         """Still here; what is wanted of the job."""
-        self._check(ident, owner)
-        return self._wishes[ident]
+        self._check(job_id, owner)
+        return self._requests[job_id]
 
-    def _check(self, ident: str, owner: str) -> None:
-        if self._owners.get(ident) != owner:
-            raise LeaseLost(f"job {ident} is run by another process now")
+    def _check(self, job_id: str, owner: str) -> None:
+        if self._owners.get(job_id) != owner:
+            raise LeaseLost(f"job {job_id} is run by another process now")
 
-    async def wished(self, ident: str) -> Wish:
+    async def control(self, job_id: str) -> ControlRequest:
         """What is wanted of a job now."""
-        return self._wishes[ident]
+        return self._requests[job_id]
 
-    async def wish(self, ident: str, wish: Wish) -> None:
+    async def set_control(self, job_id: str, request: ControlRequest) -> None:
         """Want something of a job."""
-        self._wishes[ident] = wish
+        self._requests[job_id] = request
 
-    async def job(self, ident: str) -> JobRecord | None:
+    async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now, or None."""
-        return self._jobs.get(ident)
+        return self._jobs.get(job_id)
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
@@ -415,13 +415,13 @@ class MemoryJournal:
         )
         return tuple(islice(found, limit))
 
-    async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
+    async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
-        self._failures.setdefault(ident, []).extend(failures)
+        self._failures.setdefault(job_id, []).extend(failures)
 
-    async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+    async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
-        return tuple(self._failures.get(ident, ())[cursor : cursor + limit])
+        return tuple(self._failures.get(job_id, ())[cursor : cursor + limit])
 
     async def write(self, entry: AuditEntry) -> None:
         """Append to the audit."""
@@ -438,7 +438,7 @@ class MemoryJournal:
             :limit
         ]
         for each in over:
-            del self._jobs[each], self._owners[each], self._wishes[each]
+            del self._jobs[each], self._owners[each], self._requests[each]
             self._failures.pop(each, None)
         return Forgotten(len(old), len(over), len(old) + len(over))
 
@@ -459,5 +459,10 @@ def _wanted(entry: AuditEntry, query: AuditQuery) -> bool:
 
 
 __getattr__ = old_names(
-    __name__, {"FailedMessage": "hopback.deadletters.FailedMessage", "Frozen": "SelectionSnapshot"}
+    __name__,
+    {
+        "FailedMessage": "hopback.deadletters.FailedMessage",
+        "Frozen": "SelectionSnapshot",
+        "Wish": "ControlRequest",
+    },
 )

@@ -16,14 +16,15 @@ from msgspec import Struct, structs
 from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.journal import (
     Checkpoint,
+    ControlRequest,
     Forgotten,
     JobRecord,
     JobSpec,
     SelectionSnapshot,
-    Wish,
 )
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
+from hopback.renamed import old_names
 from hopback.store.audit import AuditRow, AuditTable
 from hopback.store.database import open_database
 from hopback.store.jobs import JobRow, JobTable, RowTaken
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
 __all__ = [
     "SqlJournal",
     "open_journal",
+    "read_control",
     "read_failure",
     "read_job",
-    "read_wish",
+    "write_control",
     "write_failure",
     "write_job",
-    "write_wish",
 ]
 
 
@@ -98,14 +99,14 @@ def _spec(said: dict[str, Any]) -> JobSpec:
     return JobSpec(**said)
 
 
-def write_wish(wish: Wish) -> str:
-    """The wish as JSON."""
-    return _json(asdict(wish))
+def write_control(request: ControlRequest) -> str:
+    """What is asked of a job, as JSON."""
+    return _json(asdict(request))
 
 
-def read_wish(text: str) -> Wish:
-    """The wish that `write_wish` wrote."""
-    return Wish(**json.loads(text))
+def read_control(text: str) -> ControlRequest:
+    """What `write_control` wrote."""
+    return ControlRequest(**json.loads(text))
 
 
 def write_failure(failed: FailedMessage) -> str:
@@ -155,27 +156,27 @@ class SqlJournal:
         if not await self._jobs.amend(_row_of(job)):
             raise JobConflict(f"job {job.id} is running elsewhere", job)
 
-    async def renew(self, ident: str, owner: str) -> Wish:
+    async def renew(self, job_id: str, owner: str) -> ControlRequest:
         """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
-        wish = await self._jobs.renew(ident, owner)
-        if wish is None:
-            raise LeaseLost(f"job {ident} is run by another process now")
-        return read_wish(wish)
+        request = await self._jobs.renew(job_id, owner)
+        if request is None:
+            raise LeaseLost(f"job {job_id} is run by another process now")
+        return read_control(request)
 
-    async def wished(self, ident: str) -> Wish:
+    async def control(self, job_id: str) -> ControlRequest:
         """What is wanted of a job now."""
-        row = await self._jobs.get(ident)
+        row = await self._jobs.get(job_id)
         if row is None:
-            raise NoSuch("job", ident)
-        return read_wish(row.wish)
+            raise NoSuch("job", job_id)
+        return read_control(row.wish)
 
-    async def wish(self, ident: str, wish: Wish) -> None:
+    async def set_control(self, job_id: str, request: ControlRequest) -> None:
         """Want something of a job, wherever it runs."""
-        await self._jobs.wish(ident, write_wish(wish))
+        await self._jobs.wish(job_id, write_control(request))
 
-    async def job(self, ident: str) -> JobRecord | None:
+    async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now, or None."""
-        row = await self._jobs.get(ident)
+        row = await self._jobs.get(job_id)
         return None if row is None else _job_of(row)
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
@@ -190,13 +191,13 @@ class SqlJournal:
         rows = await self._jobs.newest(place=broker, queue=queue, active=active, limit=limit)
         return tuple(map(_job_of, rows))
 
-    async def add_failures(self, ident: str, failures: Iterable[FailedMessage]) -> None:
+    async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
-        await self._jobs.add_failures(ident, map(write_failure, failures))
+        await self._jobs.add_failures(job_id, map(write_failure, failures))
 
-    async def failures(self, ident: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+    async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
-        return tuple(map(read_failure, await self._jobs.failures(ident, cursor, limit)))
+        return tuple(map(read_failure, await self._jobs.failures(job_id, cursor, limit)))
 
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
@@ -245,9 +246,9 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
 
 
 def _row_of(job: JobRecord) -> JobRow:
-    wish = write_wish(Wish(rate=job.rate))
+    request = write_control(ControlRequest(rate=job.rate))
     spec = job.spec
-    return JobRow(job.id, spec.broker, spec.queue, job.state, spec.key, write_job(job), wish)
+    return JobRow(job.id, spec.broker, spec.queue, job.state, spec.key, write_job(job), request)
 
 
 def _job_of(row: JobRow) -> JobRecord:
@@ -258,3 +259,6 @@ def _job_of(row: JobRow) -> JobRecord:
         reason = "the process that ran it was not heard of any more"
         return replace(job, state=JobState.INTERRUPTED, reason=reason)
     return job
+
+
+__getattr__ = old_names(__name__, {"read_wish": "read_control", "write_wish": "write_control"})

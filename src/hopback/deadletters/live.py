@@ -7,7 +7,7 @@ and counts come over AMQP alone. Nothing here takes a message.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
@@ -25,6 +25,7 @@ from hopback.errors import (
     NotFound,
     UnsafeOperation,
 )
+from hopback.renamed import old_names
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
 from hopback.topology.expand import retry_queues
 from hopback.topology.model import Policy, Queue, QueueType, joined
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue, Override
+    from hopback.topology.check import Finding
     from hopback.topology.model import Topology
 
 
-__all__ = ["LiveView", "Places", "Scene", "held_back_for"]
+__all__ = ["BrokerSnapshot", "LiveQueues", "LiveView", "held_back_for"]
 
 
-_LINE = "hopback dead letters"
+_CONNECTION_NAME = "hopback dead letters"
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 
@@ -60,20 +62,24 @@ class LiveView(PolicyLedger, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Everything known about queues and routes at one moment.
+class BrokerSnapshot:
+    """What is known of the broker at one moment, of which each reader asks for a part.
 
-    `live` is what was read from the broker, None where only declarations are known. `ready` is how many
-    messages the queue has that was to be counted, 0 if none was.
+    `live` is what was read from it, None where only declarations are known. `ready` is how many messages
+    the queue has that was to be counted, 0 if none was. `readings` and `findings` are there where the whole
+    broker is shown.
     """
 
     topology: Topology
-    dead_letter_queues: tuple[DeadLetterQueue, ...]
     version: BrokerVersion
-    operator_policies: tuple[Policy, ...] = ()
+    at: float
     live: Topology | None = None
     declared: tuple[Topology, ...] = ()
+    operator_policies: tuple[Policy, ...] = ()
+    dead_letter_queues: tuple[DeadLetterQueue, ...] = ()
     ready: int = 0
+    readings: Mapping[str, QueueReading] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     def one(self, name: str) -> DeadLetterQueue:
         """The dead-letter queue of that name; NoSuch if there is none."""
@@ -118,12 +124,18 @@ class Scene:
             return None
         return _table(self.live, self.version)
 
+    def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+        """The queues a publish reaches; KeyError for a missing exchange."""
+        names = (queue.name for queue in self.topology.queues)
+        exchanges = (*PREDECLARED, *self.topology.exchanges)
+        return RoutingTable(exchanges, names, self.topology.bindings).route(exchange, routing_key)
+
     def routes(self) -> RoutingTable:
         """The routes that are known at all, read from the broker or declared."""
         return _table(self.topology, self.version)
 
 
-class Places:
+class LiveQueues:
     """Finds dead-letter queues and tells of them."""
 
     def __init__(
@@ -144,16 +156,16 @@ class Places:
         self._version: BrokerVersion | None = None
 
     @asynccontextmanager
-    async def line(self) -> AsyncIterator[Connection]:
+    async def connected(self) -> AsyncIterator[Connection]:
         """A connection for a few questions."""
-        connection = await self.broker.connect(_LINE)
+        connection = await self.broker.connect(_CONNECTION_NAME)
         self._version = connection.version
         try:
             yield connection
         finally:
             await connection.close()
 
-    async def scene(self, *, count: str = "") -> Scene:
+    async def snapshot(self, *, count: str = "") -> BrokerSnapshot:
         """What stands where, now; with `count`, also how many messages that dead-letter queue has.
 
         NoSuch if there is no such queue, UnsafeOperation if nobody tells how many it has.
@@ -166,17 +178,25 @@ class Places:
             topology = replace(joined((live, *self._declared)), policies=live.policies)
             operators = await self._operators(self._management)
         found = dead_letter_queues(topology, version=version, overrides=self._overrides)
-        scene = Scene(topology, found, version, operators, live, self._declared)
+        snapshot = BrokerSnapshot(
+            topology,
+            version,
+            self._clock.now(),
+            live,
+            self._declared,
+            operators,
+            found,
+        )
         if not count:
-            return scene
-        scene.one(count)
+            return snapshot
+        snapshot.one(count)
         depth, _ = await self.depth(count)
         if depth.ready is None:
             raise UnsafeOperation(
                 f"nobody tells how many messages {count!r} has: grant the user `configure` on it, which"
                 " RabbitMQ 4.3 wants for that question, or give the management address"
             )
-        return replace(scene, ready=depth.ready)
+        return replace(snapshot, ready=depth.ready)
 
     async def _operators(self, management: LiveView) -> tuple[Policy, ...]:
         """Operator policies; who may not list them learns from each queue what holds for it."""
@@ -192,7 +212,7 @@ class Places:
 
     async def _known_version(self) -> BrokerVersion:
         if self._version is None:
-            async with self.line() as connection:
+            async with self.connected() as connection:
                 return connection.version
         return self._version
 
@@ -219,7 +239,7 @@ class Places:
         self, names: tuple[str, ...]
     ) -> dict[str, tuple[Depth, QueueReading | None]]:
         found: dict[str, tuple[Depth, QueueReading | None]] = {}
-        async with self.line() as connection:
+        async with self.connected() as connection:
             for name in names:
                 counted = await self._counted(connection, name)
                 if counted is not None:
@@ -228,7 +248,7 @@ class Places:
 
     async def depth(self, name: str) -> tuple[Depth, QueueReading | None]:
         """The exact depth of one queue; what only management tells beside it. NoSuch if it is gone."""
-        async with self.line() as connection:
+        async with self.connected() as connection:
             counted = await self._counted(connection, name)
         if counted is None:
             raise NoSuch("queue", name, "it is known, but it is not on the broker")
@@ -254,32 +274,32 @@ class Places:
 
     # --- what looking costs, and making it cheap
 
-    def is_lifted(self, scene: Scene, name: str) -> bool:
+    def is_lifted(self, snapshot: BrokerSnapshot, name: str) -> bool:
         """Whether a policy of ours lifts the queue's limit."""
-        return any(limit.queue == name for limit in lifted_limits(scene.topology.policies))
+        return any(limit.queue == name for limit in lifted_limits(snapshot.topology.policies))
 
-    def lifting_policy(self, scene: Scene, name: str) -> Policy | str:
+    def lifting_policy(self, snapshot: BrokerSnapshot, name: str) -> Policy | str:
         """The policy that would lift the limit, or why none can."""
-        queue = scene.topology.queue(name)
+        queue = snapshot.topology.queue(name)
         if self._management is None:
             return "there is no management address to set a policy with"
         if queue is None or queue.type is not QueueType.QUORUM:
             return "only a quorum queue on the broker has a delivery limit"
-        if scene.version < _MINUS_ONE_SINCE:
-            return f"RabbitMQ {scene.version} has no policy that means no limit"
-        policy = lifting(DLQ_LIMIT_PREFIX, queue, scene.topology.policies)
-        others = (one for one in scene.topology.policies if one.name != policy.name)
-        after = replace(scene, topology=replace(scene.topology, policies=(policy, *others)))
+        if snapshot.version < _MINUS_ONE_SINCE:
+            return f"RabbitMQ {snapshot.version} has no policy that means no limit"
+        policy = lifting(DLQ_LIMIT_PREFIX, queue, snapshot.topology.policies)
+        others = (one for one in snapshot.topology.policies if one.name != policy.name)
+        after = replace(snapshot, topology=replace(snapshot.topology, policies=(policy, *others)))
         lifted = after.effective(name)
-        if lifted is not None and delivery_limit(lifted, scene.version) is not None:
+        if lifted is not None and delivery_limit(lifted, snapshot.version) is not None:
             return (
                 "the limit is an argument of the queue or an operator policy, which no policy lifts"
             )
         return policy
 
-    async def lift(self, scene: Scene, name: str) -> str:
+    async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
         """Set that policy; its name. UnsafeOperation if there is none that helps."""
-        policy = self.lifting_policy(scene, name)
+        policy = self.lifting_policy(snapshot, name)
         if isinstance(policy, str) or self._management is None:
             raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
         await self._management.put_policy(self._vhost, policy)
@@ -296,14 +316,14 @@ class Places:
                 f"the delivery limit of {name!r} cannot be restored: policies are changed by the"
                 " management API, and no address of it is known"
             )
-        async with self.line() as connection:
+        async with self.connected() as connection:
             await restore_limits(connection, self._management, self._vhost, [name])
 
 
 def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:
-    scene = effective_topology(topology, version)
-    names = (queue.name for queue in scene.queues)
-    return RoutingTable((*PREDECLARED, *scene.exchanges), names, scene.bindings)
+    snapshot = effective_topology(topology, version)
+    names = (queue.name for queue in snapshot.queues)
+    return RoutingTable((*PREDECLARED, *snapshot.exchanges), names, snapshot.bindings)
 
 
 def held_back_for(
@@ -343,3 +363,6 @@ def _completed(exact: Depth, reading: QueueReading) -> Depth:
     return structs.replace(
         exact, unacked=reading.counts.unacked, held_back=reading.counts.held_back
     )
+
+
+__getattr__ = old_names(__name__, {"Places": "LiveQueues", "Scene": "BrokerSnapshot"})

@@ -473,14 +473,14 @@ _BROKER = {
 }
 
 
-def what_happened(letter: DeadLetter) -> str:
+def what_happened(dead_letter: DeadLetter) -> str:
     """One sentence or two that say why this message is here."""
-    return f"{_cause(letter)}.{_before(letter)}"
+    return f"{_cause(dead_letter)}.{_before(dead_letter)}"
 
 
-def timeline(delivery: Delivery, letter: DeadLetter) -> tuple[TimelineEntry, ...]:
+def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
     """Attempts, deaths and re-drives, the oldest first; what has no time comes last."""
-    known = read_history(delivery.properties.headers, letter.origin)
+    known = read_history(delivery.properties.headers, dead_letter.origin)
     events = [
         TimelineEntry(
             None if death.time is None or death.time < 0 else Moment(death.time),
@@ -488,57 +488,81 @@ def timeline(delivery: Delivery, letter: DeadLetter) -> tuple[TimelineEntry, ...
         )
         for death in known.deaths
     ]
-    if letter.recorded_by:
-        if letter.first_failed is not None and letter.first_failed != letter.last_failed:
-            events.append(TimelineEntry(letter.first_failed, f"failed first in {_queue(letter)}"))
+    if dead_letter.recorded_by:
+        if (
+            dead_letter.first_failed is not None
+            and dead_letter.first_failed != dead_letter.last_failed
+        ):
+            events.append(
+                TimelineEntry(dead_letter.first_failed, f"failed first in {_queue(dead_letter)}")
+            )
         events.append(
-            TimelineEntry(letter.last_failed, f"failed last in {_queue(letter)}: {_error(letter)}")
+            TimelineEntry(
+                dead_letter.last_failed,
+                f"failed last in {_queue(dead_letter)}: {_error(dead_letter)}",
+            )
         )
-    if letter.redrives:
-        events.append(TimelineEntry(None, f"re-driven{_times(letter.redrives)}{_by(letter)}"))
+    if dead_letter.redrives:
+        events.append(
+            TimelineEntry(None, f"re-driven{_times(dead_letter.redrives)}{_by(dead_letter)}")
+        )
     return tuple(sorted(events, key=lambda event: (event.time is None, event.time or 0.0)))
 
 
-def _cause(letter: DeadLetter) -> str:
-    if letter.recorded_by:
-        by = "" if letter.recorded_by == "hopback" else f" (recorded by {letter.recorded_by})"
-        when = "" if letter.last_failed is None else f" at {timestamp(letter.last_failed)}"
-        return f"{_queue(letter)} gave up{_after(letter)}{when}{by}: {_error(letter)}"
-    if letter.reason in _BROKER:
-        return _BROKER[letter.reason].format(queue=_queue(letter)) + _after(letter)
-    if letter.reason == "parked":
-        return f"A consumer of {_queue(letter)} parked it without a record{_after(letter)}"
-    if letter.reason == "unknown":
+def _cause(dead_letter: DeadLetter) -> str:
+    if dead_letter.recorded_by:
+        by = (
+            ""
+            if dead_letter.recorded_by == "hopback"
+            else f" (recorded by {dead_letter.recorded_by})"
+        )
+        when = (
+            "" if dead_letter.last_failed is None else f" at {timestamp(dead_letter.last_failed)}"
+        )
+        return (
+            f"{_queue(dead_letter)} gave up{_after(dead_letter)}{when}{by}: {_error(dead_letter)}"
+        )
+    if dead_letter.reason in _BROKER:
+        return _BROKER[dead_letter.reason].format(queue=_queue(dead_letter)) + _after(dead_letter)
+    if dead_letter.reason == "parked":
+        return (
+            f"A consumer of {_queue(dead_letter)} parked it without a record{_after(dead_letter)}"
+        )
+    if dead_letter.reason == "unknown":
         return "Nothing in it says why it is here"
-    return f"It left {_queue(letter)} for the reason {letter.reason!r}"
+    return f"It left {_queue(dead_letter)} for the reason {dead_letter.reason!r}"
 
 
-def _after(letter: DeadLetter) -> str:
-    if not letter.attempts:
+def _after(dead_letter: DeadLetter) -> str:
+    if not dead_letter.attempts:
         return ""
-    return " after 1 attempt" if letter.attempts == 1 else f" after {letter.attempts} attempts"
+    return (
+        " after 1 attempt"
+        if dead_letter.attempts == 1
+        else f" after {dead_letter.attempts} attempts"
+    )
 
 
-def _before(letter: DeadLetter) -> str:
-    if not letter.redrives:
+def _before(dead_letter: DeadLetter) -> str:
+    if not dead_letter.redrives:
         return ""
-    return f" It was re-driven{_times(letter.redrives) or ' once'} before{_by(letter)}."
+    return f" It was re-driven{_times(dead_letter.redrives) or ' once'} before{_by(dead_letter)}."
 
 
-def _by(letter: DeadLetter) -> str:
-    return f", last by job {letter.redrive_job}" if letter.redrive_job else ""
+def _by(dead_letter: DeadLetter) -> str:
+    return f", last by job {dead_letter.redrive_job}" if dead_letter.redrive_job else ""
 
 
 def _times(count: int) -> str:
     return "" if count == 1 else f" {count} times"
 
 
-def _queue(letter: DeadLetter) -> str:
-    return letter.origin or "an unknown queue"
+def _queue(dead_letter: DeadLetter) -> str:
+    return dead_letter.origin or "an unknown queue"
 
 
-def _error(letter: DeadLetter) -> str:
-    parts = [part for part in (letter.error, letter.error_message) if part]
+def _error(dead_letter: DeadLetter) -> str:
+    parts = [part for part in (dead_letter.error, dead_letter.error_message) if part]
     return ": ".join(parts).rstrip(".") or "no reason given"
 
 

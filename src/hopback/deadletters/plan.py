@@ -29,7 +29,7 @@ from hopback.deadletters.requests import (
     RedriveRequest,
     TargetKind,
 )
-from hopback.deadletters.session import Grouping, Sifted, check_cost
+from hopback.deadletters.session import ChosenMessages, Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.errors import BadRequest, CountMismatch, NoSuch, UnsafeOperation
 from hopback.headers import unread_headers
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord, Journal
-    from hopback.deadletters.live import Places, Scene
+    from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.requests import FromHead, Pace, Request, Settings, Who
-    from hopback.deadletters.session import BrowseSession, Browsing
+    from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
     from hopback.topology.plan import Plan, Redrive
     from hopback.topology.routing import RoutingTable
 
 
 __all__ = [
-    "Desk",
-    "Rehearsal",
+    "DryRun",
+    "Planner",
     "check_request",
-    "chosen_letters",
+    "chosen_messages",
     "export_file",
     "frozen_head",
-    "frozen_letters",
+    "frozen_messages",
     "order_kept",
     "spec_of",
     "watch_seconds",
@@ -104,23 +104,25 @@ def _check_pace(pace: Pace) -> None:
         raise BadRequest("pace", "1 try or more, and waits that are not negative")
 
 
-async def chosen_letters(session: BrowseSession, selection: FromSession) -> Sifted:
-    """The letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
+async def chosen_messages(session: BrowseSession, selection: FromSession) -> ChosenMessages:
+    """The dead letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
     found = await session.sift(parse_filter(selection.filter))
     if not selection.ids:
         return found
     wanted = set(selection.ids)
-    for ident in wanted - {letter.id for letter in found.letters}:
-        session.letter(ident)
-    chosen = tuple(letter for letter in found.letters if letter.id in wanted)
-    return Sifted(session, chosen, found.not_looked_into)
+    for message in wanted - {dead_letter.id for dead_letter in found.dead_letters}:
+        session.dead_letter(message)
+    chosen = tuple(dead_letter for dead_letter in found.dead_letters if dead_letter.id in wanted)
+    return ChosenMessages(session, chosen, found.not_looked_into)
 
 
-def frozen_letters(
-    session: BrowseSession, letters: tuple[DeadLetter, ...], text: str
+def frozen_messages(
+    session: BrowseSession, dead_letters: tuple[DeadLetter, ...], text: str
 ) -> SelectionSnapshot:
     """Exactly these messages of a session."""
-    return SelectionSnapshot(session.held, text, tuple(letter.digest for letter in letters))
+    return SelectionSnapshot(
+        session.held, text, tuple(dead_letter.digest for dead_letter in dead_letters)
+    )
 
 
 def frozen_head(ready: int, selection: FromHead) -> SelectionSnapshot:
@@ -177,7 +179,7 @@ _SHORTEST_WATCH_S = 5.0
 _LONGEST_WATCH_S = 120.0
 
 
-class Rehearsal:
+class DryRun:
     """Sees one message after the other and counts what would become of it."""
 
     def __init__(
@@ -206,16 +208,16 @@ class Rehearsal:
     def see(self, delivery: Delivery) -> None:
         """Count one message."""
         self.seen += 1
-        letter = read_dead_letter(delivery, self.seen, self._source)
-        judged = self._wanted.judge(letter, delivery, self._now)
+        dead_letter = read_dead_letter(delivery, self.seen, self._source)
+        judged = self._wanted.judge(dead_letter, delivery, self._now)
         self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
         if judged is not Judgement.MATCHES:
             return
         self.matching += 1
-        self._reasons.add(letter)
-        self._errors.add(letter)
+        self._reasons.add(dead_letter)
+        self._errors.add(dead_letter)
         if self._spec.kind is JobKind.REDRIVE:
-            self._aim(delivery, letter.origin)
+            self._aim(delivery, dead_letter.origin)
 
     def _aim(self, delivery: Delivery, origin: str) -> None:
         aim = aim_at(self._spec.target, delivery, origin, self._source, self._routes)
@@ -293,60 +295,65 @@ def _laps(plan: Plan) -> float:
 _FAILURES = 10_000
 
 
-class Desk:
+class Planner:
     """Settles requests."""
 
     def __init__(
-        self, places: Places, browsing: Browsing, settings: Settings, clock: Clock
+        self, live: LiveQueues, sessions: Sessions, settings: Settings, clock: Clock
     ) -> None:
-        self._places = places
-        self._browsing = browsing
+        self._live = live
+        self._sessions = sessions
         self._settings = settings
         self._clock = clock
 
     # --- jobs
 
     async def spec(
-        self, request: Request, scene: Scene, broker: str, job: str
-    ) -> tuple[JobSpec, Sifted | None]:
+        self, request: Request, snapshot: BrokerSnapshot, broker: str, job: str
+    ) -> tuple[JobSpec, ChosenMessages | None]:
         """A job for this request, and what a session holds of it; refused where it could not end well."""
-        selection, held = await self._selected(request, scene.ready)
-        _check_returns(request, selection, held, scene)
+        selection, held = await self._selected(request, snapshot.ready)
+        _check_returns(request, selection, held, snapshot)
         await self._check_count(request, selection, held)
-        spec = self._spec_of(request, selection, scene, broker, job)
-        await self.check_ways(spec, scene)
+        spec = self._spec_of(request, selection, snapshot, broker, job)
+        await self.check_ways(spec, snapshot)
         return spec, held
 
     def _spec_of(
-        self, request: Request, selection: SelectionSnapshot, scene: Scene, broker: str, job: str
+        self,
+        request: Request,
+        selection: SelectionSnapshot,
+        snapshot: BrokerSnapshot,
+        broker: str,
+        job: str,
     ) -> JobSpec:
-        design = scene.design_of(request.queue)
+        design = snapshot.design_of(request.queue)
         stamped = design is not None and design.stamps_redrives
         spec = spec_of(request, selection, broker, stamped=stamped)
         return replace(spec, export_to=export_file(request, self._settings, job))
 
-    async def scene_for(self, spec: JobSpec) -> Scene:
+    async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
         """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
-        scene = await self._places.scene(count=spec.queue)
-        await self.check_ways(spec, scene)
-        return scene
+        snapshot = await self._live.snapshot(count=spec.queue)
+        await self.check_ways(spec, snapshot)
+        return snapshot
 
     async def _selected(
         self, request: Request, ready: int
-    ) -> tuple[SelectionSnapshot, Sifted | None]:
-        """What a request selects now, and the letters if a session holds them."""
+    ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
+        """What a request selects now, and the dead letters if a session holds them."""
         selection = request.selection
         if not isinstance(selection, FromSession):
             return frozen_head(ready, selection), None
-        session = self._browsing.one(selection.session)
+        session = self._sessions.one(selection.session)
         if session.source.name != request.queue:
             # Whose session it is, is nobody's business who asks about another queue.
             raise NoSuch("session", selection.session)
-        held = await chosen_letters(session, selection)
-        return frozen_letters(session, held.letters, selection.filter), held
+        held = await chosen_messages(session, selection)
+        return frozen_messages(session, held.dead_letters, selection.filter), held
 
     async def _check_count(
-        self, request: Request, selection: SelectionSnapshot, held: Sifted | None
+        self, request: Request, selection: SelectionSnapshot, held: ChosenMessages | None
     ) -> None:
         found = selection.size
         if held is None and request.expected_count is not None and selection.filter:
@@ -357,20 +364,20 @@ class Desk:
     async def _matching(self, queue: str, selection: SelectionSnapshot) -> int:
         """How many of the first messages the filter wants; costs one look."""
         spec = JobSpec(JobKind.DISCARD, queue, "", selection)
-        source = (await self._places.scene()).one(queue)
-        rehearsal = Rehearsal(spec, source, parse_filter(selection.filter), self._clock.now())
-        async with aclosing(walk(self._places.broker, queue, selection.count)) as messages:
+        source = (await self._live.snapshot()).one(queue)
+        dry_run = DryRun(spec, source, parse_filter(selection.filter), self._clock.now())
+        async with aclosing(walk(self._live.broker, queue, selection.count)) as messages:
             async for delivery in messages:
-                rehearsal.see(delivery)
-        return rehearsal.matching
+                dry_run.see(delivery)
+        return dry_run.matching
 
-    async def check_ways(self, spec: JobSpec, scene: Scene) -> None:
+    async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Every way that is known beforehand leads to a queue; if one of several does, that will do."""
         if spec.kind is not JobKind.REDRIVE:
             return
-        ways = known_ways(spec.target, scene.one(spec.queue))
-        table = scene.table()
-        async with self._places.line() as connection:
+        ways = known_ways(spec.target, snapshot.one(spec.queue))
+        table = snapshot.table()
+        async with self._live.connected() as connection:
             flaws = [await target_flaw(connection, way, table) for way in ways]
         if flaws and all(flaws):
             raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
@@ -383,7 +390,7 @@ class Desk:
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
             raise BadRequest("job", f"one that has ended with failures; {state}")
-        depth, _ = await self._places.depth(job.queue)
+        depth, _ = await self._live.depth(job.queue)
         digests = tuple(failed.digest for failed in failures)
         return replace(
             job.spec,
@@ -398,21 +405,21 @@ class Desk:
     async def plan(self, request: Request, broker: str) -> JobPlan:
         """What a job for this request would do; looks at no more messages than the settings allow."""
         check_request(request)
-        scene = await self._places.scene(count=request.queue)
-        source, cost = scene.one(request.queue), scene.cost(request.queue)
-        selection, held = await self._selected(request, scene.ready)
-        spec = self._spec_of(request, selection, scene, broker, "JOB")
+        snapshot = await self._live.snapshot(count=request.queue)
+        source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
+        selection, held = await self._selected(request, snapshot.ready)
+        spec = self._spec_of(request, selection, snapshot, broker, "JOB")
         wanted = parse_filter(selection.filter)
-        rehearsal = Rehearsal(spec, source, wanted, self._clock.now(), scene.routes())
-        warnings = [*await self._rehearse(rehearsal, spec, cost, held), *_warnings(spec, cost)]
-        if rehearsal.unread:
-            warnings.append(_unread_headers(rehearsal.unread))
-        async with self._places.line() as connection:
-            ways = await rehearsal.ways(connection, scene.table())
+        dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
+        warnings = [*await self._run_dry(dry_run, spec, cost, held), *_warnings(spec, cost)]
+        if dry_run.unread:
+            warnings.append(_unread_headers(dry_run.unread))
+        async with self._live.connected() as connection:
+            ways = await dry_run.ways(connection, snapshot.table())
         flaws = [way.flaw for way in ways if way.flaw]
         barred = []
         try:
-            _check_returns(request, selection, held, scene)
+            _check_returns(request, selection, held, snapshot)
         except UnsafeOperation as refused:
             barred = [str(refused)]
         watched = spec.pace.watch_s
@@ -421,12 +428,12 @@ class Desk:
             queue=spec.queue,
             target=str(spec.target) if spec.kind is JobKind.REDRIVE else "",
             selected=selection.size,
-            seen=rehearsal.seen,
-            matching=rehearsal.matching,
-            reasons=rehearsal.reasons,
-            errors=rehearsal.errors,
+            seen=dry_run.seen,
+            matching=dry_run.matching,
+            reasons=dry_run.reasons,
+            errors=dry_run.errors,
             ways=ways,
-            left_out=rehearsal.left_out,
+            left_out=dry_run.left_out,
             cost=cost,
             order=order_kept(spec, len(ways)),
             warnings=tuple(warnings),
@@ -436,25 +443,25 @@ class Desk:
             export_to=spec.export_to,
         )
 
-    async def _rehearse(
-        self, rehearsal: Rehearsal, spec: JobSpec, cost: Cost, held: Sifted | None
+    async def _run_dry(
+        self, dry_run: DryRun, spec: JobSpec, cost: Cost, held: ChosenMessages | None
     ) -> list[str]:
         """See the messages; what could not be seen is said."""
         if held is not None:
             turns = Turns()
-            for letter in held.letters:
-                delivery = held.session.delivery(letter.id)
-                rehearsal.see(delivery)
+            for dead_letter in held.dead_letters:
+                delivery = held.session.delivery(dead_letter.id)
+                dry_run.see(delivery)
                 await turns.after(held_size(delivery))
             return _unread(held.not_looked_into)
         if cost.price is Price.REFUSED and not spec.forced:
             return [f"no message was looked at: {cost.text}"]
         selected = spec.selection.count
         count = min(selected, self._settings.scan)
-        async with aclosing(walk(self._places.broker, spec.queue, count)) as messages:
+        async with aclosing(walk(self._live.broker, spec.queue, count)) as messages:
             async for delivery in messages:
-                rehearsal.see(delivery)
-        unread = _unread(rehearsal.not_looked_into)
+                dry_run.see(delivery)
+        unread = _unread(dry_run.not_looked_into)
         if count < selected:
             return [f"only the first {count} of {selected} messages were looked at", *unread]
         return unread
@@ -479,7 +486,10 @@ def _unread_headers(count: int) -> str:
 
 
 def _check_returns(
-    request: Request, selection: SelectionSnapshot, held: Sifted | None, scene: Scene
+    request: Request,
+    selection: SelectionSnapshot,
+    held: ChosenMessages | None,
+    snapshot: BrokerSnapshot,
 ) -> None:
     """What a job holds and gives back must not have used up its deliveries by that.
 
@@ -488,7 +498,7 @@ def _check_returns(
     """
     by_filter = selection.filter and selection.digests is None
     if by_filter or (isinstance(request, RedriveRequest) and held is None):
-        check_cost(scene.cost(request.queue), forced=request.forced)
+        check_cost(snapshot.cost(request.queue), forced=request.forced)
 
 
 def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
@@ -502,4 +512,13 @@ def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
     return [text for text in found if text]
 
 
-__getattr__ = old_names(__name__, {"Order": "hopback.deadletters.journal.JobSpec"})
+__getattr__ = old_names(
+    __name__,
+    {
+        "Order": "hopback.deadletters.journal.JobSpec",
+        "Desk": "Planner",
+        "Rehearsal": "DryRun",
+        "chosen_letters": "chosen_messages",
+        "frozen_letters": "frozen_messages",
+    },
+)

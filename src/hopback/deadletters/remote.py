@@ -182,10 +182,10 @@ class RemoteDeadLetters:
     ) -> Page:
         """Dead letters of a session that match, after the cursor; larger pages are put together."""
         path, found = _path(_SESSIONS, session, "messages"), Page((), 0, str(cursor))
-        while found.next is not None and len(found.letters) < size:
-            limit = min(size - len(found.letters), _LARGEST_PAGE)
+        while found.next is not None and len(found.dead_letters) < size:
+            limit = min(size - len(found.dead_letters), _LARGEST_PAGE)
             page = await self._get(Page, path, filter=where, cursor=found.next, limit=limit)
-            found = structs.replace(page, letters=(*found.letters, *page.letters))
+            found = structs.replace(page, dead_letters=(*found.dead_letters, *page.dead_letters))
         return found
 
     async def message(self, session: str, message: str) -> MessageView:

@@ -26,6 +26,7 @@ from zlib import crc32
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
 from hopback.headers.names import REDRIVE_JOB
+from hopback.renamed import old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-__all__ = ["Arrivals", "Selecting", "Watch", "mark_of"]
+__all__ = ["Arrivals", "SelectedMessages", "Watch", "mark_of"]
 
 
 _LOOKED_AT = 100
@@ -121,7 +122,7 @@ def mark_of(delivery: Delivery) -> str:
     return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about.encode()):08x}"
 
 
-class Selecting:
+class SelectedMessages:
     """Takes the messages of a selection from a source, and knows how to go on after a crash.
 
     `returned_first` says that the queue hands out what came back before all else, and marks it.
@@ -347,3 +348,6 @@ class Selecting:
     def go_beyond(self) -> None:
         """Messages behind the selection will be held; that has to be written down before."""
         self._went_beyond = True
+
+
+__getattr__ = old_names(__name__, {"Selecting": "SelectedMessages"})

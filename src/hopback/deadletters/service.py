@@ -19,10 +19,10 @@ from hopback.clock import SystemClock
 from hopback.deadletters.actions import edited_copy, import_lines
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.job import Workshop, new_job_id
+from hopback.deadletters.job import JobRunner, new_job_id
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.live import Places
-from hopback.deadletters.plan import Desk, check_request
+from hopback.deadletters.live import LiveQueues
+from hopback.deadletters.plan import Planner, check_request
 from hopback.deadletters.requests import (
     BY_DESIGN,
     HIGHEST_RATE,
@@ -33,9 +33,9 @@ from hopback.deadletters.requests import (
     GroupBy,
     Settings,
 )
-from hopback.deadletters.session import Browsing, view_of
+from hopback.deadletters.session import Sessions, view_of
 from hopback.deadletters.targets import Aim, aim_at, queues_beyond, target_flaw
-from hopback.deadletters.views import Showing, summary_of
+from hopback.deadletters.views import Views, summary_of
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed, UnsafeOperation
 from hopback.policy.redrive import RedriveOccasion
 
@@ -98,13 +98,13 @@ class Operations:
         self.clock = clock or SystemClock()
         self.settings = settings or Settings()
         self.journal: Journal = journal or MemoryJournal()
-        self._places = Places(broker, management, vhost, topologies, overrides, self.clock)
-        self._browsing = Browsing(broker, self.settings, self.clock)
-        self._desk = Desk(self._places, self._browsing, self.settings, self.clock)
-        self._workshop = Workshop(
-            broker, self.journal, self.settings, self.clock, self._desk.scene_for
+        self._live = LiveQueues(broker, management, vhost, topologies, overrides, self.clock)
+        self._sessions = Sessions(broker, self.settings, self.clock)
+        self._planner = Planner(self._live, self._sessions, self.settings, self.clock)
+        self._runner = JobRunner(
+            broker, self.journal, self.settings, self.clock, self._planner.snapshot_for
         )
-        self._showing = Showing(self._places, self._browsing, self.clock)
+        self._views = Views(self._live, self._sessions, self.clock)
         self._name = f"{broker.address} {vhost}"
         self._who = NOBODY
         self._everywhere = False
@@ -131,46 +131,46 @@ class Operations:
 
     async def close(self) -> None:
         """Release every session and interrupt every job of this process. Safe to repeat."""
-        await self._workshop.close()
-        await self._browsing.close()
+        await self._runner.close()
+        await self._sessions.close()
 
     # --- queues
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue by name, with its depth; never looks into one."""
-        scene = await self._places.scene()
-        names = [found.name for found in scene.dead_letter_queues]
-        readings = await self._places.readings()
-        depths = await self._places.depths(names, readings)
+        snapshot = await self._live.snapshot()
+        names = [found.name for found in snapshot.dead_letter_queues]
+        readings = await self._live.readings()
+        depths = await self._live.depths(names, readings)
         active = {job.queue: job for job in await self._records(active=True)}
         return tuple(
             summary_of(
                 found, depths.get(found.name), active.get(found.name), self.clock.now(), readings
             )
-            for found in scene.dead_letter_queues
+            for found in snapshot.dead_letter_queues
         )
 
     async def queue(self, name: str) -> QueueDetail:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
-        scene = await self._places.scene()
-        found = scene.one(name)
+        snapshot = await self._live.snapshot()
+        found = snapshot.one(name)
         active = next(iter(await self._records(queue=name, active=True)), None)
-        depth, readings = await self._places.depth(name), await self._places.readings()
+        depth, readings = await self._live.depth(name), await self._live.readings()
         summary = summary_of(found, depth, active, self.clock.now(), readings)
-        return await self._showing.detail(scene, found, summary)
+        return await self._views.detail(snapshot, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """What discovery knows of one queue, with its plans; NoSuch if it is none."""
-        return (await self._places.scene()).one(name)
+        return (await self._live.snapshot()).one(name)
 
     async def lift_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> str:
         """Lift the queue's delivery limit by a policy of its own; the name of that policy.
 
         UnsafeOperation where it cannot be lifted: no management, an operator policy, an argument.
         """
-        scene = await self._places.scene()
-        scene.one(queue)
-        policy = await self._places.lift(scene, queue)
+        snapshot = await self._live.snapshot()
+        snapshot.one(queue)
+        policy = await self._live.lift(snapshot, queue)
         await self.note("limit.lift", by=by, queue=queue, reason=reason, details={"policy": policy})
         return policy
 
@@ -179,10 +179,10 @@ class Operations:
 
         UnsafeOperation if a message came back so often that the limit would soon remove it.
         """
-        scene = await self._places.scene()
-        if not self._places.is_lifted(scene, queue):  # a policy of ours outlives its queue
-            scene.one(queue)
-        await self._places.restore(queue)
+        snapshot = await self._live.snapshot()
+        if not self._live.is_lifted(snapshot, queue):  # a policy of ours outlives its queue
+            snapshot.one(queue)
+        await self._live.restore(queue)
         await self.note("limit.restore", by=by, queue=queue, reason=reason)
 
     # --- looking
@@ -201,67 +201,67 @@ class Operations:
         UnsafeOperation if looking could lose something, unless `forced`; with `lift` the limit is
         lifted first. The session ends by itself when its time is over.
         """
-        scene = await self._places.scene()
-        found = scene.one(queue)
-        if lift and scene.cost(queue).price is Price.REFUSED:
+        snapshot = await self._live.snapshot()
+        found = snapshot.one(queue)
+        if lift and snapshot.cost(queue).price is Price.REFUSED:
             await self.lift_limit(queue, by=by, reason="to look at it")
-            scene = await self._places.scene()
-        cost = scene.cost(queue)
-        session = await self._browsing.open(found, window, cost, by=by or self._who, forced=forced)
+            snapshot = await self._live.snapshot()
+        cost = snapshot.cost(queue)
+        session = await self._sessions.open(found, window, cost, by=by or self._who, forced=forced)
         details = {"session": session.id, "held": session.held, "forced": forced}
         await self.note("session.open", by=by, queue=queue, details=details)
         return view_of(session)
 
     def sessions(self) -> tuple[SessionView, ...]:
         """Every session that holds something now."""
-        return tuple(map(view_of, self._browsing.opened()))
+        return tuple(map(view_of, self._sessions.opened()))
 
-    def session(self, ident: str) -> SessionView:
+    def session(self, session_id: str) -> SessionView:
         """One session; SessionOver (a NoSuch) if it has ended."""
-        return view_of(self._browsing.one(ident))
+        return view_of(self._sessions.one(session_id))
 
-    async def renew(self, ident: str, seconds: float | None = None) -> SessionView:
+    async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
         """Hold on for as long again from now, or for so many seconds."""
-        return view_of(self._browsing.renewed(ident, seconds))
+        return view_of(self._sessions.renewed(session_id, seconds))
 
-    async def release(self, ident: str) -> None:
+    async def release(self, session_id: str) -> None:
         """Give everything back, in order; a session that has ended already is no error."""
-        await self._browsing.release(ident)
+        await self._sessions.release(session_id)
 
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
-        """Letters of a session that match, after the place `cursor`."""
-        held = self._browsing.one(session)
+        """Dead letters of a session that match, after the place `cursor`."""
+        held = self._sessions.one(session)
         return await held.page(parse_filter(where), cursor=int(cursor), size=size)
 
-    async def message(self, session: str, ident: str, *, by: Who | None = None) -> MessageView:
+    async def message(self, session: str, message: str, *, by: Who | None = None) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
-        held = self._browsing.one(session)
-        view = await self._showing.message(held, ident)
-        await self._shown(held, ident, by)
+        held = self._sessions.one(session)
+        view = await self._views.message(held, message)
+        await self._shown(held, message, by)
         return view
 
-    def delivery(self, session: str, ident: str) -> Delivery:
+    def delivery(self, session: str, message: str) -> Delivery:
         """The message itself, for whoever shows it in this process; `message` audits that it is shown."""
-        return self._browsing.one(session).delivery(ident)
+        return self._sessions.one(session).delivery(message)
 
-    async def body(self, session: str, ident: str, *, by: Who | None = None) -> bytes:
+    async def body(self, session: str, message: str, *, by: Who | None = None) -> bytes:
         """The bytes of one message; audited as shown."""
-        held = self._browsing.one(session)
-        content = held.delivery(ident).body
-        await self._shown(held, ident, by)
+        held = self._sessions.one(session)
+        content = held.delivery(message).body
+        await self._shown(held, message, by)
         return content
 
-    async def _shown(self, session: BrowseSession, ident: str, by: Who | None) -> None:
-        details = {"session": session.id, "message": ident}
+    async def _shown(self, session: BrowseSession, message: str, by: Who | None) -> None:
+        details = {"session": session.id, "message": message}
         await self.note("message.show", by=by, queue=session.source.name, details=details)
 
     async def groups(
         self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
-        """The letters of a session by what they have in common, the largest group first."""
-        return await self._browsing.one(session).groups(by, parse_filter(where))
+        """The dead letters of a session by what they have in common, the largest group first."""
+        return await self._sessions.one(session).groups(by, parse_filter(where))
 
     async def survey(
         self,
@@ -274,7 +274,7 @@ class Operations:
         who: Who | None = None,
     ) -> Survey:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
-        found = await self._showing.survey(queue, by, parse_filter(where), limit, forced=forced)
+        found = await self._views.survey(queue, by, parse_filter(where), limit, forced=forced)
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
 
@@ -283,7 +283,7 @@ class Operations:
     async def plan(self, request: Request) -> JobPlan:
         """What a job would do, without doing it."""
         request = request if request.by != NOBODY else structs.replace(request, by=self._who)
-        return await self._desk.plan(request, self._name)
+        return await self._planner.plan(request, self._name)
 
     async def start(self, request: Request) -> Job:
         """Begin a job and return it; it goes on by itself.
@@ -296,11 +296,11 @@ class Operations:
         if known is not None:
             return known
         check_request(request)
-        scene = await self._places.scene(count=request.queue)
-        ident = new_job_id()
-        spec, held = await self._desk.spec(request, scene, self._name, ident)
-        job = await self._workshop.begin(ident, spec, scene, held)
-        if job.id == ident:
+        snapshot = await self._live.snapshot(count=request.queue)
+        job_id = new_job_id()
+        spec, held = await self._planner.spec(request, snapshot, self._name, job_id)
+        job = await self._runner.begin(job_id, spec, snapshot, held)
+        if job.id == job_id:
             await self._told("job.start", job, request.by, request.reason)
         return job.view
 
@@ -324,14 +324,14 @@ class Operations:
         }
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
-    async def job(self, ident: str) -> Job:
+    async def job(self, job_id: str) -> Job:
         """One job as it is now."""
-        return (await self._record(ident)).view
+        return (await self._record(job_id)).view
 
-    async def _record(self, ident: str) -> JobRecord:
-        found = await self._workshop.current(ident)
+    async def _record(self, job_id: str) -> JobRecord:
+        found = await self._runner.current(job_id)
         if found is None:
-            raise NoSuch("job", ident)
+            raise NoSuch("job", job_id)
         return found
 
     async def _records(self, *, queue: str = "", active: bool = False) -> tuple[JobRecord, ...]:
@@ -346,43 +346,43 @@ class Operations:
         return tuple(record.view for record in found)
 
     async def failures(
-        self, ident: str, *, cursor: int = 0, limit: int = 100
+        self, job_id: str, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
         """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
-        await self.job(ident)
-        return await self.journal.failures(ident, cursor, limit)
+        await self.job(job_id)
+        return await self.journal.failures(job_id, cursor, limit)
 
-    async def events(self, ident: str) -> AsyncIterator[Job]:
+    async def events(self, job_id: str) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
-        async for record in self._workshop.news(ident):
+        async for record in self._runner.news(job_id):
             yield record.view
 
-    async def wait(self, ident: str) -> Job:
+    async def wait(self, job_id: str) -> Job:
         """Return when the job is neither running nor paused."""
         newest: JobRecord | None = None
-        async for record in self._workshop.news(ident):
+        async for record in self._runner.news(job_id):
             newest = record
-        await self._workshop.join(ident)
-        return await self.job(ident) if newest is None else newest.view
+        await self._runner.join(job_id)
+        return await self.job(job_id) if newest is None else newest.view
 
-    async def pause(self, ident: str, *, by: Who | None = None) -> Job:
+    async def pause(self, job_id: str, *, by: Who | None = None) -> Job:
         """Let it finish what is in flight, then wait; in whatever process it runs."""
-        job = await self._record(ident)
+        job = await self._record(job_id)
         if job.state is not JobState.PAUSED:
             job.to(JobState.PAUSED, self.clock.now())
-            await self._workshop.wish(ident, lambda wish: replace(wish, paused=True))
+            await self._runner.change_control(job_id, lambda asked: replace(asked, paused=True))
             await self._told("job.pause", job, by)
-        return await self.job(ident)
+        return await self.job(job_id)
 
-    async def resume(self, ident: str, *, by: Who | None = None) -> Job:
+    async def resume(self, job_id: str, *, by: Who | None = None) -> Job:
         """Let a paused job go on, or begin an interrupted or failed one again, in this process."""
-        job = await self._record(ident)
+        job = await self._record(job_id)
         if job.state is JobState.PAUSED:
-            await self._workshop.wish(ident, lambda wish: replace(wish, paused=False))
+            await self._runner.change_control(job_id, lambda asked: replace(asked, paused=False))
         else:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
-            job = await self._workshop.begin_again(job, await self._desk.scene_for(job.spec))
+            job = await self._runner.begin_again(job, await self._planner.snapshot_for(job.spec))
         await self._told("job.resume", job, by)
         return job.view
 
@@ -391,61 +391,61 @@ class Operations:
         if job.spec.broker != self._name:
             raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
 
-    async def cancel(self, ident: str, *, by: Who | None = None) -> Job:
+    async def cancel(self, job_id: str, *, by: Who | None = None) -> Job:
         """Let it finish what is in flight, then give the rest back."""
-        job = await self._record(ident)
+        job = await self._record(job_id)
         ended = job.to(JobState.CANCELLED, self.clock.now(), "cancelled")
         if job.is_active:
-            await self._workshop.wish(ident, lambda wish: replace(wish, cancelled=True))
+            await self._runner.change_control(job_id, lambda asked: replace(asked, cancelled=True))
         else:
             await self.journal.amend(ended)
         await self._told("job.cancel", job, by)
-        return await self.job(ident)
+        return await self.job(job_id)
 
-    async def interrupt(self, ident: str, *, by: Who | None = None) -> Job:
+    async def interrupt(self, job_id: str, *, by: Who | None = None) -> Job:
         """Before this process ends: finish what is in flight, and leave the job to be resumed.
 
         Everything else of this process ends with it, as by `close`.
         """
         with suppress(JobConflict):  # it has just come to its end
-            await self.pause(ident, by=by)
-            async for job in self.events(ident):
+            await self.pause(job_id, by=by)
+            async for job in self.events(job_id):
                 if job.state is not JobState.RUNNING:
                     break
         await self.close()
-        return await self.job(ident)
+        return await self.job(job_id)
 
-    async def set_rate(self, ident: str, rate: float | None, *, by: Who | None = None) -> Job:
+    async def set_rate(self, job_id: str, rate: float | None, *, by: Who | None = None) -> Job:
         """Another rate, messages per second, from now on; None for no limit."""
         if rate is not None and not 0 < rate <= HIGHEST_RATE:
             raise BadRequest("rate", f"messages per second above 0, got {rate:g}")
-        job = await self._record(ident)
+        job = await self._record(job_id)
         if not job.is_active:
-            raise JobConflict(f"job {ident} is {job.state}: only a running job has a rate", job)
-        await self._workshop.wish(ident, lambda wish: replace(wish, rate=rate))
+            raise JobConflict(f"job {job_id} is {job.state}: only a running job has a rate", job)
+        await self._runner.change_control(job_id, lambda asked: replace(asked, rate=rate))
         await self._told("job.rate", job, by, f"{rate}")
-        return structs.replace(await self.job(ident), rate=rate)
+        return structs.replace(await self.job(job_id), rate=rate)
 
-    async def retry_failures(self, ident: str, *, by: Who | None = None, reason: str = "") -> Job:
+    async def retry_failures(self, job_id: str, *, by: Who | None = None, reason: str = "") -> Job:
         """A new job for exactly what this one could not move; BadRequest if there is nothing."""
-        job = await self._record(ident)
+        job = await self._record(job_id)
         self._check_broker(job)
-        spec = await self._desk.spec_for_failures(job, self.journal, by or self._who, reason)
-        again = await self._workshop.begin(new_job_id(), spec, await self._desk.scene_for(spec))
+        spec = await self._planner.spec_for_failures(job, self.journal, by or self._who, reason)
+        again = await self._runner.begin(new_job_id(), spec, await self._planner.snapshot_for(spec))
         await self._told("job.retry-failures", again, by, spec.why)
         return again.view
 
-    async def came_back(self, ident: str, *, forced: bool = False, by: Who | None = None) -> int:
+    async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:
         """Look through the queue for messages that this job had sent and that died again."""
-        job = await self._record(ident)
+        job = await self._record(job_id)
         self._check_broker(job)
-        found = await self._showing.came_back(job, forced=forced)
+        found = await self._views.came_back(job, forced=forced)
         if not job.is_active:
             await self.journal.amend(
                 replace(job, counts=structs.replace(job.counts, came_back=found))
             )
         await self.note(
-            "job.came-back", by=by, queue=job.queue, job=ident, details={"found": found}
+            "job.came-back", by=by, queue=job.queue, job=job_id, details={"found": found}
         )
         return found
 
@@ -464,9 +464,9 @@ class Operations:
         """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
         details: dict[str, object] = {"session": session, "filter": where}
         if session:
-            lines = self._showing.lines_of_session(session, parse_filter(where))
+            lines = self._views.lines_of_session(session, parse_filter(where))
         else:
-            lines = self._showing.lines_of_queue(queue, parse_filter(where), limit, forced=forced)
+            lines = self._views.lines_of_queue(queue, parse_filter(where), limit, forced=forced)
         return self._exported(lines, queue, by, details)
 
     async def _exported(
@@ -507,7 +507,7 @@ class Operations:
     async def edit_and_redrive(
         self,
         session: str,
-        ident: str,
+        message: str,
         edit: Edit,
         *,
         target: Target = BY_DESIGN,
@@ -520,31 +520,31 @@ class Operations:
         """
         if not self.settings.editing:
             raise NotAllowed("editing messages is switched off here")
-        held = self._browsing.one(session)
-        sent = await self._send_copy(held, ident, edit, target, by)
-        details = {"message": ident, "copy": sent, "session": session}
+        held = self._sessions.one(session)
+        sent = await self._send_copy(held, message, edit, target, by)
+        details = {"message": message, "copy": sent, "session": session}
         await self.note(
             "message.edit", by=by, queue=held.source.name, reason=reason, details=details
         )
         return sent
 
     async def _send_copy(
-        self, held: BrowseSession, ident: str, edit: Edit, target: Target, by: Who | None
+        self, held: BrowseSession, message: str, edit: Edit, target: Target, by: Who | None
     ) -> str:
-        letter, delivery = held.letter(ident), held.delivery(ident)
-        routes = (await self._places.scene()).routes()
-        aim = aim_at(target, delivery, letter.origin, held.source, routes)
+        dead_letter, delivery = held.dead_letter(message), held.delivery(message)
+        routes = (await self._live.snapshot()).routes()
+        aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
         if not isinstance(aim, Aim):
             raise BadRequest("target", aim)
         copy = str(uuid4())
         person = by or self._who
         occasion = RedriveOccasion(self.clock.now(), f"edit-{copy}", person.id, person.name)
-        message = edited_copy(delivery, letter, edit, aim, occasion, copy)
-        async with self._places.line() as connection:
+        changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
+        async with self._live.connected() as connection:
             flaw = await target_flaw(connection, aim.redrive)
             if flaw is not None:
                 raise UnsafeOperation(f"the copy was not sent: {flaw}")
-            await (await connection.open_channel()).publish(message)
+            await (await connection.open_channel()).publish(changed)
         return copy
 
     async def queues_beyond(self, queue: str, target: Target) -> frozenset[str] | None:
@@ -552,8 +552,8 @@ class Operations:
 
         None if nothing tells, because the routes were not read from the broker.
         """
-        scene = await self._places.scene()
-        return queues_beyond(target, scene.one(queue), scene.table())
+        snapshot = await self._live.snapshot()
+        return queues_beyond(target, snapshot.one(queue), snapshot.table())
 
     # --- audit
 

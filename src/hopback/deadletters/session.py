@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrowseSession",
-    "Browsing",
+    "ChosenMessages",
     "Grouping",
     "Holding",
-    "Sifted",
+    "Sessions",
     "check_cost",
     "groups_of",
     "view_of",
@@ -52,21 +52,21 @@ _PREFETCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
-    """The letters of a session that are wanted, in the order of the queue, and how many nobody can judge."""
+class ChosenMessages:
+    """Dead letters of a session, in the order of the queue, and how many more nobody could judge."""
 
     session: BrowseSession
-    letters: tuple[DeadLetter, ...]
+    dead_letters: tuple[DeadLetter, ...]
     not_looked_into: int = 0
 
     def hand_over(self) -> Holding:
         """Give them to a job, which ends the session; SessionOver if it has ended meanwhile."""
-        return self.session.hand_over(self.letters)
+        return self.session.hand_over(self.dead_letters)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a job takes over from a session: the line, and the deliveries that it may settle on it.
+    """What a job takes over from a session: the connection, and the deliveries that it may settle on it.
 
     `held` is how many the session had in all.
     """
@@ -82,7 +82,7 @@ class BrowseSession:
 
     def __init__(
         self,
-        ident: str,
+        session_id: str,
         source: DeadLetterQueue,
         connection: Connection,
         channel: Channel,
@@ -93,7 +93,7 @@ class BrowseSession:
         by: Who = NOBODY,
         forced: bool = False,
     ) -> None:
-        self.id = ident
+        self.id = session_id
         self.source = source
         self.window = window
         self.cost = cost
@@ -110,7 +110,7 @@ class BrowseSession:
         self._connection = connection
         self._channel = channel
         self._clock = clock
-        self._letters: list[DeadLetter] = []
+        self._dead_letters: list[DeadLetter] = []
         self._deliveries: dict[str, Delivery] = {}
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -134,7 +134,7 @@ class BrowseSession:
             head.keep(delivery.tag)
             self._hold(delivery)
             await turns.after(rough_size(delivery))
-        self.complete = len(self._letters) >= ready
+        self.complete = len(self._dead_letters) >= ready
         await head.finish()
         if self.source.queue is None or self.source.queue.type is not QueueType.CLASSIC:
             self.order_kept = await head.round_out(ready)
@@ -142,22 +142,22 @@ class BrowseSession:
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.id}")
 
     async def _watch(self) -> None:
-        """When the broker ends the line, it has everything back already."""
+        """When the broker ends the connection, it has everything back already."""
         error = await self._channel.wait_closed()
         if not self._over:
             self._end(f"the broker took everything back: {error}")
             await self._connection.close()
 
     def _hold(self, delivery: Delivery) -> None:
-        letter = read_dead_letter(delivery, len(self._letters) + 1, self.source)
-        self._letters.append(letter)
+        dead_letter = read_dead_letter(delivery, len(self._dead_letters) + 1, self.source)
+        self._dead_letters.append(dead_letter)
         if self.window.bodies:
-            self._deliveries[letter.id] = delivery
+            self._deliveries[dead_letter.id] = delivery
             self.held_bytes += held_size(delivery)
-        if not self.forced and spent_too_much(letter.delivery_count, self.cost):
+        if not self.forced and spent_too_much(dead_letter.delivery_count, self.cost):
             raise UnsafeOperation(
                 f"looking at {self.source.name!r} stopped: a message was delivered"
-                f" {letter.delivery_count} times already and the queue removes it after"
+                f" {dead_letter.delivery_count} times already and the queue removes it after"
                 f" {self.cost.limit}; lift the limit before looking again"
             )
 
@@ -171,16 +171,16 @@ class BrowseSession:
     @property
     def held(self) -> int:
         """How many messages it holds."""
-        return len(self._letters)
+        return len(self._dead_letters)
 
     @property
-    def letters(self) -> tuple[DeadLetter, ...]:
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Everything it holds, in the order of the queue."""
         self._check()
-        return tuple(self._letters)
+        return tuple(self._dead_letters)
 
-    async def sift(self, wanted: Filter = EVERYTHING) -> Sifted:
-        """The letters for which all terms hold; others run meanwhile. SessionOver if it ends."""
+    async def sift(self, wanted: Filter = EVERYTHING) -> ChosenMessages:
+        """The dead letters for which all terms hold; others run meanwhile. SessionOver if it ends."""
         self._check()
         if wanted.needs_content and not self.window.bodies:
             raise BadFilter(
@@ -189,45 +189,47 @@ class BrowseSession:
         now, turns = self._clock.now(), Turns()
         found: list[DeadLetter] = []
         unread = 0
-        for letter in tuple(self._letters):
-            delivery = self._deliveries.get(letter.id)
-            judged = wanted.judge(letter, delivery, now)
+        for dead_letter in tuple(self._dead_letters):
+            delivery = self._deliveries.get(dead_letter.id)
+            judged = wanted.judge(dead_letter, delivery, now)
             if judged is Judgement.MATCHES:
-                found.append(letter)
+                found.append(dead_letter)
             unread += judged is Judgement.NOT_LOOKED_INTO
             if delivery is not None and wanted.needs_content:
                 await turns.after(held_size(delivery))
                 self._check()
-        return Sifted(self, tuple(found), unread)
+        return ChosenMessages(self, tuple(found), unread)
 
     async def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, size: int = 20) -> Page:
-        """Letters after the place `cursor`, at most `size` of them."""
+        """Dead letters after the place `cursor`, at most `size` of them."""
         found = await self.sift(wanted)
-        after = [letter for letter in found.letters if letter.place > cursor]
+        after = [dead_letter for dead_letter in found.dead_letters if dead_letter.place > cursor]
         shown = tuple(after[: max(size, 1)])
         following = str(shown[-1].place) if len(after) > len(shown) else None
-        return Page(shown, len(found.letters), following, found.not_looked_into)
+        return Page(shown, len(found.dead_letters), following, found.not_looked_into)
 
     async def groups(self, by: GroupBy, wanted: Filter = EVERYTHING) -> Groups:
-        """The letters by what they have in common, the largest group first."""
+        """The dead letters by what they have in common, the largest group first."""
         found = await self.sift(wanted)
         return Groups(
-            by, groups_of(found.letters, by), 0, len(found.letters), found.not_looked_into
+            by, groups_of(found.dead_letters, by), 0, len(found.dead_letters), found.not_looked_into
         )
 
-    def delivery(self, ident: str) -> Delivery:
+    def delivery(self, message: str) -> Delivery:
         """The whole message of that id; NoSuch if the session has none, or kept no contents."""
         self._check()
-        if ident not in self._deliveries:
-            raise NoSuch("message", ident, "" if self.window.bodies else "contents were not kept")
-        return self._deliveries[ident]
+        if message not in self._deliveries:
+            raise NoSuch("message", message, "" if self.window.bodies else "contents were not kept")
+        return self._deliveries[message]
 
-    def letter(self, ident: str) -> DeadLetter:
-        """The letter of that id; NoSuch if the session has none."""
+    def dead_letter(self, message: str) -> DeadLetter:
+        """The dead letter of that id; NoSuch if the session has none."""
         self._check()
-        found = next((letter for letter in self._letters if letter.id == ident), None)
+        found = next(
+            (dead_letter for dead_letter in self._dead_letters if dead_letter.id == message), None
+        )
         if found is None:
-            raise NoSuch("message", ident)
+            raise NoSuch("message", message)
         return found
 
     # --- ending
@@ -247,7 +249,7 @@ class BrowseSession:
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
-    def hand_over(self, letters: Iterable[DeadLetter]) -> Holding:
+    def hand_over(self, dead_letters: Iterable[DeadLetter]) -> Holding:
         """Give these messages, with the channel that holds them, to a job; the session ends.
 
         What the job does not settle goes back when it closes the channel.
@@ -257,16 +259,16 @@ class BrowseSession:
             raise UnsafeOperation(
                 f"session {self.id} kept no contents; nothing can be sent from it"
             )
-        chosen = tuple(letters)
-        held = tuple(self.delivery(letter.id) for letter in chosen)
-        count = len(self._letters)
+        chosen = tuple(dead_letters)
+        held = tuple(self.delivery(dead_letter.id) for dead_letter in chosen)
+        count = len(self._dead_letters)
         self._end("handed over to a job")
         return Holding(self._connection, self._channel, held, count)
 
     def _end(self, why: str) -> None:
         self._over = True
         self.why_closed = why
-        self._letters.clear()
+        self._dead_letters.clear()
         self._deliveries.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -274,7 +276,7 @@ class BrowseSession:
             self._watching.cancel()
 
     async def _close(self) -> None:
-        """Close in order; a line that is gone has given everything back already."""
+        """Close in order; a connection that is gone has given everything back already."""
         with suppress(BrokerError):
             await self._channel.close()
         with suppress(BrokerError):
@@ -296,16 +298,16 @@ class BrowseSession:
             raise SessionOver(self.id, self.why_closed)
 
 
-def groups_of(letters: Iterable[DeadLetter], by: GroupBy) -> tuple[Group, ...]:
-    """Group letters in one pass, keeping one sample of each group."""
+def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy) -> tuple[Group, ...]:
+    """Group dead letters in one pass, keeping one sample of each group."""
     grouping = Grouping(by)
-    for letter in letters:
-        grouping.add(letter)
+    for dead_letter in dead_letters:
+        grouping.add(dead_letter)
     return grouping.groups()
 
 
 class Grouping:
-    """Groups letters as they come; keeps one sample of each group, and at most so many groups.
+    """Groups dead letters as they come; keeps one sample of each group, and at most so many groups.
 
     What comes when there are as many is counted as one group with an empty sample key, `…`.
     """
@@ -317,14 +319,14 @@ class Grouping:
         self._counts: dict[str, int] = defaultdict(int)
         self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
 
-    def add(self, letter: DeadLetter) -> None:
-        """Count one letter."""
-        key = str(getattr(letter, self._by))
+    def add(self, dead_letter: DeadLetter) -> None:
+        """Count one dead letter."""
+        key = str(getattr(dead_letter, self._by))
         if key not in self._samples and len(self._samples) >= self._most:
             key = "…"
-        self._samples.setdefault(key, letter)
+        self._samples.setdefault(key, dead_letter)
         self._counts[key] += 1
-        self._times[key] = _spanned(self._times.get(key, (None, None)), letter.last_failed)
+        self._times[key] = _spanned(self._times.get(key, (None, None)), dead_letter.last_failed)
 
     def groups(self) -> tuple[Group, ...]:
         """The groups, the largest first."""
@@ -350,7 +352,7 @@ def _spanned(
 _REMEMBERED = 1000
 
 
-class Browsing:
+class Sessions:
     """Opens, keeps and closes browse sessions."""
 
     def __init__(self, broker: Broker, settings: Settings, clock: Clock) -> None:
@@ -399,26 +401,26 @@ class Browsing:
 
     def _forget(self) -> None:
         """Drop the oldest of those that are over; why the others ended can still be told."""
-        over = [ident for ident, session in self._sessions.items() if not session.is_open]
-        for ident in over[: max(len(self._sessions) - _REMEMBERED, 0)]:
-            del self._sessions[ident]
+        over = [session_id for session_id, session in self._sessions.items() if not session.is_open]
+        for session_id in over[: max(len(self._sessions) - _REMEMBERED, 0)]:
+            del self._sessions[session_id]
 
     def opened(self) -> tuple[BrowseSession, ...]:
         """Every session that holds something now."""
         return tuple(session for session in self._sessions.values() if session.is_open)
 
-    def one(self, ident: str) -> BrowseSession:
+    def one(self, session_id: str) -> BrowseSession:
         """The session of that id; NoSuch, or SessionOver if it was there."""
-        session = self._sessions.get(ident)
+        session = self._sessions.get(session_id)
         if session is None:
-            raise NoSuch("session", ident)
+            raise NoSuch("session", session_id)
         if not session.is_open:
-            raise SessionOver(ident, session.why_closed)
+            raise SessionOver(session_id, session.why_closed)
         return session
 
-    def renewed(self, ident: str, seconds: float | None) -> BrowseSession:
+    def renewed(self, session_id: str, seconds: float | None) -> BrowseSession:
         """The session, held on for longer."""
-        session = self.one(ident)
+        session = self.one(session_id)
         wanted = session.window.seconds if seconds is None else seconds
         if not 0 < wanted <= self._settings.session_s:
             raise BadRequest("seconds", f"up to {self._settings.session_s:g}, got {wanted:g}")
@@ -429,11 +431,11 @@ class Browsing:
         session.renew(wanted)
         return session
 
-    async def release(self, ident: str) -> None:
+    async def release(self, session_id: str) -> None:
         """Give everything back; a session that has ended already is no error."""
-        session = self._sessions.get(ident)
+        session = self._sessions.get(session_id)
         if session is None:
-            raise NoSuch("session", ident)
+            raise NoSuch("session", session_id)
         await session.release()
 
     async def close(self) -> None:
@@ -471,5 +473,6 @@ __getattr__ = old_names(
         "SMALL_WINDOW": "hopback.deadletters.SMALL_WINDOW",
         "MessageView": "hopback.deadletters.MessageView",
         "Survey": "hopback.deadletters.Survey",
+        "Browsing": "Sessions",
     },
 )

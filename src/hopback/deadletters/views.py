@@ -38,6 +38,7 @@ from hopback.deadletters.session import Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.headers import failure_in
 from hopback.headers.names import FAILURE, REDRIVE_JOB
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -47,13 +48,13 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord
-    from hopback.deadletters.live import Places, Scene
+    from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.requests import GroupBy
-    from hopback.deadletters.session import BrowseSession, Browsing
+    from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
 
 
-__all__ = ["Showing", "summary_of"]
+__all__ = ["Views", "summary_of"]
 
 
 _TEXTS = {
@@ -104,35 +105,37 @@ def _failure_record(delivery: Delivery) -> FailureRecord | None:
     )
 
 
-class Showing:
+class Views:
     """Looks, and tells what it saw."""
 
-    def __init__(self, places: Places, browsing: Browsing, clock: Clock) -> None:
-        self._places = places
-        self._browsing = browsing
+    def __init__(self, live: LiveQueues, sessions: Sessions, clock: Clock) -> None:
+        self._live = live
+        self._sessions = sessions
         self._clock = clock
 
     async def detail(
-        self, scene: Scene, found: DeadLetterQueue, summary: QueueSummary
+        self, snapshot: BrokerSnapshot, found: DeadLetterQueue, summary: QueueSummary
     ) -> QueueDetail:
         """Everything about a queue that can be known without looking into it."""
-        cost = scene.cost(found.name)
-        queue = scene.effective(found.name)
+        cost = snapshot.cost(found.name)
+        queue = snapshot.effective(found.name)
         return QueueDetail(
             **{name: getattr(summary, name) for name in summary.__struct_fields__},
             type=None if queue is None else queue.type,
             limit=cost.limit,
             cost=cost,
-            targets=await self._targets(scene, found),
-            broker_version=str(scene.version),
-            limit_lifted=self._places.is_lifted(scene, found.name),
-            can_lift=not isinstance(self._places.lifting_policy(scene, found.name), str),
+            targets=await self._targets(snapshot, found),
+            broker_version=str(snapshot.version),
+            limit_lifted=self._live.is_lifted(snapshot, found.name),
+            can_lift=not isinstance(self._live.lifting_policy(snapshot, found.name), str),
         )
 
-    async def _targets(self, scene: Scene, found: DeadLetterQueue) -> tuple[TargetChoice, ...]:
-        table = scene.table()
+    async def _targets(
+        self, snapshot: BrokerSnapshot, found: DeadLetterQueue
+    ) -> tuple[TargetChoice, ...]:
+        table = snapshot.table()
         made: list[TargetChoice] = []
-        async with self._places.line() as connection:
+        async with self._live.connected() as connection:
             for kind, text in _TEXTS.items():
                 target = Target(kind)
                 ways = known_ways(target, found)
@@ -153,24 +156,24 @@ class Showing:
                 )
         return tuple(made)
 
-    async def message(self, session: BrowseSession, ident: str) -> MessageView:
+    async def message(self, session: BrowseSession, message: str) -> MessageView:
         """One message, and where it would go."""
-        letter, delivery = session.letter(ident), session.delivery(ident)
-        aim = aim_at(BY_DESIGN, delivery, letter.origin, session.source)
+        dead_letter, delivery = session.dead_letter(message), session.delivery(message)
+        aim = aim_at(BY_DESIGN, delivery, dead_letter.origin, session.source)
         way, no_way = None, ""
         if isinstance(aim, Aim):
-            scene = await self._places.scene()
-            async with self._places.line() as connection:
-                flaw = await target_flaw(connection, aim.redrive, scene.table())
+            snapshot = await self._live.snapshot()
+            async with self._live.connected() as connection:
+                flaw = await target_flaw(connection, aim.redrive, snapshot.table())
             way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
         else:
             no_way = aim
         payload, encoding = plain_payload(delivery.body)
         headers, more_headers = plain_headers(delivery.properties.headers)
         return MessageView(
-            letter=letter,
-            sentence=what_happened(letter),
-            timeline=timeline(delivery, letter),
+            dead_letter=dead_letter,
+            sentence=what_happened(dead_letter),
+            timeline=timeline(delivery, dead_letter),
             failure=_failure_record(delivery),
             way=way,
             no_way=no_way,
@@ -183,7 +186,7 @@ class Showing:
             payload=payload,
             payload_encoding=encoding,
             payload_bytes=len(delivery.body),
-            body_url=f"/admin/dlq/sessions/{session.id}/messages/{letter.id}/body",
+            body_url=f"/admin/dlq/sessions/{session.id}/messages/{dead_letter.id}/body",
         )
 
     # --- through a whole queue
@@ -195,22 +198,22 @@ class Showing:
         source, count, ready = await self._may_walk(queue, limit, forced=forced)
         grouping, seen, matching, unread = Grouping(by), 0, 0, 0
         now = self._clock.now()
-        async with aclosing(walk(self._places.broker, queue, count)) as messages:
+        async with aclosing(walk(self._live.broker, queue, count)) as messages:
             async for delivery in messages:
                 seen += 1
-                letter = read_dead_letter(delivery, seen, source)
-                judged = wanted.judge(letter, delivery, now)
+                dead_letter = read_dead_letter(delivery, seen, source)
+                judged = wanted.judge(dead_letter, delivery, now)
                 unread += judged is Judgement.NOT_LOOKED_INTO
                 if judged is Judgement.MATCHES:
                     matching += 1
-                    grouping.add(letter)
+                    grouping.add(dead_letter)
         return Survey(queue, by, grouping.groups(), seen, matching, seen >= ready, unread)
 
     async def came_back(self, job: JobRecord, *, forced: bool) -> int:
         """How many messages that this job had sent are dead again in its queue."""
         _, count, _ = await self._may_walk(job.queue, None, forced=forced)
         found = 0
-        async with aclosing(walk(self._places.broker, job.queue, count)) as messages:
+        async with aclosing(walk(self._live.broker, job.queue, count)) as messages:
             async for delivery in messages:
                 found += delivery.properties.headers.get(REDRIVE_JOB) == job.id
         return found
@@ -221,28 +224,31 @@ class Showing:
         """The messages that match, as lines; given back when the last was read."""
         source, count, _ = await self._may_walk(queue, limit, forced=forced)
         place, now = 0, self._clock.now()
-        async with aclosing(walk(self._places.broker, queue, count)) as messages:
+        async with aclosing(walk(self._live.broker, queue, count)) as messages:
             async for delivery in messages:
                 place += 1
-                letter = read_dead_letter(delivery, place, source)
-                if wanted.matches(letter, delivery, now):
-                    yield write_line(delivery, letter)
+                dead_letter = read_dead_letter(delivery, place, source)
+                if wanted.matches(dead_letter, delivery, now):
+                    yield write_line(delivery, dead_letter)
 
-    async def lines_of_session(self, ident: str, wanted: Filter) -> AsyncIterator[bytes]:
+    async def lines_of_session(self, session_id: str, wanted: Filter) -> AsyncIterator[bytes]:
         """The messages of a session that match, as lines."""
-        session, turns = self._browsing.one(ident), Turns()
-        for letter in (await session.sift(wanted)).letters:
-            delivery = session.delivery(letter.id)
-            yield write_line(delivery, letter)
+        session, turns = self._sessions.one(session_id), Turns()
+        for dead_letter in (await session.sift(wanted)).dead_letters:
+            delivery = session.delivery(dead_letter.id)
+            yield write_line(delivery, dead_letter)
             await turns.after(held_size(delivery))
 
     async def _may_walk(
         self, queue: str, limit: int | None, *, forced: bool
     ) -> tuple[DeadLetterQueue, int, int]:
         """The queue, how many to take of how many; UnsafeOperation if looking could lose something."""
-        scene = await self._places.scene()
-        source = scene.one(queue)
-        check_cost(scene.cost(queue), forced=forced)
-        depth, _ = await self._places.depth(queue)
+        snapshot = await self._live.snapshot()
+        source = snapshot.one(queue)
+        check_cost(snapshot.cost(queue), forced=forced)
+        depth, _ = await self._live.depth(queue)
         ready = depth.ready or 0
         return source, ready if limit is None else min(limit, ready), ready
+
+
+__getattr__ = old_names(__name__, {"Showing": "Views"})

@@ -103,7 +103,7 @@ def settings(**auth: Any) -> AdminSettings:
 
 @asynccontextmanager
 async def admin(
-    *letters: Message,
+    *dead_letters: Message,
     exports: Path | None = None,
     editing: bool = False,
     version: str = "4.3",
@@ -120,7 +120,7 @@ async def admin(
     for queue in extra:
         await channel.declare_queue(queue)
     await connection.close()
-    await publish(broker, *letters)
+    await publish(broker, *dead_letters)
     view = EmbeddedManagement(broker)
     async with Operations(
         broker,

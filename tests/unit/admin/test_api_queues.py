@@ -36,10 +36,10 @@ async def test_the_overview_comes_from_one_sweep_and_never_looks() -> None:
 
 async def test_a_session_holds_pages_groups_and_gives_back() -> None:
     """Messages are held while they are looked at and back in order after release."""
-    letters = [
+    dead_letters = [
         dead_letter(number, "LookupError" if number < 3 else "KeyError") for number in range(5)
     ]
-    async with admin(*letters) as stage:
+    async with admin(*dead_letters) as stage:
         session = await stage.session(limit=10)
         assert (session["held"], session["complete"]) == (5, True)
         page = (await stage.client.get(f"{session['url']}/messages?limit=2")).json()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 async def _message(stage: Admin) -> str:
     """The URL of the one message of a new session."""
     session = await stage.session()
-    (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-    return f"{session['url']}/messages/{letter['id']}"
+    (found,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+    return f"{session['url']}/messages/{found['id']}"
 
 
 def _sent(stage: Admin) -> list[Any]:
@@ -106,8 +106,8 @@ async def test_a_grant_binds_the_target_of_a_copy() -> None:
     async with admin(dead_letter(1), editing=True, settings=rules, extra=(elsewhere,)) as stage:
         opened = await stage.client.post(f"/admin/dlq/queues/{DLQ}/sessions", headers=team)
         messages = f"{opened.json()['url']}/messages"
-        (letter,) = (await stage.client.get(messages, headers=team)).json()["items"]
-        message = f"{messages}/{letter['id']}"
+        (found,) = (await stage.client.get(messages, headers=team)).json()["items"]
+        message = f"{messages}/{found['id']}"
         target = {"kind": "queue", "routingKey": "vault"}
         order = {"edit": {"headers": {"a": "b"}}, "reason": "x", "target": target}
         answer = await stage.client.post(f"{message}/edit", json=order, headers=team)

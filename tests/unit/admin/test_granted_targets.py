@@ -37,8 +37,10 @@ def _as(role: str) -> dict[str, str]:
 async def _shop() -> AsyncIterator[Admin]:
     """The queues of two teams, with dead letters in both, and exchanges between them."""
     queues = [Queue(name) for name in ("vault", "orders.copy", "payments", _OTHER, "x", _ODD)]
-    letters = [dead_letter(number) for number in range(3)]
-    async with admin(*letters, extra=tuple(queues), settings=settings(grants=_GRANTS)) as stage:
+    dead_letters = [dead_letter(number) for number in range(3)]
+    async with admin(
+        *dead_letters, extra=tuple(queues), settings=settings(grants=_GRANTS)
+    ) as stage:
         connection = await stage.broker.connect("test")
         channel = await connection.open_channel()
         await channel.declare_exchange(Exchange("mixed", ExchangeType.TOPIC))

@@ -131,8 +131,8 @@ def test_a_message_is_found_by_whatever_names_it(ident: str, capsys: _Output) ->
         async with raffle() as found:
             await found.park(3)
             await list_messages(found.dead_letters, Look(DLQ, 3), "ndjson")
-            letters = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-            name = ident.format(digest=letters[1]["digest"][:16])
+            dead_letters = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            name = ident.format(digest=dead_letters[1]["digest"][:16])
             await show_message(found.dead_letters, Look(DLQ, 10), name, "json")
             shown = json.loads(capsys.readouterr().out)
             assert shown["letter"]["messageId"] == "m-1"

@@ -85,7 +85,7 @@ async def test_the_command_prints_the_documents_of_the_api(capsys: _Output) -> N
     """Queue, page, message, groups and job: name by name and value by value, as HTTP has them."""
     async with _served() as (found, _, client):
         await found.park(3)
-        letters = found.operations
+        dead_letters = found.operations
 
         def printed(value: object) -> Any:
             capsys.readouterr()
@@ -95,18 +95,18 @@ async def test_the_command_prints_the_documents_of_the_api(capsys: _Output) -> N
         async def answered(path: str) -> Any:
             return (await client.get(f"/admin/dlq/{path}")).raise_for_status().json()
 
-        queue = printed(await letters.queue(DLQ))
+        queue = printed(await dead_letters.queue(DLQ))
         assert {**await answered(f"queues/{DLQ}"), "depth": queue["depth"]} == queue
-        session = (await letters.open_session(DLQ)).id
-        page = await letters.messages(session)
+        session = (await dead_letters.open_session(DLQ)).id
+        page = await dead_letters.messages(session)
         assert await answered(f"sessions/{session}/messages") == printed(page)
-        first = page.letters[0].id
-        shown = printed(await letters.message(session, first))
+        first = page.dead_letters[0].id
+        shown = printed(await dead_letters.message(session, first))
         assert await answered(f"sessions/{session}/messages/{first}") == shown
-        groups = printed(await letters.groups(session))
+        groups = printed(await dead_letters.groups(session))
         assert await answered(f"sessions/{session}/groups") == groups
-        await letters.release(session)
-        job = await letters.wait((await letters.start(_request())).id)
+        await dead_letters.release(session)
+        job = await dead_letters.wait((await dead_letters.start(_request())).id)
         assert await answered(f"jobs/{job.id}") == printed(job)
 
 
@@ -119,10 +119,10 @@ async def test_what_is_printed_does_not_tell_who_was_asked(capsys: _Output) -> N
         said = []
         await list_messages(remote, look, "table")  # what was looked at once is redelivered
         capsys.readouterr()
-        for letters in (found.dead_letters, remote):
-            await list_messages(letters, look, "ndjson")
-            await list_groups(letters, look, GroupBy.ERROR, "table")
-            await show_queue(letters, DLQ, "table")
+        for dead_letters in (found.dead_letters, remote):
+            await list_messages(dead_letters, look, "ndjson")
+            await list_groups(dead_letters, look, GroupBy.ERROR, "table")
+            await show_queue(dead_letters, DLQ, "table")
             said.append(capsys.readouterr())
         assert said[0] == said[1]
         assert '"m-4"' in said[0].out
@@ -146,18 +146,18 @@ async def test_a_redrive_by_a_server_is_seen_through(capsys: _Output) -> None:
 async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
     """Not found, conflict, bad filter, unsafe: the same number, and something to do about it."""
     async with _served() as (found, remote, _):
-        letters: DeadLetters = found.dead_letters if by == "library" else remote
+        dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         await found.park(2)
         nowhere = Target(TargetKind.QUEUE, routing_key="no.such")
         discard = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm="other")
         for work, code in (
-            (letters.queue("no/such queue"), Exit.NOT_FOUND),
-            (letters.job("j-none"), Exit.NOT_FOUND),
-            (letters.plan(_request(max_redrives=-1)), Exit.USAGE),
-            (letters.start(discard), Exit.USAGE),
-            (letters.survey(DLQ, where="nonsense"), Exit.USAGE),
-            (letters.start(_request(expected_count=99)), Exit.CONFLICT),
-            (letters.start(_request(target=nowhere)), Exit.NOT_ALLOWED),
+            (dead_letters.queue("no/such queue"), Exit.NOT_FOUND),
+            (dead_letters.job("j-none"), Exit.NOT_FOUND),
+            (dead_letters.plan(_request(max_redrives=-1)), Exit.USAGE),
+            (dead_letters.start(discard), Exit.USAGE),
+            (dead_letters.survey(DLQ, where="nonsense"), Exit.USAGE),
+            (dead_letters.start(_request(expected_count=99)), Exit.CONFLICT),
+            (dead_letters.start(_request(target=nowhere)), Exit.NOT_ALLOWED),
         ):
             with pytest.raises(HopbackError) as refused:
                 await work
@@ -171,25 +171,25 @@ async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
 async def test_a_limit_is_lifted_only_where_it_is_a_danger_and_restored(by: str) -> None:
     """Where looking is free nothing is done; a queue that nobody knows has no limit to restore."""
     async with _served("4.0") as (found, remote, _):
-        letters: DeadLetters = found.dead_letters if by == "library" else remote
+        dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         connection = await found.broker.connect("setup")
         channel = await connection.open_channel()
         for name in ("orders", "orders.dlq"):
             await channel.declare_queue(Queue(name, QueueType.QUORUM))
         await connection.close()
         policies = found.broker.node.policies
-        await lift_if_needed(letters, DLQ)
+        await lift_if_needed(dead_letters, DLQ)
         assert policies.all() == ()
-        await lift_if_needed(letters, "orders.dlq")
+        await lift_if_needed(dead_letters, "orders.dlq")
         (policy,) = policies.all()
         assert policy.definition["delivery-limit"] == -1
-        assert (await letters.queue("orders.dlq")).limit_lifted
+        assert (await dead_letters.queue("orders.dlq")).limit_lifted
         for _ in range(2):
-            await letters.restore_limit("orders.dlq", reason="seen")
+            await dead_letters.restore_limit("orders.dlq", reason="seen")
             assert policies.all() == ()
         with pytest.raises(NoSuch, match=r"no\.such\.dlq"):
-            await letters.restore_limit("no.such.dlq", reason="seen")
-        noted = [one for one in await letters.audit() if one.action == "limit.restore"]
+            await dead_letters.restore_limit("no.such.dlq", reason="seen")
+        noted = [one for one in await dead_letters.audit() if one.action == "limit.restore"]
         assert [(one.queue, one.reason) for one in noted] == [("orders.dlq", "seen")] * 2
 
 

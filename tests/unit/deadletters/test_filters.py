@@ -130,9 +130,9 @@ def test_content_that_was_dropped_matches_nothing() -> None:
 
 def test_an_unknown_age_is_no_age() -> None:
     """A letter without any time is neither old nor young."""
-    letter = read_dead_letter(Received("dlq", "", "k"), 1)
-    assert not parse_filter("age>0s").matches(letter, None, NOW)
-    assert not parse_filter("age<9h").matches(letter, None, NOW)
+    dead_letter = read_dead_letter(Received("dlq", "", "k"), 1)
+    assert not parse_filter("age>0s").matches(dead_letter, None, NOW)
+    assert not parse_filter("age<9h").matches(dead_letter, None, NOW)
 
 
 @pytest.mark.parametrize(

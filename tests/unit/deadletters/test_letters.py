@@ -37,7 +37,7 @@ def received(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Receive
     return Received("dlq", "", "dlq", body, Properties(headers=headers, **more))
 
 
-def letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> DeadLetter:
+def dead_letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> DeadLetter:
     """The dead letter in it."""
     return read_dead_letter(received(headers, body, **more), 1)
 
@@ -53,7 +53,7 @@ def test_what_we_parked_tells_everything() -> None:
     record = failure_from_reason("none left", kind="shop.OutOfStock")
     text = failure_json(type(record)(record.type, record.message, record.fingerprint, attempts=3,
                                      first=NOW - 50, last=NOW - 20))  # fmt: skip
-    found = letter(
+    found = dead_letter(
         {
             "hopback-queue": "q",
             "hopback-attempts": 3,
@@ -71,14 +71,14 @@ def test_what_we_parked_tells_everything() -> None:
 def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
     """A delivery-limit death has no record; reason, queue and time come from `x-death`."""
     headers: dict[str, Any] = {"x-death": [death("q", "delivery_limit")]}
-    found = letter(headers)
+    found = dead_letter(headers)
     assert (found.reason, found.origin, found.error, found.recorded_by) == (
         "delivery_limit", "q", "", "",
     )  # fmt: skip
     assert found.age(NOW) == 100.0
     assert "crashed" in what_happened(found)
-    same = letter(headers, b"other body")
-    other = letter({"x-death": [death("q2", "delivery_limit")]})
+    same = dead_letter(headers, b"other body")
+    other = dead_letter({"x-death": [death("q2", "delivery_limit")]})
     assert found.fingerprint == same.fingerprint != other.fingerprint
 
 
@@ -95,7 +95,7 @@ def test_what_was_retried_and_then_died_keeps_the_word_of_the_broker() -> None:
     """The mark of an earlier failure does not hide that the broker took it from its queue."""
     marks = {"hopback-queue": "q", "hopback-attempts": 2, "hopback-failure": "{}"}
     last = [death("q", "delivery_limit"), death("q.retry.30s", "expired")]
-    assert letter({**marks, "x-death": last}).reason == "delivery_limit"
+    assert dead_letter({**marks, "x-death": last}).reason == "delivery_limit"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_runs_that_only_the_broker_saw_are_counted(
     record: list[tuple[str, str, int]], runs: int
 ) -> None:
     """Each wait in a retry queue was between two runs, whoever put the message there."""
-    assert letter({"x-death": [death(*entry) for entry in record]}).attempts == runs
+    assert dead_letter({"x-death": [death(*entry) for entry in record]}).attempts == runs
 
 
 def test_a_snooze_is_no_attempt() -> None:
@@ -187,20 +187,23 @@ def test_other_frameworks_are_understood(
     headers: dict[str, Any], framework: str, error: str, origin: str, attempts: int
 ) -> None:
     """Each framework's own headers give error, queue and retries, and a fingerprint of their own."""
-    found = letter(headers)
+    found = dead_letter(headers)
     assert (found.recorded_by, found.error, found.origin) == (framework, error, origin)
     assert found.attempts == attempts
     assert framework in what_happened(found)
-    assert found.fingerprint != letter({"x-death": [death(origin, "rejected")]}).fingerprint
+    assert found.fingerprint != dead_letter({"x-death": [death(origin, "rejected")]}).fingerprint
 
 
 def test_a_fingerprint_is_the_same_for_another_line_of_data() -> None:
     """Frames decide, not the numbers in the message or the line."""
     one = {"MT-Fault-ExceptionType": "E", "MT-Fault-Message": "order 1"}
-    assert letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 1"}).fingerprint == (
-        letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 2"}).fingerprint
+    assert dead_letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 1"}).fingerprint == (
+        dead_letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 2"}).fingerprint
     )
-    assert letter(one).fingerprint == letter(one | {"MT-Fault-Message": "order 2"}).fingerprint
+    assert (
+        dead_letter(one).fingerprint
+        == dead_letter(one | {"MT-Fault-Message": "order 2"}).fingerprint
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,13 +221,13 @@ def test_envelopes_give_type_id_and_time(
     headers: dict[str, Any], body: bytes, properties: dict[str, Any]
 ) -> None:
     """CloudEvents in both modes and the common envelopes are read; properties go first."""
-    found = letter(headers, body, **properties)
+    found = dead_letter(headers, body, **properties)
     assert (found.type, found.message_id, found.sent) == ("t", "i", "z")
 
 
 def test_a_large_body_is_not_parsed() -> None:
     """Beyond the limit a body gives nothing away, and costs nothing."""
-    assert letter({}, b'{"type":"t","x":"' + b"x" * 70_000 + b'"}').type == ""
+    assert dead_letter({}, b'{"type":"t","x":"' + b"x" * 70_000 + b'"}').type == ""
 
 
 def test_looking_does_not_change_the_digest() -> None:

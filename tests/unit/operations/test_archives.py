@@ -136,15 +136,15 @@ async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
     async with stage() as scene:
         await scene.park(1)
         session = await scene.operations.open_session(DLQ)
-        (letter,) = (await scene.operations.messages(session.id)).letters
+        (dead_letter,) = (await scene.operations.messages(session.id)).dead_letters
         with pytest.raises(NotAllowed):
-            await scene.operations.edit_and_redrive(session.id, letter.id, edit)
+            await scene.operations.edit_and_redrive(session.id, dead_letter.id, edit)
     async with stage(settings=Settings(editing=True)) as scene:
         await scene.park(1, headers={"x-bad": 1, "x-good": 2})
         session = await scene.operations.open_session(DLQ)
-        (letter,) = (await scene.operations.messages(session.id)).letters
+        (dead_letter,) = (await scene.operations.messages(session.id)).dead_letters
         copy = await scene.operations.edit_and_redrive(
-            session.id, letter.id, edit, by=ANN, reason="wrong tenant"
+            session.id, dead_letter.id, edit, by=ANN, reason="wrong tenant"
         )
         (sent,) = scene.queue(MAIN).ready
         assert (sent.body, sent.properties.message_id) == (b'{"fixed": true}', copy)
@@ -154,10 +154,12 @@ async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
         assert sent.properties.headers["x-good"] == 2
         forbidden = Edit(headers={"hopback-attempts": 0})
         with pytest.raises(BadRequest, match="hopback-attempts"):
-            await scene.operations.edit_and_redrive(session.id, letter.id, forbidden)
+            await scene.operations.edit_and_redrive(session.id, dead_letter.id, forbidden)
         nowhere = Target(TargetKind.QUEUE, routing_key="typo")
         with pytest.raises(UnsafeOperation, match="does not exist"):
-            await scene.operations.edit_and_redrive(session.id, letter.id, edit, target=nowhere)
+            await scene.operations.edit_and_redrive(
+                session.id, dead_letter.id, edit, target=nowhere
+            )
         await scene.operations.release(session.id)
         assert scene.bodies(DLQ) == [b"0"]
 

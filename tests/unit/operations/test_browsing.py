@@ -55,16 +55,19 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
         session = await operations.open_session(DLQ, Window(limit=30), by=ANN)
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
         page = await operations.messages(session.id, size=20)
-        assert ([letter.place for letter in page.letters], page.matching) == (
+        assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
             list(range(1, 21)),
             30,
         )
         rest = await operations.messages(session.id, cursor=page.next or 0)
-        assert ([letter.place for letter in rest.letters], rest.next) == (list(range(21, 31)), None)
-        assert (await operations.messages(session.id, "id:m7")).letters[0].message_id == "m7"
+        assert ([dead_letter.place for dead_letter in rest.dead_letters], rest.next) == (
+            list(range(21, 31)),
+            None,
+        )
+        assert (await operations.messages(session.id, "id:m7")).dead_letters[0].message_id == "m7"
         groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
         assert [group.count for group in groups] == [10, 10, 10]
-        ident = page.letters[3].id
+        ident = page.dead_letters[3].id
         assert await operations.body(session.id, ident, by=ANN) == b"3"
         view = await operations.message(session.id, ident)
         assert view.way is not None
@@ -164,7 +167,10 @@ async def test_what_a_filter_cannot_look_into_is_said() -> None:
         operations, text = scene.operations, "payload.order.id:1"
         session = await operations.open_session(DLQ)
         page = await operations.messages(session.id, text)
-        assert ([letter.place for letter in page.letters], page.not_looked_into) == ([2], 2)
+        assert ([dead_letter.place for dead_letter in page.dead_letters], page.not_looked_into) == (
+            [2],
+            2,
+        )
         groups = await operations.groups(session.id, GroupBy.REASON, text)
         assert (groups.matching, groups.not_looked_into) == (1, 2)
         held = redrive(selection=FromSession(session.id, filter=text))

@@ -190,8 +190,8 @@ async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
         await _browsed(scene)
         steps.broker, scene.broker.faults = scene.broker, steps
         session = await scene.operations.open_session(DLQ, Window(limit=10), by=ANN)
-        letters = (await scene.operations.messages(session.id, size=100)).letters
-        chosen = tuple(letter.id for letter in letters[:6])
+        dead_letters = (await scene.operations.messages(session.id, size=100)).dead_letters
+        chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)
         job = await scene.operations.start(redrive(selection=FromSession(session.id, chosen)))
         done = await _killed_and_resumed(scene, steps, job.id, [1, 1])

@@ -11,7 +11,7 @@ import pytest
 from hopback.broker.embedded import Fault
 from hopback.deadletters.contract import Job, JobState
 from hopback.deadletters.engine import may_pass
-from hopback.deadletters.journal import MemoryJournal, Wish
+from hopback.deadletters.journal import ControlRequest, MemoryJournal
 from hopback.deadletters.requests import (
     RAMP,
     FromHead,
@@ -133,8 +133,8 @@ async def test_a_session_is_taken_over_by_the_job() -> None:
     async with stage() as scene:
         await scene.park(20)
         session = await scene.operations.open_session(DLQ, Window(limit=10), by=ANN)
-        letters = (await scene.operations.messages(session.id, size=100)).letters
-        chosen = tuple(letter.id for letter in letters[2:8:2])
+        dead_letters = (await scene.operations.messages(session.id, size=100)).dead_letters
+        chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
         request = redrive(selection=FromSession(session.id, chosen), expected_count=3)
         job = await scene.operations.start(request)
         done = await scene.operations.wait(job.id)
@@ -204,7 +204,7 @@ class _Away(MemoryJournal):
 
     is_away = False
 
-    async def renew(self, ident: str, owner: str) -> Wish:
+    async def renew(self, ident: str, owner: str) -> ControlRequest:
         """As ever, if it is there."""
         self._answer()
         return await super().renew(ident, owner)
@@ -230,7 +230,7 @@ async def test_a_job_hears_its_people_again_when_the_database_is_back() -> None:
         journal.is_away = True
         await _pass(6)  # longer than a heartbeat, shorter than the way to the next checkpoint
         journal.is_away = False
-        await journal.wish(job.id, Wish(cancelled=True))
+        await journal.set_control(job.id, ControlRequest(cancelled=True))
         assert (await scene.operations.wait(job.id)).state is JobState.CANCELLED
 
 

@@ -77,13 +77,13 @@ async def test_a_server_gives_the_values_that_the_library_gives() -> None:
         session = await remote.open_session(DLQ, Window(limit=5))
         assert (session.held, session.complete) == (5, False)
         page = await remote.messages(session.id, "error:TimeoutError", size=2)
-        assert (len(page.letters), page.matching, page.next) == (2, 3, "3")
+        assert (len(page.dead_letters), page.matching, page.next) == (2, 3, "3")
         rest = await remote.messages(session.id, "error:TimeoutError", cursor=page.next or 0)
-        assert [letter.place for letter in rest.letters] == [5]
+        assert [dead_letter.place for dead_letter in rest.dead_letters] == [5]
         assert await library.messages(session.id, size=5) == await remote.messages(
             session.id, size=5
         )
-        first = page.letters[0].id
+        first = page.dead_letters[0].id
         assert await remote.message(session.id, first) == await library.message(session.id, first)
         assert await remote.body(session.id, first) == b'{"number":0}'
         assert await remote.groups(session.id, GroupBy.ERROR) == await library.groups(
