@@ -13,40 +13,23 @@ import asyncio
 import io
 import json
 import os
-from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from decimal import Decimal
+from base64 import b64decode
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from msgspec import structs
 
 from hopback.errors import BadLine
 from hopback.extras import needs
-from hopback.fields import (
-    Float32,
-    Int8,
-    Int16,
-    Int32,
-    LongStr,
-    RawValue,
-    Timestamp,
-    UInt8,
-    UInt16,
-    UInt32,
-    UInt64,
-)
-from hopback.message import Properties
+from hopback.headers.typed_json import as_base64, properties_from_json, properties_to_json
 from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from hopback.deadletters.contract import DeadLetter
-    from hopback.fields import FieldValue, Headers
-    from hopback.message import Delivery
+    from hopback.message import Delivery, Properties
 
 
 __all__ = [
@@ -64,31 +47,6 @@ __all__ = [
 VERSION = 1
 """The version of the format; a reader refuses a newer one."""
 
-_INTEGERS: dict[type, str] = {
-    Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
-    Timestamp: "T",
-}  # fmt: skip
-_BY_CODE: dict[str, Callable[[Any], FieldValue]] = {
-    **{code: kind for kind, code in _INTEGERS.items()},
-    "t": bool,
-    "f": lambda value: Float32(float.fromhex(value)),
-    "d": float.fromhex,
-    "D": lambda value: Decimal((value[0], tuple(map(int, value[1])), -value[2])),
-    "S": str,
-    "S64": lambda value: LongStr(b64decode(value, validate=True)),
-    "x": lambda value: b64decode(value, validate=True),
-    "V": lambda _value: None,
-    "raw": lambda value: RawValue(b64decode(value, validate=True)),
-    "A": lambda value: [_read_value(inner) for inner in value],
-    "F": lambda value: {name: _read_value(inner) for name, inner in value.items()},
-}
-_PLAIN = tuple(
-    field.name
-    for field in fields(Properties)
-    if field.name not in {"headers", "further_headers", "opaque_headers"}
-)
-_NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
-
 
 @dataclass(frozen=True, slots=True)
 class Archived:
@@ -103,23 +61,17 @@ class Archived:
 
 def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> bytes:
     """One message as one line, with its newline."""
-    properties = delivery.properties
-    plain = {name: getattr(properties, name) for name in _PLAIN}
     record: dict[str, object] = {
         "hopback": VERSION,
         "queue": delivery.queue,
         "exchange": delivery.exchange,
         "routingKey": delivery.routing_key,
-        "properties": {name: value for name, value in plain.items() if value is not None},
-        "headers": {name: _write_value(value) for name, value in properties.headers.items()},
-        **_body(delivery.body),
+        **properties_to_json(delivery.properties),
     }
-    if properties.further_headers:
-        record["furtherHeaders"] = [
-            [_base64(name), _write_value(value)] for name, value in properties.further_headers
-        ]
-    if properties.opaque_headers:
-        record["opaqueHeaders"] = _base64(properties.opaque_headers)
+    try:
+        record["body"] = delivery.body.decode("utf-8")
+    except UnicodeDecodeError:
+        record["bodyBase64"] = as_base64(delivery.body)
     if dead_letter is not None:
         record["about"] = structs.asdict(dead_letter)
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
@@ -148,78 +100,11 @@ def _archived(record: dict[str, Any]) -> Archived:
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("expected texts for queue, exchange and routingKey")
     queue, exchange, routing_key = texts
-    return Archived(queue, exchange, routing_key, _read_body(record), _read_properties(record))
-
-
-def _read_body(record: dict[str, Any]) -> bytes:
     if "body" in record:
-        return str(record["body"]).encode("utf-8")
-    return b64decode(record["bodyBase64"], validate=True)
-
-
-def _read_properties(record: dict[str, Any]) -> Properties:
-    plain = record["properties"]
-    for name, value in plain.items():
-        if name not in _PLAIN or type(value) is not (int if name in _NUMBERS else str):
-            raise ValueError(f"expected a property of AMQP in its type, got {name}={value!r}")
-    headers: Headers = MappingProxyType(
-        {name: _read_value(value) for name, value in record["headers"].items()}
-    )
-    further = tuple(_read_further(pair) for pair in record.get("furtherHeaders", ()))
-    opaque = b64decode(record.get("opaqueHeaders", ""), validate=True)
-    return Properties(headers=headers, further_headers=further, opaque_headers=opaque, **plain)
-
-
-def _read_further(pair: Any) -> tuple[bytes, FieldValue]:
-    name, value = b64decode(pair[0], validate=True), _read_value(pair[1])
-    if len(name) > 255:
-        raise ValueError(f"expected a header's name of at most 255 bytes, got {len(name)}")
-    return name, value
-
-
-def _body(body: bytes) -> dict[str, str]:
-    try:
-        return {"body": body.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"bodyBase64": _base64(body)}
-
-
-def _base64(data: bytes) -> str:
-    return b64encode(data).decode("ascii")
-
-
-def _write_value(value: FieldValue) -> list[Any]:
-    kind = type(value)
-    if kind in _INTEGERS:
-        return [_INTEGERS[kind], int(value)]  # type: ignore[arg-type]
-    match value:
-        case None:
-            return ["V", None]
-        case bool():
-            return ["t", value]
-        case float():
-            return ["f" if isinstance(value, Float32) else "d", float.hex(value)]
-        case Decimal():
-            sign, digits, exponent = value.as_tuple()
-            return ["D", [sign, "".join(map(str, digits)), -int(exponent)]]
-        case str():
-            return ["S", value]
-        case RawValue():
-            return ["raw", _base64(value)]
-        case bytes():
-            return ["S64" if isinstance(value, LongStr) else "x", _base64(value)]
-        case Mapping():
-            return ["F", {name: _write_value(inner) for name, inner in value.items()}]
-        case int():
-            return ["l", int(value)]
-    return ["A", [_write_value(inner) for inner in value]]
-
-
-def _read_value(pair: Any) -> FieldValue:
-    code, value = pair
-    if code not in _BY_CODE:
-        raise ValueError(f"expected the code of an AMQP type, got {code!r}")
-    return _BY_CODE[code](value)
+        body = str(record["body"]).encode("utf-8")
+    else:
+        body = b64decode(record["bodyBase64"], validate=True)
+    return Archived(queue, exchange, routing_key, body, properties_from_json(record))
 
 
 _COMPRESSED = ".zst"

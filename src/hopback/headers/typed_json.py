@@ -1,0 +1,141 @@
+"""Properties and header values as JSON, equal in value and type when they are read back. Pure.
+
+Each header value stands beside the code of its AMQP type, so nothing is guessed. Archives and the outbox
+are written this way.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import fields
+from decimal import Decimal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hopback.fields import (
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    LongStr,
+    RawValue,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+from hopback.message import Properties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.fields import FieldValue
+
+__all__ = ["as_base64", "properties_from_json", "properties_to_json"]
+
+_INTEGERS: dict[type, str] = {
+    Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
+    Timestamp: "T",
+}  # fmt: skip
+_BY_CODE: dict[str, Callable[[Any], FieldValue]] = {
+    **{code: kind for kind, code in _INTEGERS.items()},
+    "t": bool,
+    "f": lambda value: Float32(float.fromhex(value)),
+    "d": float.fromhex,
+    "D": lambda value: Decimal((value[0], tuple(map(int, value[1])), -value[2])),
+    "S": str,
+    "S64": lambda value: LongStr(b64decode(value, validate=True)),
+    "x": lambda value: b64decode(value, validate=True),
+    "V": lambda _value: None,
+    "raw": lambda value: RawValue(b64decode(value, validate=True)),
+    "A": lambda value: [_read_value(inner) for inner in value],
+    "F": lambda value: {name: _read_value(inner) for name, inner in value.items()},
+}
+_PLAIN = tuple(
+    field.name
+    for field in fields(Properties)
+    if field.name not in {"headers", "further_headers", "opaque_headers"}
+)
+_NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
+_NAME_BYTES = 255  # the longest name of a header that AMQP 0-9-1 can carry
+
+
+def as_base64(data: bytes) -> str:
+    """Bytes as text."""
+    return b64encode(data).decode("ascii")
+
+
+def properties_to_json(properties: Properties) -> dict[str, Any]:
+    """The properties that are set and the headers, to stand in an object of JSON beside other fields."""
+    plain = {name: getattr(properties, name) for name in _PLAIN}
+    record: dict[str, Any] = {
+        "properties": {name: value for name, value in plain.items() if value is not None},
+        "headers": {name: _write_value(value) for name, value in properties.headers.items()},
+    }
+    if properties.further_headers:
+        record["furtherHeaders"] = [
+            [as_base64(name), _write_value(value)] for name, value in properties.further_headers
+        ]
+    if properties.opaque_headers:
+        record["opaqueHeaders"] = as_base64(properties.opaque_headers)
+    return record
+
+
+def properties_from_json(record: dict[str, Any]) -> Properties:
+    """The properties in such an object; ValueError, TypeError, KeyError or ArithmeticError if it is none."""
+    plain = record["properties"]
+    for name, value in plain.items():
+        if name not in _PLAIN or type(value) is not (int if name in _NUMBERS else str):
+            raise ValueError(f"expected a property of AMQP in its type, got {name}={value!r}")
+    further = []
+    for encoded, value in record.get("furtherHeaders", ()):
+        name = b64decode(encoded, validate=True)
+        if len(name) > _NAME_BYTES:
+            raise ValueError(
+                f"expected a header's name of at most {_NAME_BYTES} bytes, got {len(name)}"
+            )
+        further.append((name, _read_value(value)))
+    return Properties(
+        headers=MappingProxyType(
+            {name: _read_value(value) for name, value in record["headers"].items()}
+        ),
+        further_headers=tuple(further),
+        opaque_headers=b64decode(record.get("opaqueHeaders", ""), validate=True),
+        **plain,
+    )
+
+
+def _write_value(value: FieldValue) -> list[Any]:
+    kind = type(value)
+    if kind in _INTEGERS:
+        return [_INTEGERS[kind], int(value)]  # type: ignore[arg-type]
+    match value:
+        case None:
+            return ["V", None]
+        case bool():
+            return ["t", value]
+        case float():
+            return ["f" if isinstance(value, Float32) else "d", float.hex(value)]
+        case Decimal():
+            sign, digits, exponent = value.as_tuple()
+            return ["D", [sign, "".join(map(str, digits)), -int(exponent)]]
+        case str():
+            return ["S", value]
+        case RawValue():
+            return ["raw", as_base64(value)]
+        case bytes():
+            return ["S64" if isinstance(value, LongStr) else "x", as_base64(value)]
+        case Mapping():
+            return ["F", {name: _write_value(inner) for name, inner in value.items()}]
+        case int():
+            return ["l", int(value)]
+    return ["A", [_write_value(inner) for inner in value]]
+
+
+def _read_value(pair: Any) -> FieldValue:
+    code, value = pair
+    if code not in _BY_CODE:
+        raise ValueError(f"expected the code of an AMQP type, got {code!r}")
+    return _BY_CODE[code](value)

@@ -1,0 +1,67 @@
+"""Properties in the outbox: equal in value and type when read, also those that an earlier version wrote."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from types import MappingProxyType
+
+from hopback.fields import FieldValue, Float32, Int8, LongStr, RawValue, Timestamp, UInt64
+from hopback.message import Properties
+from hopback.store.document import read_properties, write_properties
+
+_HEADERS: dict[str, FieldValue] = {
+    "small": Int8(-3),
+    "large": UInt64(2**63),
+    "at": Timestamp(1_700_000_000),
+    "half": Float32(0.5),
+    "price": Decimal("12.50"),
+    "raw": b"\x00\xff",
+    "long": LongStr(b"\xfe"),
+    "unread": RawValue(b"t\x01"),
+    "list": [1, "two", None, True],
+    "table": {"$bytes": "no tag of ours", "inner": Int8(1)},
+}
+_PROPERTIES = Properties(
+    message_id="m-1",
+    delivery_mode=2,
+    headers=MappingProxyType(_HEADERS),
+    further_headers=((b"\xff", Int8(7)),),
+)
+
+
+def _typed(properties: Properties) -> list[tuple[str, type, str]]:
+    return [(name, type(value), repr(value)) for name, value in properties.headers.items()]
+
+
+def test_a_row_is_read_as_it_was_written() -> None:
+    """Every header keeps its value and its type of AMQP."""
+    found = read_properties(write_properties(_PROPERTIES))
+    assert (found.message_id, found.delivery_mode) == ("m-1", 2)
+    assert _typed(found) == _typed(_PROPERTIES)
+
+
+def test_a_row_of_an_earlier_version_is_read_as_it_was_meant() -> None:
+    """What waited in the outbox when Hopback was updated is published all the same."""
+    row = {
+        "message_id": "m-1",
+        "delivery_mode": 2,
+        "headers": {
+            "$table": {
+                "small": {"$Int8": -3},
+                "large": {"$UInt64": 2**63},
+                "at": {"$Timestamp": 1_700_000_000},
+                "half": {"$Float32": 0.5},
+                "price": {"$Decimal": "12.50"},
+                "raw": {"$bytes": "AP8="},
+                "long": {"$LongStr": "/g=="},
+                "unread": {"$RawValue": "dAE="},
+                "list": [1, "two", None, True],
+                "table": {"$table": {"$bytes": "no tag of ours", "inner": {"$Int8": 1}}},
+            }
+        },
+        "further_headers": [[{"$bytes": "/w=="}, {"$Int8": 7}]],
+    }
+    found = read_properties(json.dumps(row))
+    assert _typed(found) == _typed(_PROPERTIES)
+    assert found.further_headers == _PROPERTIES.further_headers
