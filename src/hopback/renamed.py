@@ -99,6 +99,8 @@ RENAMED = {
     "hopback.topology.places": "hopback.topology.located",
     "hopback.wire.credentials": "hopback.wire.handshake",
     "hopback.wire.pulse": "hopback.wire.transport",
+    "hopback.store.audit": "hopback.deadletters.journal_sql",
+    "hopback.store.jobs": "hopback.deadletters.journal_sql",
 }
 """Old name → new name, of modules and packages; what stands below a package follows it."""
 

@@ -12,8 +12,10 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
-from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
+from hopback.deadletters.contract import ACTIVE, AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.journal import (
     Checkpoint,
     ControlRequest,
@@ -25,14 +27,14 @@ from hopback.deadletters.journal import (
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.renamed import old_names
-from hopback.store.audit import AuditRow, AuditTable
-from hopback.store.database import open_database
-from hopback.store.jobs import JobRow, JobTable, RowTaken
+from hopback.store.database import open_database, reading, store_errors, writing
 from hopback.store.migrations import migrate
+from hopback.store.schema import audit, audit_retention, job_failures, jobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.clock import Clock
@@ -49,6 +51,10 @@ __all__ = [
     "write_failure",
     "write_job",
 ]
+
+
+# The others can be resumed, so somebody may need them.
+_OVER = (JobState.COMPLETED, JobState.CANCELLED)
 
 
 def write_job(job: JobRecord) -> str:
@@ -128,110 +134,260 @@ def _json(value: dict[str, Any]) -> str:
 
 
 class SqlJournal:
-    """A journal in a migrated database; `lease` seconds without a sign make a job interrupted."""
+    """A journal in a migrated database; `lease` seconds without a sign make a job interrupted.
+
+    An active job belongs to the owner of its lease; the next to begin a job for the same queue puts one
+    aside whose lease has run out. The database lets nobody change the audit. Entries are deleted only when
+    they are older than a moment that was written down first, in a table to which rows can only be added as
+    well: whoever shortens the audit leaves when, and up to which moment.
+    """
 
     def __init__(self, engine: AsyncEngine, clock: Clock, *, lease: float = 30.0) -> None:
         self.engine = engine
-        self._jobs = JobTable(engine, clock, lease=lease)
-        self._audit = AuditTable(engine)
+        self._clock = clock
+        self._lease = lease
+
+    # --- jobs
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
-        try:
-            await self._jobs.begin(_row_of(job), owner)
-        except RowTaken as taken:
-            other = _job_of(taken.row)
-            if other.id != job.id and job.spec.key is not None and other.spec.key == job.spec.key:
-                return other
-            raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
+        with store_errors():
+            try:
+                await self._begin(job, owner)
+            except IntegrityError:
+                # Somebody was quicker: two processes began at the same moment.
+                other = await self._in_the_way(job)
+                if other is None:
+                    raise
+                key = job.spec.key
+                if other.id != job.id and key is not None and other.spec.key == key:
+                    return other
+                raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
         return job
+
+    async def _begin(self, job: JobRecord, owner: str) -> None:
+        now = self._clock.now()
+        values = {
+            "place": job.spec.broker,
+            "queue": job.queue,
+            "state": job.state,
+            "key": job.spec.key,
+            "document": write_job(job),
+            "wish": write_control(ControlRequest(rate=job.rate)),
+            "leased_by": owner,
+            "leased_until": now + self._lease,
+            "ended_at": None,
+        }
+        async with self.engine.begin() as connection:
+            await connection.execute(
+                update(jobs)
+                .where(
+                    jobs.c.place == job.spec.broker,
+                    jobs.c.queue == job.queue,
+                    jobs.c.state.in_(ACTIVE),
+                    jobs.c.leased_until < now,
+                    jobs.c.id != job.id,
+                )
+                .values(state=JobState.INTERRUPTED, leased_by=None)
+            )
+            again = await connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job.id, _is_free(now))
+                .values(values)
+                .returning(jobs.c.id)
+            )
+            if again.first() is None:
+                await connection.execute(insert(jobs).values(id=job.id, **values))
+
+    async def _in_the_way(self, job: JobRecord) -> JobRecord | None:
+        """The job itself, the active one of its queue, or the one of the same key."""
+        same = (jobs.c.queue == job.queue) & jobs.c.state.in_(ACTIVE)
+        if job.spec.key is not None:
+            same |= jobs.c.key == job.spec.key
+        wanted = (jobs.c.id == job.id) | ((jobs.c.place == job.spec.broker) & same)
+        return next(iter(await self._found(select(jobs).where(wanted).limit(1))), None)
 
     async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
-        if not await self._jobs.save(_row_of(job), owner):
-            raise LeaseLost(f"job {job.id} is run by another process now")
+        values = {
+            "state": job.state,
+            "document": write_job(job),
+            "ended_at": self._clock.now() if job.is_over else None,
+        }
+        if not job.is_active:
+            values |= {"leased_by": None, "leased_until": 0.0}
+        await self._change_leased(job.id, owner, values)
 
     async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
-        if not await self._jobs.amend(_row_of(job)):
+        unheld = (jobs.c.id == job.id, _is_free(self._clock.now()))
+        if await self._change(unheld, {"state": job.state, "document": write_job(job)}) is None:
             raise JobConflict(f"job {job.id} is running elsewhere", job)
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
-        """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
-        request = await self._jobs.renew(job_id, owner)
-        if request is None:
-            raise LeaseLost(f"job {job_id} is run by another process now")
-        return read_control(request)
+        """Still here; what is asked of the job. LeaseLost if it is somebody else's now."""
+        until = {"leased_until": self._clock.now() + self._lease}
+        return read_control(await self._change_leased(job_id, owner, until))
 
     async def control(self, job_id: str) -> ControlRequest:
-        """What is wanted of a job now."""
-        row = await self._jobs.get(job_id)
-        if row is None:
+        """What is asked of a job now."""
+        query = select(jobs.c.wish).where(jobs.c.id == job_id)
+        async with reading(self.engine) as connection:
+            found = (await connection.execute(query)).scalar()
+        if found is None:
             raise NoSuch("job", job_id)
-        return read_control(row.wish)
+        return read_control(found)
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        """Want something of a job, wherever it runs."""
-        await self._jobs.wish(job_id, write_control(request))
+        """Ask something of a job, wherever it runs."""
+        await self._change((jobs.c.id == job_id,), {"wish": write_control(request)})
+
+    async def _change_leased(self, job_id: str, owner: str, values: dict[str, Any]) -> str:
+        """Change a job that is ours and tell what is asked of it; LeaseLost if it is ours no more."""
+        asked = await self._change((jobs.c.id == job_id, jobs.c.leased_by == owner), values)
+        if asked is None:
+            raise LeaseLost(f"job {job_id} is run by another process now")
+        return asked
+
+    async def _change(self, where: Sequence[Any], values: dict[str, Any]) -> str | None:
+        """Change the row; what is asked of the job, or None if there is no such row."""
+        statement = update(jobs).where(*where).values(values).returning(jobs.c.wish)
+        async with writing(self.engine) as connection:
+            found = (await connection.execute(statement)).first()
+        return None if found is None else str(found.wish)
 
     async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now, or None."""
-        row = await self._jobs.get(job_id)
-        return None if row is None else _job_of(row)
+        return next(iter(await self._found(select(jobs).where(jobs.c.id == job_id))), None)
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
-        row = await self._jobs.keyed(broker, key)
-        return None if row is None else _job_of(row)
+        query = select(jobs).where(jobs.c.place == broker, jobs.c.key == key)
+        return next(iter(await self._found(query)), None)
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[JobRecord, ...]:
         """Jobs, the newest first."""
-        rows = await self._jobs.newest(place=broker, queue=queue, active=active, limit=limit)
-        return tuple(map(_job_of, rows))
+        query = select(jobs).order_by(jobs.c.number.desc()).limit(limit)
+        if broker:
+            query = query.where(jobs.c.place == broker)
+        if queue:
+            query = query.where(jobs.c.queue == queue)
+        if active:
+            query = query.where(jobs.c.state.in_(ACTIVE), jobs.c.leased_until >= self._clock.now())
+        return await self._found(query)
+
+    async def _found(self, query: Select[Any]) -> tuple[JobRecord, ...]:
+        """Jobs as they are now; one whose process is gone is interrupted, whatever was written last."""
+        now, found = self._clock.now(), []
+        async with reading(self.engine) as connection:
+            for row in await connection.execute(query):
+                job = read_job(row.document)
+                is_gone = row.state == JobState.INTERRUPTED or row.leased_until < now
+                if job.is_active and is_gone:
+                    reason = "the process that ran it was not heard of any more"
+                    job = replace(job, state=JobState.INTERRUPTED, reason=reason)
+                found.append(job)
+        return tuple(found)
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
-        await self._jobs.add_failures(job_id, map(write_failure, failures))
+        rows = [{"job": job_id, "document": write_failure(failed)} for failed in failures]
+        if rows:
+            async with writing(self.engine) as connection:
+                await connection.execute(insert(job_failures), rows)
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
-        return tuple(map(read_failure, await self._jobs.failures(job_id, cursor, limit)))
+        query = (
+            select(job_failures.c.document)
+            .where(job_failures.c.job == job_id)
+            .order_by(job_failures.c.number)
+            .offset(cursor)
+            .limit(limit)
+        )
+        async with reading(self.engine) as connection:
+            return tuple(map(read_failure, (await connection.execute(query)).scalars()))
+
+    # --- the audit
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Append to the audit."""
+        values = structs.asdict(entry) | {"details": json.dumps(dict(entry.details), default=str)}
+        del values["number"]  # the database gives it
+        async with writing(self.engine) as connection:
+            await connection.execute(insert(audit).values(values))
+
+    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first."""
+        wanted = select(audit).order_by(audit.c.number.desc()).limit(query.limit)
+        for name in ("by", "action", "queue", "job"):
+            if value := getattr(query, name):
+                wanted = wanted.where(audit.c[name] == value)
+        if query.before is not None:
+            wanted = wanted.where(audit.c.number < query.before)
+        async with reading(self.engine) as connection:
+            return tuple(
+                AuditEntry(
+                    Moment(row.at), row.by, row.action, row.queue, row.job, row.reason, row.result,
+                    json.loads(row.details), row.number,
+                )
+                for row in await connection.execute(wanted)
+            )  # fmt: skip
+
+    # --- what is too old
 
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
         """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
-        finished, rows = await self._jobs.delete(jobs_before, limit)
-        entries = await self._audit.delete(audit_before, now, limit)
+        finished, rows = await self._forget_jobs(jobs_before, limit)
+        entries = await self._forget_entries(audit_before, now, limit)
         return Forgotten(entries, finished, rows + entries)
 
-    async def write(self, entry: AuditEntry) -> None:
-        """Append to the audit."""
-        details = json.dumps(dict(entry.details), default=str)
-        await self._audit.append(
-            AuditRow(
-                entry.at, entry.by, entry.action, entry.queue, entry.job, entry.reason,
-                entry.result, details,
+    async def _forget_jobs(self, before: float, limit: int) -> tuple[int, int]:
+        """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
+        over = jobs.c.state.in_(_OVER)
+        old = select(jobs.c.id).where(over, jobs.c.ended_at < before).order_by(jobs.c.number)
+        async with writing(self.engine) as connection:
+            # Jobs of an older Hopback do not say when they ended: their time begins now.
+            await connection.execute(
+                update(jobs)
+                .where(over, jobs.c.ended_at.is_(None))
+                .values(ended_at=self._clock.now())
             )
-        )  # fmt: skip
+            ids = list((await connection.execute(old.limit(limit))).scalars())
+            failures = select(job_failures.c.number).where(job_failures.c.job.in_(ids))
+            numbers = list((await connection.execute(failures.limit(limit))).scalars())
+            if numbers:  # a job may have more of them than fit: the job itself goes last
+                await connection.execute(
+                    delete(job_failures).where(job_failures.c.number.in_(numbers))
+                )
+                return 0, len(numbers)
+            await connection.execute(delete(jobs).where(jobs.c.id.in_(ids)))
+        return len(ids), len(ids)
 
-    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first."""
-        wanted = {
-            name: value
-            for name in ("by", "action", "queue", "job")
-            if (value := getattr(query, name))
-        }
-        rows = await self._audit.read(wanted, query.before, query.limit)
-        return tuple(
-            AuditEntry(
-                Moment(row.at), row.by, row.action, row.queue, row.job, row.reason, row.result,
-                json.loads(row.details), row.number,
-            )
-            for row in rows
-        )  # fmt: skip
+    async def _forget_entries(self, before: float, now: float, limit: int) -> int:
+        """Delete at most `limit` entries from before that moment, the oldest first; how many."""
+        old = select(audit.c.number).where(audit.c.at < before).order_by(audit.c.number)
+        async with writing(self.engine) as connection:
+            numbers = list((await connection.execute(old.limit(limit))).scalars())
+            if not numbers:
+                return 0
+            latest = select(func.max(audit_retention.c.deleted_before))
+            said = (await connection.execute(latest)).scalar()
+            if said is None or said < before:
+                await connection.execute(
+                    insert(audit_retention).values(at=now, deleted_before=before)
+                )
+            await connection.execute(delete(audit).where(audit.c.number.in_(numbers)))
+        return len(numbers)
+
+
+def _is_free(now: float) -> ColumnElement[bool]:
+    """Nobody runs it: it is not active, or its lease has run out."""
+    return jobs.c.state.not_in(ACTIVE) | (jobs.c.leased_until < now)
 
 
 @asynccontextmanager
@@ -245,20 +401,15 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
         await engine.dispose()
 
 
-def _row_of(job: JobRecord) -> JobRow:
-    request = write_control(ControlRequest(rate=job.rate))
-    spec = job.spec
-    return JobRow(job.id, spec.broker, spec.queue, job.state, spec.key, write_job(job), request)
-
-
-def _job_of(row: JobRow) -> JobRecord:
-    """The job as it is now; one whose process is gone is interrupted, whatever was written last."""
-    job = read_job(row.document)
-    state = JobState(row.state)
-    if job.is_active and (state is JobState.INTERRUPTED or not row.is_held):
-        reason = "the process that ran it was not heard of any more"
-        return replace(job, state=JobState.INTERRUPTED, reason=reason)
-    return job
-
-
-__getattr__ = old_names(__name__, {"read_wish": "read_control", "write_wish": "write_control"})
+__getattr__ = old_names(
+    __name__,
+    {
+        "AuditRow": "hopback.deadletters.AuditEntry",
+        "AuditTable": "SqlJournal",
+        "JobRow": "hopback.deadletters.journal.JobRecord",
+        "JobTable": "SqlJournal",
+        "RowTaken": "hopback.errors.JobConflict",
+        "read_wish": "read_control",
+        "write_wish": "write_control",
+    },
+)

@@ -85,11 +85,13 @@ jobs = Table(
     metadata,
     Column("number", _BIG_ID, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
+    # The broker; it was called its place when the table was made.
     Column("place", Text, nullable=False),
     Column("queue", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("key", Text),
     Column("document", Text, nullable=False),
+    # What is asked of a running job, a ControlRequest.
     Column("wish", Text, nullable=False),
     Column("leased_by", Text),
     Column("leased_until", Double, nullable=False, server_default="0"),
