@@ -91,6 +91,11 @@ RENAMED = {
     "hopback.runtime.shape": "hopback.runtime.payload",
     "hopback.runtime.vetting": "hopback.runtime.service",
     "hopback.runtime.work": "hopback.runtime.worker",
+    "hopback.store.audit": "hopback.deadletters.journal_sql",
+    "hopback.store.document": "hopback.store.outbox",
+    "hopback.store.jobs": "hopback.deadletters.journal_sql",
+    "hopback.store.migrations": "hopback.store.database",
+    "hopback.store.schema": "hopback.store.database",
     "hopback.systems.stage": "hopback.systems.host",
     "hopback.testing.entrance": "hopback.topology.entrance",
     "hopback.topology.capabilities": "hopback.topology.rabbitmq_arguments",
@@ -99,8 +104,6 @@ RENAMED = {
     "hopback.topology.places": "hopback.topology.located",
     "hopback.wire.credentials": "hopback.wire.handshake",
     "hopback.wire.pulse": "hopback.wire.transport",
-    "hopback.store.audit": "hopback.deadletters.journal_sql",
-    "hopback.store.jobs": "hopback.deadletters.journal_sql",
 }
 """Old name → new name, of modules and packages; what stands below a package follows it."""
 

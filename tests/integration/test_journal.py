@@ -40,8 +40,8 @@ from hopback.designs import DESIGNS
 from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
-from hopback.store import migrate, open_database, schema
-from hopback.store.migrations import _APPEND_ONLY
+from hopback.store import database, migrate, open_database
+from hopback.store.database import _APPEND_ONLY
 from tests.integration.database import database_url, engine, postgres
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _back_to_version_3(connection: Connection) -> None:
     for table in ("hopback_audit_retention", "hopback_ended_sessions", "hopback_audit"):
         connection.exec_driver_sql(f"DROP TABLE {table}")
     connection.exec_driver_sql("ALTER TABLE hopback_jobs DROP COLUMN ended_at")
-    schema.metadata.create_all(connection, tables=[schema.audit])
+    database.metadata.create_all(connection, tables=[database.audit])
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("DROP FUNCTION hopback_audit_retained")
     for statement in _APPEND_ONLY[connection.dialect.name]:

@@ -94,7 +94,7 @@ async def _expire_leases(engine: AsyncEngine) -> None:
     """Half a minute later, without waiting for it."""
     from sqlalchemy import update
 
-    from hopback.store.schema import outbox_slots
+    from hopback.store.database import outbox_slots
 
     async with engine.begin() as connection:
         await connection.execute(update(outbox_slots).values(leased_until=0.0))

@@ -119,7 +119,7 @@ def create_app(
     come in is in `settings`; without tokens and keys there, nobody is asked and only this machine is
     served. `link` is a secret that opens as an admin, once: the login link of the dev mode. `keys` is where
     API keys are kept that are made here (`hopback.store.keys.KeyTable`), `ended` where sessions that were
-    signed out (`hopback.store.sessions.EndedSessionTable`); without, both end with the process.
+    signed out (`hopback.store.keys.EndedSessionTable`); without, both end with the process.
     """
     settings = settings or AdminSettings()
     clock = clock or SystemClock()

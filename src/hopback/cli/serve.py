@@ -131,8 +131,7 @@ def _stores(journal: Journal) -> dict[str, Any]:
     engine = getattr(journal, "engine", None)
     if engine is None:
         return {}
-    from hopback.store.keys import KeyTable
-    from hopback.store.sessions import EndedSessionTable
+    from hopback.store.keys import EndedSessionTable, KeyTable
 
     return {"keys": KeyTable(engine), "ended": EndedSessionTable(engine)}
 

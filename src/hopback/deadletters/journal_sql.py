@@ -27,9 +27,17 @@ from hopback.deadletters.journal import (
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.renamed import old_names
-from hopback.store.database import open_database, reading, store_errors, writing
-from hopback.store.migrations import migrate
-from hopback.store.schema import audit, audit_retention, job_failures, jobs
+from hopback.store.database import (
+    audit,
+    audit_retention,
+    job_failures,
+    jobs,
+    migrate,
+    open_database,
+    reading,
+    store_errors,
+    writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence

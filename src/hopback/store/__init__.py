@@ -1,15 +1,22 @@
-"""SQL: the inbox, the outbox and their migrations. Needs the extra `store`; imported only on demand."""
+"""SQL: the inbox, the outbox, jobs, the audit and keys, and how their tables came to be.
+
+Needs the extra `store`; imported only on demand.
+"""
 
 from __future__ import annotations
 
 from hopback.extras import needs
 
 with needs("store", "hopback.store"):
-    from hopback.store.database import DatabaseUrlError, open_database
-    from hopback.store.inbox_key import NoInboxKey
-    from hopback.store.migrations import LATEST, current_version, migrate
+    from hopback.store.database import (
+        LATEST,
+        DatabaseUrlError,
+        current_version,
+        migrate,
+        open_database,
+    )
     from hopback.store.outbox import Outbox, Pending
-    from hopback.store.transaction import Transaction, forget_processed, transaction
+    from hopback.store.transaction import NoInboxKey, Transaction, forget_processed, transaction
 
 __all__ = [
     "LATEST",

@@ -1,4 +1,7 @@
-"""The database: SQLite in a file by default, PostgreSQL by URL."""
+"""The database: SQLite in a file by default, PostgreSQL by URL; its tables, and how they came to be.
+
+Migrations are numbered, applied in order, each in one transaction, safe to repeat and to race.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,23 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -19,12 +38,287 @@ from hopback.extras import needs
 from hopback.private_files import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-__all__ = ["DatabaseUrlError", "open_database", "reading", "store_errors", "writing"]
+    from hopback.clock import Clock
+
+
+__all__ = [
+    "LATEST",
+    "SLOTS",
+    "DatabaseUrlError",
+    "api_keys",
+    "audit",
+    "audit_retention",
+    "current_version",
+    "ended_sessions",
+    "inbox",
+    "job_failures",
+    "jobs",
+    "metadata",
+    "migrate",
+    "open_database",
+    "outbox",
+    "outbox_slots",
+    "reading",
+    "store_errors",
+    "versions",
+    "writing",
+]
+
+
+SLOTS = 64
+"""Outbox messages are spread over so many slots by their key; a relay leases whole slots, so that
+messages of one key are only ever published by one relay, in order."""
+
+metadata = MetaData()
+
+_BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
+
+versions = Table(
+    "hopback_versions",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("applied_at", Double, nullable=False),
+)
+
+inbox = Table(
+    "hopback_inbox",
+    metadata,
+    Column("consumer", Text, primary_key=True),
+    Column("message_id", Text, primary_key=True),
+    Column("processed_at", Double, nullable=False, index=True),
+)
+
+outbox = Table(
+    "hopback_outbox",
+    metadata,
+    Column("id", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("slot", Integer, nullable=False),
+    Column("key", Text),
+    Column("message_id", Text, nullable=False),
+    Column("exchange", Text, nullable=False),
+    Column("routing_key", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("properties", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("error", Text),
+    Index("hopback_outbox_order", "slot", "id"),
+)
+
+outbox_slots = Table(
+    "hopback_outbox_slots",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("leased_by", Text),
+    Column("leased_until", Double, nullable=False, server_default="0"),
+)
+
+_ACTIVE = text("state IN ('running', 'paused')")
+
+jobs = Table(
+    "hopback_jobs",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    # The broker; it was called its place when the table was made.
+    Column("place", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("key", Text),
+    Column("document", Text, nullable=False),
+    # What is asked of a running job, a ControlRequest.
+    Column("wish", Text, nullable=False),
+    Column("leased_by", Text),
+    Column("leased_until", Double, nullable=False, server_default="0"),
+    # When nothing more can come of it; by this its time to be kept is counted.
+    Column("ended_at", Double),
+    Index("hopback_jobs_key", "place", "key", unique=True),
+    # The database itself sees to it that a queue has one active job, whoever asks.
+    Index(
+        "hopback_jobs_active",
+        "place",
+        "queue",
+        unique=True,
+        sqlite_where=_ACTIVE,
+        postgresql_where=_ACTIVE,
+    ),
+)
+
+job_failures = Table(
+    "hopback_job_failures",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("job", Text, nullable=False, index=True),
+    Column("document", Text, nullable=False),
+)
+
+audit = Table(
+    "hopback_audit",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("job", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("result", Text, nullable=False),
+    Column("details", Text, nullable=False),
+)
+
+ended_sessions = Table(
+    "hopback_ended_sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    # When it would have ended by itself: afterwards nobody needs to remember it.
+    Column("until", Double, nullable=False),
+)
+
+audit_retention = Table(
+    "hopback_audit_retention",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    # Rows of the audit from before this moment may be deleted, and no others.
+    Column("deleted_before", Double, nullable=False),
+)
+
+api_keys = Table(
+    "hopback_api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    # The key itself is nowhere: the document has its hash.
+    Column("document", Text, nullable=False),
+)
+
+
+def _inbox_and_outbox(connection: Connection) -> None:
+    """1: the inbox, the outbox and its slots."""
+    tables = [inbox, outbox, outbox_slots]
+    metadata.create_all(connection, tables=tables)
+    connection.execute(insert(outbox_slots), [{"slot": slot} for slot in range(SLOTS)])
+
+
+def _jobs_and_audit(connection: Connection) -> None:
+    """2: jobs with their failures, and an audit that the database lets nobody change."""
+    tables = [jobs, job_failures, audit]
+    metadata.create_all(connection, tables=tables)
+    for statement in _APPEND_ONLY[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+
+
+def _api_keys(connection: Connection) -> None:
+    """3: the keys of the admin service."""
+    metadata.create_all(connection, tables=[api_keys])
+
+
+def _retention_and_sessions(connection: Connection) -> None:
+    """4: old rows of the audit may go once it is written down how old; sessions that were ended."""
+    metadata.create_all(connection, tables=[audit_retention, ended_sessions])
+    # Version 2 makes the jobs as they are today, so a new database has the column already.
+    known = {column["name"] for column in inspect(connection).get_columns(jobs.name)}
+    if "ended_at" not in known:
+        connection.exec_driver_sql("ALTER TABLE hopback_jobs ADD COLUMN ended_at DOUBLE PRECISION")
+    for statement in _DELETE_BY_RETENTION[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+
+
+_APPEND_ONLY = {
+    "sqlite": [
+        f"CREATE TRIGGER hopback_audit_no_{verb.lower()} BEFORE {verb} ON hopback_audit"
+        " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+        for verb in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        "CREATE OR REPLACE FUNCTION hopback_audit_append_only() RETURNS trigger AS $$"
+        " BEGIN RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
+        "CREATE TRIGGER hopback_audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
+        " ON hopback_audit FOR EACH STATEMENT EXECUTE FUNCTION hopback_audit_append_only()",
+    ],
+}
+
+_DELETE_BY_RETENTION = {
+    "sqlite": [
+        "DROP TRIGGER hopback_audit_no_delete",
+        "CREATE TRIGGER hopback_audit_no_delete BEFORE DELETE ON hopback_audit"
+        " WHEN OLD.at >= COALESCE((SELECT MAX(deleted_before) FROM hopback_audit_retention), OLD.at)"
+        " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END",
+        *(
+            f"CREATE TRIGGER hopback_audit_retention_no_{verb.lower()}"
+            f" BEFORE {verb} ON hopback_audit_retention"
+            " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+            for verb in ("UPDATE", "DELETE")
+        ),
+    ],
+    "postgresql": [
+        "DROP TRIGGER hopback_audit_append_only ON hopback_audit",
+        "CREATE TRIGGER hopback_audit_append_only BEFORE UPDATE OR TRUNCATE"
+        " ON hopback_audit FOR EACH STATEMENT EXECUTE FUNCTION hopback_audit_append_only()",
+        "CREATE OR REPLACE FUNCTION hopback_audit_retained() RETURNS trigger AS $$ BEGIN"
+        " IF OLD.at < (SELECT MAX(deleted_before) FROM hopback_audit_retention) THEN RETURN OLD; END IF;"
+        " RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
+        "CREATE TRIGGER hopback_audit_retained BEFORE DELETE"
+        " ON hopback_audit FOR EACH ROW EXECUTE FUNCTION hopback_audit_retained()",
+        "CREATE TRIGGER hopback_audit_retention_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
+        " ON hopback_audit_retention FOR EACH STATEMENT"
+        " EXECUTE FUNCTION hopback_audit_append_only()",
+    ],
+}
+
+_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _inbox_and_outbox,
+    _jobs_and_audit,
+    _api_keys,
+    _retention_and_sessions,
+)
+
+LATEST = len(_MIGRATIONS)
+"""The version that this release of Hopback works with."""
+
+_LOCK = 0x686F706261636B
+"""The advisory lock that makes two migrating processes wait for each other on PostgreSQL."""
+
+
+async def current_version(engine: AsyncEngine) -> int:
+    """The version of the database; 0 where nothing was ever applied."""
+    async with engine.connect() as connection:
+        return await connection.run_sync(_version)
+
+
+async def migrate(engine: AsyncEngine, clock: Clock) -> list[int]:
+    """Apply what is missing and tell which versions that were; an up-to-date database gives none."""
+    async with engine.begin() as connection:
+        return await connection.run_sync(_apply, clock.now())
+
+
+def _apply(connection: Connection, now: float) -> list[int]:
+    _lock(connection)
+    versions.create(connection, checkfirst=True)
+    applied = []
+    for version in range(_version(connection) + 1, LATEST + 1):
+        _MIGRATIONS[version - 1](connection)
+        connection.execute(insert(versions).values(version=version, applied_at=now))
+        applied.append(version)
+    return applied
+
+
+def _lock(connection: Connection) -> None:
+    """Whoever comes second waits; SQLite has one writer at a time anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def _version(connection: Connection) -> int:
+    if not connection.dialect.has_table(connection, versions.name):
+        return 0
+    found: int | None = connection.execute(select(func.max(versions.c.version))).scalar()
+    return found or 0
+
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",

@@ -1,4 +1,7 @@
-"""The keys of the admin service in SQL: documents by id; what is in them is the service's business."""
+"""What the admin service keeps in SQL: its keys, and the sessions of the page that were ended early.
+
+Keys are documents by id; what is in them is the service's business.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, insert, select
 
-from hopback.store.database import reading, writing
-from hopback.store.schema import api_keys
+from hopback.store.database import api_keys, ended_sessions, reading, writing
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["KeyTable"]
+
+__all__ = ["EndedSessionTable", "KeyTable"]
 
 
 class KeyTable:
@@ -36,3 +39,23 @@ class KeyTable:
         """Forget a document; none there is no error."""
         async with writing(self._engine) as connection:
             await connection.execute(delete(api_keys).where(api_keys.c.id == key_id))
+
+
+class EndedSessionTable:
+    """The ended sessions."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def all(self) -> dict[str, float]:
+        """The ids, each with the moment at which it would have ended by itself."""
+        async with reading(self._engine) as connection:
+            rows = await connection.execute(select(ended_sessions))
+            return {row.id: row.until for row in rows}
+
+    async def add(self, session: str, until: float, now: float) -> None:
+        """Keep an id, once; those whose time is over now are forgotten."""
+        async with writing(self._engine) as connection:
+            over = (ended_sessions.c.until <= now) | (ended_sessions.c.id == session)
+            await connection.execute(delete(ended_sessions).where(over))
+            await connection.execute(insert(ended_sessions).values(id=session, until=until))

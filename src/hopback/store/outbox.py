@@ -1,24 +1,75 @@
-"""The relay's side of the outbox: lease slots, read what is due, take away what was confirmed."""
+"""The relay's side of the outbox: lease slots, read what is due, take away what was confirmed.
+
+The properties of a message are kept as JSON and are equal in value and type when they are read back.
+"""
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, delete, exists, func, select, update
 
-from hopback.message import Message
-from hopback.store.document import read_properties
-from hopback.store.schema import outbox, outbox_slots
+from hopback import fields as amqp
+from hopback.headers import without_unread
+from hopback.headers.typed_json import properties_from_json, properties_to_json
+from hopback.message import Message, Properties
+from hopback.store.database import outbox, outbox_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.clock import Clock
 
-__all__ = ["Outbox", "Pending"]
+
+__all__ = ["Outbox", "Pending", "read_properties", "write_properties"]
+
+
+# How an earlier version wrote a value that JSON has no type for: `{"$Int8": 1}`. Such rows may still wait.
+_TAGGED: dict[str, Callable[[Any], Any]] = {
+    "$table": lambda said: {name: _tagged(inner) for name, inner in said.items()},
+    "$Decimal": Decimal,
+    "$bytes": b64decode,
+    "$LongStr": lambda said: amqp.LongStr(b64decode(said)),
+    "$RawValue": lambda said: amqp.RawValue(b64decode(said)),
+    **{
+        f"${kind.__name__}": kind
+        for kind in (
+            amqp.Int8, amqp.UInt8, amqp.Int16, amqp.UInt16, amqp.Int32, amqp.UInt32, amqp.UInt64,
+            amqp.Float32, amqp.Timestamp,
+        )
+    },
+}  # fmt: skip
+
+
+def write_properties(properties: Properties) -> str:
+    """The properties that are set, as JSON; what of headers nobody could read, as bytes of ours."""
+    return json.dumps(properties_to_json(without_unread(properties)), separators=(",", ":"))
+
+
+def read_properties(text: str) -> Properties:
+    """The properties that `write_properties` wrote, in this version or an earlier one."""
+    record = json.loads(text)
+    if "properties" in record:
+        return properties_from_json(record)
+    found = {name: _tagged(value) for name, value in record.items()}
+    if "further_headers" in found:
+        found["further_headers"] = tuple(map(tuple, found["further_headers"]))
+    return Properties(**found)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_tagged(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, said),) = value.items()
+    return _TAGGED[tag](said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import ConnectionFailed
-from hopback.store.database import open_database
-from hopback.store.migrations import migrate
-from hopback.store.sessions import EndedSessionTable
+from hopback.store.database import migrate, open_database
+from hopback.store.keys import EndedSessionTable
 from tests.unit.admin.stage import DLQ, NOW, SECRET, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 

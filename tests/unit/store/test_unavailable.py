@@ -10,8 +10,7 @@ from hopback.clock import ManualClock
 from hopback.deadletters import AuditQuery, SqlJournal
 from hopback.errors import StoreUnavailable
 from hopback.store.database import open_database
-from hopback.store.keys import KeyTable
-from hopback.store.sessions import EndedSessionTable
+from hopback.store.keys import EndedSessionTable, KeyTable
 
 if TYPE_CHECKING:
     from pathlib import Path
