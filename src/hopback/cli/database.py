@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.errors import StoreUnavailable
 from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
@@ -69,21 +70,22 @@ def _is_usable(file: Path) -> bool:
 
 @contextmanager
 def database_errors(*connecting: type[Exception]) -> Iterator[None]:
-    """Make a CommandFailed of what SQLAlchemy raises, and while one connects of what sockets do."""
-    from sqlalchemy.exc import SQLAlchemyError
+    """Make a CommandFailed of what the database refuses, and while one connects of what sockets do."""
+    from hopback.store.database import store_errors
 
-    failures: tuple[type[Exception], ...] = (SQLAlchemyError, *connecting)
+    failures: tuple[type[Exception], ...] = (StoreUnavailable, *connecting)
     try:
-        yield
+        with store_errors():
+            yield
     except failures as error:
         raise unreachable(error) from error
 
 
 def unreachable(error: Exception) -> CommandFailed:
-    """The driver's own words, without the statement; they never hold the password."""
-    said = str(getattr(error, "orig", None) or error).splitlines()
+    """What the database, or the way to it, said; never the statement, nor the password."""
+    said = (str(error).splitlines() or [type(error).__name__])[0]
     return CommandFailed(
-        f"the database cannot be used: {said[0] if said else type(error).__name__}",
+        said if isinstance(error, StoreUnavailable) else f"the database cannot be used: {said}",
         do="Check address, credentials and that the database exists.",
         code=Exit.UNREACHABLE,
     )

@@ -25,7 +25,7 @@ from hopback.cli.dlq_print import count_of, form_option, output
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, details, on_terminal, safe
 from hopback.cli.where import where_options, with_dead_letters
-from hopback.deadletters.requests import Pace
+from hopback.deadletters.requests import HIGHEST_RATE, Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -129,7 +129,7 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(0, HIGHEST_RATE, min_open=True),
     metavar="R",
     help="At most R messages per second.",
 )

@@ -17,6 +17,7 @@ import click
 from hopback.cli.database import database, database_errors, database_option, unreachable
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import log_format_option, rabbitmq
+from hopback.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -171,16 +172,16 @@ async def _until_stopped(relaying: Relay, idle: float) -> None:
 
 async def _sweep_on(relaying: Relay, idle: float, stopping: asyncio.Event) -> None:
     """Sweep again and again; a database that is away is waited for."""
-    from sqlalchemy.exc import SQLAlchemyError
-
     from hopback.broker.supervise import Backoff
+    from hopback.store.database import store_errors
 
     failures = 0
     while not stopping.is_set():
         try:
-            rest = 0.0 if await relaying.sweep() else idle
+            with store_errors():
+                rest = 0.0 if await relaying.sweep() else idle
             failures = 0
-        except (SQLAlchemyError, OSError) as error:
+        except (StoreUnavailable, OSError) as error:
             failures += 1
             # The middle of the step: the few relays of a database need no spreading by chance.
             rest = Backoff(first=0.5).delay(failures, 0.5)

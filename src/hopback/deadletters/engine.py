@@ -36,6 +36,7 @@ from hopback.errors import (
     ManagementError,
     PreconditionFailed,
     PublishFailed,
+    StoreUnavailable,
 )
 from hopback.renamed import old_names
 
@@ -93,10 +94,13 @@ def may_pass(failed: HopbackError) -> bool:
 _log = logging.getLogger("hopback.deadletters")
 
 _PROGRESS_S = 1.0
+"""Progress is written down once a second: as often as anybody looks, and no load for a database."""
 _BATCH = 1000
 """So many marks are written down at once: each time costs some milliseconds."""
-_FEW = 250
-_MOMENT_S = 0.005
+_SMALL_BATCH = 250
+"""Below this more messages are waited for, since writing down the marks costs the same for a few."""
+_GATHER_S = 0.005
+"""So long they are waited for: about what writing down the marks takes."""
 _HANDED_ON_S = 0.1
 """A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
 _ANEW_AFTER = 3
@@ -238,6 +242,10 @@ class Engine:
             await self._drain()
             self.away = lost if may_pass(lost) else None
             return JobState.INTERRUPTED, str(lost)
+        except StoreUnavailable as away:
+            # Nothing is wrong with the messages: it can be resumed once the database is back.
+            await self._drain()
+            return JobState.INTERRUPTED, str(away)
         except LeaseLost:
             raise
         except Exception as fault:
@@ -338,8 +346,8 @@ class Engine:
         if first is not None:
             self._take(first, wanted)
             taken = 1 + await self._take_at_hand(wanted, _BATCH - 1)
-            if taken < _FEW:
-                await asyncio.sleep(_MOMENT_S)
+            if taken < _SMALL_BATCH:
+                await asyncio.sleep(_GATHER_S)
                 await self._take_at_hand(wanted, _BATCH - taken)
         return wanted
 

@@ -203,6 +203,7 @@ class _Away(MemoryJournal):
     """A journal whose database does not answer while it is away."""
 
     is_away = False
+    fails_once = False
 
     async def renew(self, ident: str, owner: str) -> ControlRequest:
         """As ever, if it is there."""
@@ -212,6 +213,9 @@ class _Away(MemoryJournal):
     async def save(self, job: JobRecord, owner: str) -> None:
         """As ever, if it is there."""
         self._answer()
+        if self.fails_once:
+            self.fails_once = False
+            raise StoreUnavailable("the database does not answer")
         await super().save(job, owner)
 
     def _answer(self) -> None:
@@ -244,11 +248,28 @@ async def test_a_job_whose_end_cannot_be_written_down_ends_all_the_same() -> Non
         await _pass(1)
         journal.is_away = True
         ended = await scene.operations.wait(job.id)
-        assert ended.state in (JobState.INTERRUPTED, JobState.FAILED)
+        assert ended.state is JobState.INTERRUPTED
+        assert "the database does not answer" in ended.reason
         journal.is_away = False
         assert sorted(scene.bodies(MAIN) + scene.bodies(DLQ)) == sorted(
             b"%d" % n for n in range(20)
         )
+
+
+@in_virtual_time
+async def test_a_job_interrupted_by_its_database_goes_on_when_it_is_resumed() -> None:
+    """One checkpoint that was not written down is no failure of the job, and no message is sent twice."""
+    journal = _Away()
+    async with stage(journal=journal) as scene:
+        await scene.park(20)
+        job = await scene.operations.start(redrive(pace=Pace(rate=5, in_flight=1)))
+        await _pass(1)
+        journal.fails_once = True
+        ended = await scene.operations.wait(job.id)
+        assert (ended.state, ended.can_resume) == (JobState.INTERRUPTED, True)
+        await scene.operations.resume(job.id)
+        assert (await scene.operations.wait(job.id)).state is JobState.COMPLETED
+        assert sorted(scene.bodies(MAIN)) == sorted(b"%d" % n for n in range(20))
 
 
 async def _until(scene: Stage, ident: str, state: JobState) -> AsyncIterator[Job]:
