@@ -109,9 +109,7 @@ _UNEXPLAINED = (
     "hopback.broker.embedded",
     "hopback.broker.server",
     "hopback.cli",
-    "hopback.deadletters",
     "hopback.rehearse",
-    "hopback.store",
     "hopback.systems",
 )
 

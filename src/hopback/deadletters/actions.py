@@ -61,7 +61,8 @@ __all__ = [
 ]
 
 
-_MADE_UP_S = 0.05
+_CATCH_UP_S = 0.05
+"""Late by less is made up for, as the clock of an event loop is coarse; after a stall there is no burst."""
 
 
 class Control:
@@ -115,7 +116,7 @@ class Pacer:
             due = self._last + 1 / rate
             if due <= loop.time() or await self._control.sleep(due - loop.time()):
                 # Late by a little is made up for; late by much is not.
-                self._last = max(due, loop.time() - _MADE_UP_S)
+                self._last = max(due, loop.time() - _CATCH_UP_S)
                 return
 
 

@@ -109,6 +109,7 @@ def _archived(record: dict[str, Any]) -> Archived:
 
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
+"""Bytes of lines for one change of thread: each change costs about as much as reading a few kilobytes."""
 _LONGEST = 256 << 20
 """More than the largest message that a broker takes, in base64."""
 

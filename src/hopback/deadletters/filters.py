@@ -37,8 +37,8 @@ __all__ = [
     "text_matches",
 ]
 
-_LONGEST = 4096
-_MOST_TERMS = 32
+_LONGEST = 4096  # characters: a page of terms; longer ones are made by mistake
+_MOST_TERMS = 32  # each is tried on every message that is looked at
 _UNREAD = object()
 _TERM = re.compile(r'([A-Za-z][^\s:<>="]*)(:|>=|<=|>|<)("(?:[^"\\]|\\.)*"|[^\s"]+)(?=\s|$)')
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(B|KB|MB|GB|KiB|MiB|GiB)?")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["ForeignFailure", "foreign_failure"]
 
 
-_TEXT_BYTES = 1024
-_LONGEST = 64 * 1024
+_TEXT_BYTES = 1024  # of a message of an error: as much as our own records keep
+_LONGEST = 64 * 1024  # of a text in a header: a stack is longer only where something repeats
 _SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
 
 

@@ -95,10 +95,12 @@ ROOM_BYTES = 64 * 1024 * 1024
 """How much one consumer may hold, by the size of the messages so far."""
 
 _LOOK_AGAIN_S = 0.25
+"""After so long without a message the queue is asked whether it has any: a broker answers in far less."""
 _FIRST = 20
 """The first consumer is a small one, to see how large the messages are."""
-_MOST = 65_535
-_ROUNDED_OUT = 10_000
+_LARGEST_PREFETCH = 65_535  # what `basic.qos` can say
+_MOST_ROUNDED_OUT = 10_000
+"""So many more are held to keep the order; beyond that holding them costs more than the order is worth."""
 
 
 class Source(Protocol):
@@ -272,7 +274,7 @@ class Head:
         `ready` is how many messages the queue had, if that is known: then nothing is waited for.
         """
         block = 100
-        most = self.taken + _ROUNDED_OUT
+        most = self.taken + _MOST_ROUNDED_OUT
         while self.taken and not self.fresh and self.taken != ready:
             step = min(block, most - self.taken, block if ready is None else ready - self.taken)
             if step <= 0 or self._bytes > 4 * self._room:
@@ -309,7 +311,7 @@ class Head:
     def _fitting(self) -> int:
         """How many messages of this size there is room for."""
         average = max(self._bytes // max(self.taken, 1), 1)
-        return max(min(self._room // average, _MOST), 1)
+        return max(min(self._room // average, _LARGEST_PREFETCH), 1)
 
     def _next_prefetch(self) -> int:
         """More for each consumer that was filled with what stays: few consumers keep the order."""
@@ -320,7 +322,7 @@ class Head:
 
     async def _start_consumer(self) -> None:
         if self._kept * 2 >= self._prefetch > 0:
-            self._wanted = min(max(self._wanted, 4 * self._prefetch), _MOST)
+            self._wanted = min(max(self._wanted, 4 * self._prefetch), _LARGEST_PREFETCH)
         self._prefetch = self._next_prefetch()
         self._before, self._acked, self._kept = self.taken, 0, 0
         self._consumers += 1
@@ -399,7 +401,7 @@ async def _round_trip(channel: Channel) -> None:
     await channel.qos(1)
 
 
-_WALK_PREFETCH = 1000
+_WALK_PREFETCH = 1000  # enough that the broker never waits for us between two deliveries
 _WALK_ROOM_BYTES = 16 * 1024 * 1024
 """A queue is read faster than it is understood: no more than this may wait for us."""
 

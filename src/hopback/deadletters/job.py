@@ -112,9 +112,11 @@ def completion_event(
 
 _log = logging.getLogger("hopback.deadletters")
 _BEAT_S = 1.0
+"""How often a job renews its lease and hears what people want of it: they wait no longer than that."""
 _RECONNECT = Backoff(first=0.5, most=15.0)
 """How long a job waits before it asks again for a broker that is away (seconds)."""
 _LOOK_AGAIN_S = 0.5
+"""How often a job that another process runs is read from the journal while somebody waits for news."""
 
 
 class _Cancelled(Exception):

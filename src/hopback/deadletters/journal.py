@@ -216,7 +216,7 @@ AUDIT_DAYS = 365
 JOB_DAYS = 90
 """A quarter: longer than anybody asks for the failures of a job that is over."""
 
-_DAY_S = 86_400.0
+_DAY_S = 86_400.0  # seconds
 _CHUNK = 500  # rows of one transaction: others wait for a writer of SQLite no longer than some ms
 _NEVER = float("-inf")
 

@@ -72,7 +72,7 @@ __all__ = [
 SHOWN_HEADERS = 500
 """People send some tens; a frame has room for 25,000."""
 
-_PARSED_BYTES = 256 * 1024
+_PARSED_BYTES = 256 * 1024  # a larger payload is downloaded, not shown
 _LARGEST_EXACT = 2**53
 """Beyond it, readers of JSON that know only floating point would change the number."""
 _PROPERTIES = {
@@ -183,7 +183,7 @@ def _no_constant(name: str) -> None:
 BODY_BYTES = 64 * 1024
 """The largest body that is read to find out what a message is."""
 
-_NAME_BYTES = 255
+_NAME_BYTES = 255  # of type, id and time: what a property of AMQP can hold
 _TYPE_HEADERS = (
     "cloudEvents:type", "cloudEvents_type", "ce-type", "ce_type", "NServiceBus.EnclosedMessageTypes",
     "__TypeId__", "type", "x-message-type", "message-type", "event-type", "eventType",
@@ -262,9 +262,9 @@ def _shortened(name: str) -> str:
     return name.split(";")[0].split(",")[0].removeprefix("urn:message:").strip()
 
 
-_HASHED_BYTES = 512 * 1024
-_MANY_VALUES = 1000
-_TEXT_BYTES = 255
+_HASHED_BYTES = 512 * 1024  # of either end of a body: hashing takes a millisecond then
+_MANY_VALUES = 1000  # people send some tens; a message of more is made to be slow
+_TEXT_BYTES = 255  # of a reason: those of brokers are single words
 _NO_FAILURE = Failure(type="", message="")
 _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
 

@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-_LONGEST = 1000
+_LONGEST = 1000  # characters of a reason: one line of the audit; more is a report
 
 
 def check_request(request: Request) -> None:
@@ -175,8 +175,8 @@ def export_file(request: Request, settings: Settings, job: str) -> str:
     return str(settings.exports / f"{job}.ndjson")
 
 
-_SHORTEST_WATCH_S = 5.0
-_LONGEST_WATCH_S = 120.0
+_SHORTEST_WATCH_S = 5.0  # a consumer takes a message and fails again within seconds
+_LONGEST_WATCH_S = 120.0  # nobody waits longer between two steps of a ramp without asking for it
 
 
 class DryRun:
@@ -292,7 +292,7 @@ def _laps(plan: Plan) -> float:
     return max((plan.attempts - 1) / len(plan.tiers), 1.0) if plan.tiers else 0.0
 
 
-_FAILURES = 10_000
+_FAILURES = 10_000  # digests that fit one job's document; what is left is for another job
 
 
 class Planner:

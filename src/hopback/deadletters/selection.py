@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Arrivals", "SelectedMessages", "Watch", "mark_of"]
 
 
-_LOOKED_AT = 100
+_LOOKED_AT = 100  # of those that arrived: each look costs them a delivery count
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class Watch:
         return found
 
 
-_MARKED_BYTES = 64 * 1024
+_MARKED_BYTES = (
+    64 * 1024
+)  # of a body: its length is in the mark, too, and marks are made by thousands
 _SOUGHT = 10_000
 """So many messages behind the selection are looked at for marks: each costs them a delivery count."""
 

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-_PREFETCH = 1000
+_PREFETCH = 1000  # enough that the broker never waits for us between two deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +349,7 @@ def _spanned(
     )
 
 
-_REMEMBERED = 1000
+_REMEMBERED = 1000  # sessions of which it can still be told why they ended
 
 
 class Sessions:

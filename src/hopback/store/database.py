@@ -326,6 +326,7 @@ _DRIVERS = {
     "postgres": "postgresql+psycopg",
 }
 _BUSY_MS = 10_000
+"""How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
 _AGAIN_MS = 50
 """How long to wait for a process that opens the same new database at this moment."""
 
