@@ -113,12 +113,7 @@ def test_every_error_says_what_to_do() -> None:
 
 def test_the_command_passes_values_on_and_no_json_objects() -> None:
     """No function of the command takes a `dict[str, Any]`: what it prints are values of the contract."""
-    # `rehearse` hands on the options of its one command as click read them.
-    commands = [
-        module
-        for module in _MODULES
-        if module.name.startswith("hopback.cli") and module.name != "hopback.cli.rehearse"
-    ]
+    commands = [module for module in _MODULES if module.name.startswith("hopback.cli")]
     assert commands
     taken = {
         f"{module.name}.{node.name}({argument.arg})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,6 +38,7 @@ __all__ = [
     "reach",
     "reach_management",
     "topology_source",
+    "topology_source_as",
     "url_host",
     "vhost_option",
 ]
@@ -125,6 +127,15 @@ def _read(path: Path, vhost: str | None) -> Topology:
 
 def topology_source(command: _Command) -> _Command:
     """Give a command SYSTEM | FILE, --hardened and --param: the fields of a `TopologySource`."""
+    return topology_source_as("(SYSTEM | FILE)")(command)
+
+
+def topology_source_as(metavar: str) -> Callable[[_Command], _Command]:
+    """The same for a command that calls its argument otherwise."""
+    return partial(_with_source, metavar)
+
+
+def _with_source(metavar: str, command: _Command) -> _Command:
     for option in (
         click.option(
             "--param",
@@ -139,7 +150,7 @@ def topology_source(command: _Command) -> _Command:
             is_flag=True,
             help="The form of the system that loses nothing, under the same names.",
         ),
-        click.argument("name", metavar="(SYSTEM | FILE)", shell_complete=_complete),
+        click.argument("name", metavar=metavar, shell_complete=_complete),
     ):
         command = option(command)
     return command

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import asyncio
 import math
 import sys
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import (
+    Access,
     TopologySource,
     broker_version_option,
     format_option,
-    topology_source,
+    reach_management,
+    topology_source_as,
 )
-from hopback.cli.terminal import document, gap, json_text, on_terminal, safe, safe_lines, table
+from hopback.cli.terminal import on_terminal
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.findings import findings_of
-from hopback.rehearse.forecast import csv_rows, forecast_document
 from hopback.rehearse.quantities import (
     parse_consumers,
     parse_rate,
@@ -32,38 +32,75 @@ from hopback.rehearse.quantities import (
     parse_share,
     parse_size,
     parse_spread,
-    show_bytes,
-    show_count,
-    show_rate,
-    show_seconds,
 )
 from hopback.rehearse.scenario import ArrivalKind, Load, Outage, RateStep, Scenario
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
-    from hopback.rehearse.forecast import Forecast
+    from hopback.broker.management.readings import QueueReading
     from hopback.runtime.app import App
-    from hopback.topology.check import Finding
     from hopback.topology.model import Topology
 
-__all__ = ["rehearse"]
+__all__ = ["RehearseOptions", "rehearse"]
+
+_T = TypeVar("_T")
 
 _OUTAGE_START_S = 300.0
 """An outage begins after five minutes unless it says otherwise: before it there is something to see."""
-_CHART_HEIGHT = 3
-_CHART_WIDTH = 72
-_MOST_CHARTS = 6
-_MOST_LINES = 1_000_000
-"""Bytes of a scenario file or a profile that are read at most, times 64."""
+_AFTERWARDS_S = 1800.0
+"""A rehearsal goes on for half an hour after the last retry of an outage: queues need time to empty."""
+_STEP_S = 300.0
+"""A length that nobody named is a multiple of five minutes: then the times along the charts are round."""
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of a scenario file or a profile: a file that was named by mistake must not fill the memory."""
+_LIVE = "live"
+"""The rate that stands for what the broker's statistics say."""
 
 
-def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """An option's text by a parser that says what it expected."""
+@dataclass(frozen=True, slots=True)
+class RehearseOptions:
+    """What was said of the scenario; None and () where nothing was said."""
 
-    def read(ctx: click.Context, option: click.Parameter, value: str | None) -> Any:
+    file: str | None
+    queue: str | None
+    rate: float | str | None
+    outages: tuple[Outage, ...]
+    fail: float | None
+    poison: float | None
+    handler: tuple[float, float] | None
+    consumers: tuple[int, int] | None
+    breaker: bool
+    arrivals: str | None
+    burst_every: float | None
+    profile: str | None
+    size: int | None
+    length: float | None
+    seed: int | None
+    version: BrokerVersion | None
+    broker: str | None
+    management: str | None
+
+    def given(self) -> list[str]:
+        """The options that a scenario file takes the place of."""
+        said = {
+            "--queue": self.queue, "--rate": self.rate, "--outage": self.outages or None,
+            "--fail": self.fail, "--poison": self.poison, "--handler": self.handler,
+            "--consumers": self.consumers, "--breaker": self.breaker or None,
+            "--arrivals": self.arrivals, "--burst-every": self.burst_every,
+            "--profile": self.profile, "--size": self.size, "--for": self.length,
+        }  # fmt: skip
+        return [name for name, value in said.items() if value is not None]
+
+
+def _parsed(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """An option's text by a parser that says what it expected; of each, where it may be repeated."""
+
+    def read(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
         try:
+            if isinstance(value, tuple):
+                return tuple(parse(one) for one in value)
             return None if value is None else parse(value)
         except ValueError as error:
             raise click.BadParameter(f"{error}.", ctx, option) from error
@@ -71,19 +108,22 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Param
     return read
 
 
-def _outage(text: str) -> tuple[float, float]:
+def _parse_outage(text: str) -> Outage:
     """Length and start of `20m` or `20m@1h`."""
     length, _, start = text.partition("@")
-    return parse_seconds(length), parse_seconds(start) if start else _OUTAGE_START_S
+    return Outage(parse_seconds(start) if start else _OUTAGE_START_S, parse_seconds(length))
 
 
 @click.command(short_help="Rehearse an outage: depths, dead letters, recovery, in virtual time.")
-@topology_source
+@topology_source_as("(module:app | FILE | SYSTEM)")
 @click.option("--scenario", "file", metavar="TOML", help="Several queues, rates, outages: a file.")
 @click.option("--queue", metavar="Q", help="The queue; needed where there are several.")
-@click.option("--rate", callback=_parsed(parse_rate), metavar="R", help="500/s, 30k/min, 2M/h.")
 @click.option(
-    "--outage", "outages", multiple=True, metavar="D[@START]",
+    "--rate", callback=_parsed(lambda text: _LIVE if text == _LIVE else parse_rate(text)),
+    metavar="R", help="500/s, 30k/min, 2M/h; `live`: as the statistics of --broker have it.",
+)  # fmt: skip
+@click.option(
+    "--outage", "outages", multiple=True, callback=_parsed(_parse_outage), metavar="D[@START]",
     help="All runs fail for so long, from 5m on or from START; repeatable.",
 )  # fmt: skip
 @click.option("--fail", callback=_parsed(parse_share), metavar="P", help="Runs that fail: 5%.")
@@ -91,26 +131,26 @@ def _outage(text: str) -> tuple[float, float]:
     "--poison", callback=_parsed(parse_share), metavar="P", help="Messages that always fail: 1%."
 )
 @click.option(
-    "--handler",
-    callback=_parsed(parse_spread),
-    metavar="D[±D]",
+    "--handler", callback=_parsed(parse_spread), metavar="D[±D]",
     help="How long a run takes: 40ms±20ms.",
-)
+)  # fmt: skip
 @click.option(
     "--consumers", callback=_parsed(parse_consumers), metavar="P×C",
     help="Processes × handlers at once in each: 4×10 (or 4x10).",
 )  # fmt: skip
 @click.option("--breaker", is_flag=True, help="With a breaker of the usual settings.")
 @click.option(
-    "--arrivals", type=click.Choice([str(kind) for kind in ArrivalKind]), default="constant",
-    show_default=True, help="How messages come.",
+    "--arrivals", type=click.Choice([str(kind) for kind in ArrivalKind]),
+    help="How messages come: evenly by default.",
+)  # fmt: skip
+@click.option(
+    "--burst-every", callback=_parsed(parse_seconds), metavar="D",
+    help="With --arrivals bursts: the time between two; 1m by default.",
 )  # fmt: skip
 @click.option("--profile", metavar="CSV", help="Recorded rates: rows of seconds,rate.")
 @click.option("--size", callback=_parsed(parse_size), metavar="B", help="Bytes of a message: 1KiB.")
 @click.option("--for", "length", callback=_parsed(parse_seconds), metavar="D", help="How long: 2h.")
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="The same seed, the same result."
-)
+@click.option("--seed", type=int, metavar="N", help="The same seed, the same result; 0 by default.")
 @click.option(
     "--engine", type=click.Choice([str(kind) for kind in EngineKind]), default="fluid",
     show_default=True, help="Flows in milliseconds, or message by message.",
@@ -120,36 +160,53 @@ def _outage(text: str) -> tuple[float, float]:
     help="`no dead letters up to 1h outage`, `recovered within 15m`, `at most 50 retries/s`; repeatable.",
 )  # fmt: skip
 @broker_version_option("Rehearse on this RabbitMQ, for example 3.10; by default 4.0.")
-@format_option("text", "json", "csv")
+@click.option(
+    "--broker", envvar="HOPBACK_BROKER", metavar="URL",
+    help="With --rate live: amqp(s):// address; also HOPBACK_BROKER.",
+)  # fmt: skip
+@click.option(
+    "--management", envvar="HOPBACK_MANAGEMENT", metavar="URL",
+    help="With --rate live: address of the management API; by default the broker's host.",
+)  # fmt: skip
+@format_option("text", "json", "csv", "svg", "html")
 @click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 for any error or warning.")
 def rehearse(
     name: str,
     hardened: bool,
     params: tuple[tuple[str, str], ...],
     engine: str,
+    goals: tuple[str, ...],
     form: str,
     detailed_exit_code: bool,
     **said: Any,
 ) -> int:
     """Rehearse an outage: how deep queues get, what is parked, when all is well again.
 
-    The topology is that of a SYSTEM, a FILE or an application (module:app), whose handlers also say how
-    many of them run at once.
+    The topology is that of an application (module:app), whose handlers also say how many of them run at
+    once, of a FILE or of a SYSTEM. `-o html` and `-o svg` draw it, for a file: > outage.html.
     """
+    from hopback.cli import rehearse_output as output
+
     app = _application(name)
+    if app is not None and (hardened or params):
+        option = "--hardened" if hardened else "--param"
+        raise click.UsageError(
+            f"{option} is for a documented system; an application says it itself."
+        )
     topology = TopologySource(name, hardened, params).topology() if app is None else app.topology
-    scenario = _scenario(topology, app, said)
-    if said["goals"]:
-        return _advise(topology, scenario, said["goals"], form)
+    options = RehearseOptions(**said)
+    if options.file is not None:
+        scenario = _from_file(options.file, options)
+    else:
+        scenario = _from_options(topology, app, options)
+    if goals:
+        return output.print_advice(topology, scenario, goals, form)
     with _progress(engine) as progress:
         forecast = play(topology, scenario, EngineKind(engine), progress=progress)
     findings = findings_of(topology, forecast)
-    _print(forecast, findings, form)
+    output.print_forecast(forecast, findings, form)
     grave = any(finding.severity.rank < 2 for finding in findings)
     return Exit.FOUND if detailed_exit_code and grave else Exit.OK
-
-
-# --- what was said -------------------------------------------------------------------------------
 
 
 def _application(name: str) -> App | None:
@@ -161,75 +218,90 @@ def _application(name: str) -> App | None:
     return load_app(name)
 
 
-def _scenario(topology: Topology, app: App | None, said: dict[str, Any]) -> Scenario:
-    version = said["version"]
-    if said["file"] is not None:
-        scenario = _read_file(Path(said["file"]), said)
-        return replace(scenario, version=version) if version else scenario
-    load = _load(topology, app, said)
-    outages = tuple(_outage_of(text) for text in said["outages"])
-    length = said["length"] or _long_enough(topology, load, outages)
+def _from_file(name: str, options: RehearseOptions) -> Scenario:
+    from hopback.rehearse.scenario_file import read_scenario
+
+    given = options.given()
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: the scenario file says that.")
+    path = Path(name)
+    live: dict[str, QueueReading] = {}
+
+    def rate(queue: str) -> float:
+        if not live:
+            live.update(_live_readings(options))
+        return _live_rate(live, queue)
+
+    scenario = read_scenario(
+        _text(path),
+        where=name,
+        profile=lambda other: _text(path.parent / other),
+        live=rate,
+    )
+    return replace(
+        scenario,
+        version=options.version or scenario.version,
+        seed=scenario.seed if options.seed is None else options.seed,
+    )
+
+
+def _from_options(topology: Topology, app: App | None, options: RehearseOptions) -> Scenario:
+    queue = options.queue or _only_queue(topology)
+    usual = Load(queue, ())
+    handler_s, spread_s = options.handler or (usual.handler_s, usual.spread_s)
+    load = replace(
+        usual,
+        arrivals=ArrivalKind(options.arrivals or usual.arrivals),
+        burst_s=options.burst_every or usual.burst_s,
+        fail=options.fail or usual.fail,
+        poison=options.poison or usual.poison,
+        handler_s=handler_s,
+        spread_s=spread_s,
+        size=options.size or usual.size,
+    )
+    if app is not None:
+        load = _as_handled(load, app)
+    load = _with_traffic(load, options)
+    if options.consumers is not None:
+        processes, concurrency = options.consumers
+        load = replace(load, processes=processes, concurrency=concurrency)
+    if options.breaker:
+        from hopback.policy.breaker import BreakerPolicy
+
+        load = replace(load, breaker=BreakerPolicy())
+    # Until the last retry of the last outage, and a while more.
+    plan = topology.plan(queue)
+    waits = [] if plan is None else [tier.delay_ms / 1000 for tier in plan.tiers]
+    more = 0 if plan is None else plan.attempts - 1 - len(waits)
+    span = sum(waits) + max(0, more) * (waits[-1] if waits else 0.0)
+    end = max((outage.end_s for outage in options.outages), default=_OUTAGE_START_S)
+    enough = math.ceil((end + span + _AFTERWARDS_S) / _STEP_S) * _STEP_S
     return Scenario(
         loads=(load,),
-        duration_s=length,
-        outages=outages,
-        seed=said["seed"],
-        version=version or BrokerVersion(4, 0),
+        duration_s=options.length or enough,
+        outages=options.outages,
+        seed=options.seed or 0,
+        version=options.version or BrokerVersion(4, 0),
         name="hopback rehearse",
     )
 
 
-def _outage_of(text: str) -> Outage:
-    try:
-        length, start = _outage(text)
-    except ValueError as error:
-        raise click.UsageError(f"--outage: {error}.") from error
-    return Outage(start, length)
-
-
-def _long_enough(topology: Topology, load: Load, outages: Sequence[Outage]) -> float:
-    """Until the last retry of the last outage, and half an hour more; whole five minutes."""
-    plan = topology.plan(load.queue)
-    waits = [] if plan is None else [tier.delay_ms / 1000 for tier in plan.tiers]
-    more = 0 if plan is None else plan.attempts - 1 - len(waits)
-    span = sum(waits) + max(0, more) * (waits[-1] if waits else 0.0)
-    end = max((outage.end_s for outage in outages), default=_OUTAGE_START_S)
-    return math.ceil((end + span + 1800) / 300) * 300.0
-
-
-def _load(topology: Topology, app: App | None, said: dict[str, Any]) -> Load:
-    queue = said["queue"] or _only_queue(topology)
-    handler_s, spread_s = said["handler"] or (0.04, 0.0)
-    given = Load(
-        queue=queue,
-        rates=_rates(said),
-        arrivals=ArrivalKind(said["arrivals"]),
-        fail=said["fail"] or 0.0,
-        poison=said["poison"] or 0.0,
-        handler_s=handler_s,
-        spread_s=spread_s,
-        size=said["size"] or 1000,
-    )
-    given = given if app is None else _as_handled(given, app)
-    if said["consumers"] is not None:
-        processes, concurrency = said["consumers"]
-        given = replace(given, processes=processes, concurrency=concurrency)
-    if said["breaker"]:
-        from hopback.policy.breaker import BreakerPolicy
-
-        given = replace(given, breaker=BreakerPolicy())
-    return given
-
-
 def _as_handled(load: Load, app: App) -> Load:
     """With the concurrency, the prefetch and the breaker that the application's handler has."""
+    from hopback.runtime.handler import Handler
+
     handler = app.handlers.get(load.queue)
-    options: Any = getattr(handler, "options", None)
+    if handler is None:
+        return load
+    if not isinstance(handler, Handler):
+        # Of batches only the breaker counts: the model knows single runs.
+        return replace(load, breaker=handler.options.breaker)
+    options = handler.options
     return replace(
         load,
-        concurrency=getattr(options, "concurrency", load.concurrency),
-        prefetch=getattr(options, "prefetch", None),
-        breaker=getattr(options, "breaker", None),
+        concurrency=options.concurrency,
+        prefetch=options.prefetch,
+        breaker=options.breaker,
     )
 
 
@@ -246,39 +318,76 @@ def _only_queue(topology: Topology) -> str:
     )
 
 
-def _rates(said: dict[str, Any]) -> tuple[RateStep, ...]:
-    if said["profile"] is not None:
+def _with_traffic(load: Load, options: RehearseOptions) -> Load:
+    """With what comes in: a profile, a rate, or both the rate and the consumers of a live broker."""
+    if options.profile is not None:
         from hopback.rehearse.scenario_file import read_profile
 
         try:
-            return read_profile(_text(Path(said["profile"])))
+            return replace(load, rates=read_profile(_text(Path(options.profile))))
         except ValueError as error:
             raise CommandFailed(
-                f"{said['profile']}: {error}",
+                f"{options.profile}: {error}",
                 do="Write rows like 0,500 and 3600,800.",
                 code=Exit.USAGE,
             ) from error
-    if said["rate"] is None:
+    if options.rate is None:
         raise click.UsageError("expected --rate, --profile or --scenario: how many messages come?")
-    return (RateStep(0.0, said["rate"]),)
+    if isinstance(options.rate, float):
+        return replace(load, rates=(RateStep(0.0, options.rate),))
+    readings = _live_readings(options)
+    rate = _live_rate(readings, load.queue)
+    processes = readings[load.queue].counts.consumers or 1
+    return replace(load, rates=(RateStep(0.0, rate),), processes=processes)
 
 
-def _read_file(path: Path, said: dict[str, Any]) -> Scenario:
-    from hopback.rehearse.scenario_file import read_scenario
+# --- a live broker -------------------------------------------------------------------------------
 
-    alone = ("queue", "rate", "fail", "poison", "handler", "consumers", "length")
-    given = [f"--{'for' if name == 'length' else name}" for name in alone if said[name] is not None]
-    if given or said["outages"]:
-        raise click.UsageError(f"{', '.join(given) or '--outage'}: the scenario file says that.")
-    return read_scenario(
-        _text(path), where=str(path), profile=lambda name: _text(path.parent / name)
-    )
+
+def _live_readings(options: RehearseOptions) -> Mapping[str, QueueReading]:
+    """The queues of --broker by name, as its statistics have them."""
+    from hopback.broker.management import virtual_host
+
+    if options.broker is None:
+        raise click.UsageError("a rate of `live` needs --broker (or HOPBACK_BROKER).")
+    access = Access(options.broker, options.management)
+
+    async def read() -> dict[str, QueueReading]:
+        async with AsyncExitStack() as stack:
+            management = await reach_management(access, stack)
+            if management is None:
+                raise CommandFailed(
+                    "the management API does not answer, and only it knows rates",
+                    do="Name it with --management, or give --rate as a number.",
+                    code=Exit.UNREACHABLE,
+                )
+            found = await management.queues(virtual_host(access.broker))
+            return {one.queue.name: one for one in found}
+
+    return asyncio.run(read())
+
+
+def _live_rate(readings: Mapping[str, QueueReading], queue: str) -> float:
+    found = readings.get(queue)
+    if found is None:
+        raise CommandFailed(
+            f"the broker has no queue {queue!r}",
+            do="Name another with --queue, or the virtual host in --broker.",
+            code=Exit.NOT_FOUND,
+        )
+    if found.publish_rate is None:
+        raise CommandFailed(
+            f"the statistics of queue {queue!r} hold no rate: nothing was published since it was made",
+            do="Give --rate as a number.",
+            code=Exit.NOT_FOUND,
+        )
+    return found.publish_rate
 
 
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_MOST_LINES * 64).decode("utf-8-sig")
+            return file.read(_MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(
             f"{path} cannot be read: {error}", do="Name a text file.", code=Exit.NOT_FOUND
@@ -292,149 +401,4 @@ def _progress(engine: str) -> Iterator[Callable[[float], object] | None]:
         yield None
         return
     with click.progressbar(length=1000, label="rehearsing", file=sys.stderr) as bar:
-
-        def tell(share: float) -> None:
-            bar.update(max(0, round(share * 1000) - bar.pos))
-
-        yield tell
-
-
-def _advise(topology: Topology, scenario: Scenario, goals: Sequence[str], form: str) -> Exit:
-    """The cheapest plans that meet the goals, as a table, and the best of them to be copied."""
-    from hopback.rehearse import advise as advice
-
-    try:
-        wanted = [advice.parse_goal(goal) for goal in goals]
-    except ValueError as error:
-        raise click.UsageError(f"--advise: {error}.") from error
-    if len(scenario.loads) != 1:
-        raise click.UsageError(
-            "--advise is for one queue: name --queue instead of a scenario of several."
-        )
-    found = advice.advise(topology, scenario, scenario.loads[0].queue, wanted)
-    met = [one for one in found if one.met]
-    columns = ("change", "plan", "dead letters", "recovery", "asked in vain", "deepest", "cost")
-    rows = list(advice.table_rows(found))
-    if form == "json":
-        told = [dict(zip(columns, row, strict=True)) for row in rows]
-        best = advice.decorator_line(met[0]) if met else None
-        document(json_text({"goals": list(goals), "proposals": told, "best": best}))
-        return Exit.OK if met else Exit.FAILED
-    if form != "text":
-        raise click.UsageError("--advise prints text or json.")
-    table(columns, rows, right=columns[2:])
-    gap()
-    if not met:
-        click.echo("Nothing that was tried meets all goals: ask for less, or for fewer at once.")
-    elif not met[0].changes:
-        click.echo("The plan of today meets them all.")
-    else:
-        click.echo(
-            f"{safe(advice.decorator_line(met[0]))}\n\n{safe_lines(advice.toml_lines(met[0]))}",
-            nl=False,
-        )
-    return Exit.OK if met else Exit.FAILED
-
-
-# --- what is shown -------------------------------------------------------------------------------
-
-
-def _print(forecast: Forecast, findings: Sequence[Finding], form: str) -> None:
-    if form == "json":
-        told = [
-            {
-                "rule": one.rule,
-                "severity": str(one.severity),
-                "place": one.place,
-                "explanation": one.explanation,
-                "fix": one.fix,
-            }
-            for one in findings
-        ]
-        document(json_text({**forecast_document(forecast), "findings": told}))
-    elif form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(csv_rows(forecast))
-        document(text.getvalue())
-    else:
-        _print_text(forecast, findings)
-
-
-def _print_text(forecast: Forecast, findings: Sequence[Finding]) -> None:
-    click.echo(safe(_title(forecast)))
-    gap()
-    _print_charts(forecast)
-    rows = [
-        (queue.queue, queue.role, show_count(queue.peak),
-         show_seconds(forecast.times[queue.peak_place]), show_count(queue.depth[-1]))
-        for queue in forecast.queues
-    ]  # fmt: skip
-    table(("queue", "role", "peak", "at", "end"), rows, right=("peak", "at", "end"))
-    gap()
-    for line in _sums(forecast):
-        click.echo(safe(line))
-    if findings:
-        gap()
-    for finding in findings:
-        click.echo(safe(f"{finding.severity}: {finding.place} [{finding.rule}]"))
-        for text in (finding.explanation, f"Fix: {finding.fix}"):
-            click.echo(click.wrap_text(safe(text), 98, "  ", "  "))
-
-
-def _title(forecast: Forecast) -> str:
-    scenario = forecast.scenario
-    outages = ", ".join(
-        f"outage of {show_seconds(one.length_s)} at {show_seconds(one.start_s)}"
-        for one in scenario.outages
-    )
-    loads = [f"{load.queue} {show_rate(load.top_rate)}" for load in scenario.loads]
-    told = ", ".join(loads[:3]) + (f" and {len(loads) - 3} more" if len(loads) > 3 else "")
-    trouble = f", {outages}" if outages else ""
-    return (
-        f"{forecast.topology} for {show_seconds(scenario.duration_s)}: {told}{trouble}"
-        f" ({forecast.engine} engine)"
-    )
-
-
-def _print_charts(forecast: Forecast) -> None:
-    """A chart for each queue that held anything, the fullest first."""
-    from hopback.rehearse.braille import braille_chart
-
-    full = sorted(forecast.queues, key=lambda queue: -queue.peak)
-    for queue in [one for one in full if one.peak >= 1][:_MOST_CHARTS]:
-        click.echo(safe(f"{queue.queue} up to {show_count(queue.peak)}"))
-        for line in braille_chart(
-            queue.depth, width=_CHART_WIDTH, height=_CHART_HEIGHT, top=queue.peak
-        ):
-            click.echo(line)
-    if forecast.scenario.outages:
-        click.echo(f"{_outage_line(forecast)}  outage")
-    middle, end = show_seconds(forecast.times[-1] / 2), show_seconds(forecast.times[-1])
-    click.echo(f"0s{middle.center(_CHART_WIDTH - 2 - len(end))}{end}")
-    gap()
-
-
-def _outage_line(forecast: Forecast) -> str:
-    """A line below the charts, drawn where something is down."""
-    length = forecast.scenario.duration_s / _CHART_WIDTH
-    down = (
-        any(one.start_s < (cell + 1) * length and one.end_s > cell * length
-            for one in forecast.scenario.outages)
-        for cell in range(_CHART_WIDTH)
-    )  # fmt: skip
-    return "".join("━" if one else "─" for one in down)
-
-
-def _sums(forecast: Forecast) -> Iterator[str]:
-    for course in forecast.stations:
-        first = course.first_dead_letter_s
-        since = "" if first is None else f", the first after {show_seconds(first)}"
-        yield (
-            f"{course.queue}: {show_count(course.published)} published, {show_count(course.run_count)}"
-            f" runs, {show_count(course.retried)} retries, {show_count(course.done)} done,"
-            f" {show_count(course.dead_letters)} dead letters{since}, {show_count(course.left)} left."
-        )
-    yield (
-        f"Waiting messages take up to {show_bytes(max(forecast.memory))} of the broker's memory and"
-        f" {show_bytes(max(forecast.disk))} of its disk."
-    )
+        yield lambda share: bar.update(max(0, round(share * 1000) - bar.pos))

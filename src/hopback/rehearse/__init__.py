@@ -5,8 +5,9 @@ embedded broker in virtual time.
 """
 
 from hopback.rehearse.engine import EngineKind, rehearse
-from hopback.rehearse.findings import findings_of
+from hopback.rehearse.findings import TimedFinding, findings_of
 from hopback.rehearse.forecast import Forecast, forecast_document
+from hopback.rehearse.page import html_page
 from hopback.rehearse.scenario import (
     ArrivalKind,
     Crash,
@@ -30,8 +31,10 @@ __all__ = [
     "RedriveWave",
     "Scenario",
     "Slowdown",
+    "TimedFinding",
     "findings_of",
     "forecast_document",
+    "html_page",
     "read_profile",
     "read_scenario",
     "rehearse",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ class Cumulative:
     def at(self, moment: float) -> float:
         """The value at one moment."""
         return self.sampled((moment,))[0]
+
+    def when(self, value: float) -> float:
+        """When it first reaches a value, of a curve that never falls; infinity if it does not."""
+        moments, values = self.moments, self.values
+        place = bisect_left(values, value)
+        if place == len(values):
+            return math.inf
+        if place == 0:
+            return moments[0]
+        low, high = values[place - 1], values[place]
+        begin, end = moments[place - 1], moments[place]
+        return begin + (end - begin) * (value - low) / (high - low)
 
     def sampled(self, times: Sequence[float]) -> list[float]:
         """The values at these moments; of a jump, the later one."""

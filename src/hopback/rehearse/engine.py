@@ -47,23 +47,28 @@ def rehearse(
 
 def rehearse_fluid(topology: Topology, scenario: Scenario) -> Forecast:
     """What the fluid model foretells."""
-    return forecast_stations(topology, scenario, stations_of(topology, scenario))
+    return forecast_stations(topology, scenario, stations_of(topology, scenario), ages=True)
 
 
 def forecast_stations(
-    topology: Topology, scenario: Scenario, stations: tuple[Station, ...]
+    topology: Topology, scenario: Scenario, stations: tuple[Station, ...], *, ages: bool = False
 ) -> Forecast:
-    """The same for stations that are not, or not yet, as the topology has them."""
+    """The same for stations that are not, or not yet, as the topology has them.
+
+    `ages` asks for the age of the oldest message too; whoever tries many plans does without.
+    """
     flows = flows_of(stations, scenario)
     times = sample_times(scenario)
     return forecast_of(
-        EngineKind.FLUID, topology, scenario, [_track(flow, times) for flow in flows]
+        EngineKind.FLUID, topology, scenario, [_track(flow, times, ages) for flow in flows]
     )
 
 
-def _track(flow: Flow, times: tuple[float, ...]) -> Track:
+def _track(flow: Flow, times: tuple[float, ...], ages: bool) -> Track:
     log, totals = flow.log, flow.totals
     backlog, busy = log.backlog.sampled(times), log.busy.sampled(times)
+    fullest = max(range(len(log.backlog.values)), key=log.backlog.values.__getitem__)
+    fullest_s = log.backlog.moments[fullest]
     return Track(
         station=flow.station,
         arrived=log.arrived.sampled(times),
@@ -75,8 +80,10 @@ def _track(flow: Flow, times: tuple[float, ...]) -> Track:
         depth=[a + b for a, b in zip(backlog, busy, strict=True)],
         waits=[_standing(flow, place, times) for place in range(len(flow.station.waits))],
         wait_s=log.wait.sampled(times),
+        oldest_s=[_oldest(flow, moment) if ages else 0.0 for moment in times],
         capacity=log.capacity.sampled(times),
         first_parked_s=flow.first_parked,
+        most=(log.backlog.values[fullest] + log.busy.at(fullest_s), fullest_s),
         published=totals.published + totals.refused,
         copied=totals.copied,
         refused=totals.refused,
@@ -87,7 +94,50 @@ def _track(flow: Flow, times: tuple[float, ...]) -> Track:
 
 def _standing(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
     """What a retry queue holds: what went in, less what had gone in one wait earlier."""
-    entered, delay = flow.entered[place], flow.station.waits[place].delay_s
-    came = entered.sampled(times)
-    left = entered.sampled([moment - delay for moment in times])
-    return [max(0.0, a - b) for a, b in zip(came, left, strict=True)]
+    delay = flow.station.waits[place].delay_s
+    earlier = [moment - delay for moment in times]
+    standing = [0.0] * len(times)
+    for entered, of in zip(flow.entered, flow.station.wait_after, strict=True):
+        if of == place:
+            pairs = zip(entered.sampled(times), entered.sampled(earlier), strict=True)
+            standing = [
+                sum_ + max(0.0, a - b) for sum_, (a, b) in zip(standing, pairs, strict=True)
+            ]
+    return standing
+
+
+def _oldest(flow: Flow, now: float) -> float:
+    """How long ago the oldest message that is neither done nor parked was published.
+
+    Everything is first in, first out. So what a consumer takes at a moment came in when the head of that
+    moment did, what comes back had failed one wait earlier, and the birth of what stands at any place
+    follows from the curves alone. Half a message counts as one.
+    """
+    station = flow.station
+    run_s, wait = station.load.handler_s, flow.log.wait
+    delays = [station.waits[place].delay_s for place in station.wait_after]
+
+    def came_in(taken: float) -> float:
+        """When what was taken at a moment had come into the queue."""
+        return max(0.0, taken - wait.at(taken))
+
+    def birth(failures: int, came: float) -> float:
+        """When what came into the queue then, after so many failures, was published."""
+        while failures:
+            failures -= 1
+            came = came_in(came - delays[failures] - run_s)
+        return came
+
+    oldest = now
+    since = came_in(now - run_s)  # what has come in since then waits, or is in hand
+    first = flow.log.arrived.when(flow.log.arrived.at(since) + 0.5)
+    oldest = min(oldest, first)
+    for failure, entered in enumerate(flow.entered):
+        delay = delays[failure]
+        returned = entered.when(entered.at(since - delay) + 0.5) + delay
+        if returned <= now:
+            oldest = min(oldest, birth(failure + 1, returned))
+        failed = entered.when(entered.at(now - delay) + 0.5)
+        if failed <= now:
+            oldest = min(oldest, birth(failure, came_in(failed - run_s)))
+    return now - oldest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from bisect import bisect_left
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from hopback.topology.hazards import RULES
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from hopback.broker.embedded import ChannelState, Refusal
+    from hopback.broker.embedded import Refusal
     from hopback.broker.embedded.stored import Taken
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Crash, RedriveWave, Scenario
@@ -94,12 +95,24 @@ class _Counter:
         self.first_parked_s: float | None = None
         self.entered = [0] * len(station.waits)
         self.capacity = 0.0
+        self.most = (0.0, 0.0)
+        """The greatest depth right after a burst, and when."""
         self.copied_by: list[tuple[_Counter, int]] = []
         """Stations whose returns bring copies here, with the place of their retry queue."""
+        self._alive: OrderedDict[bytes, float] = OrderedDict()
+        """Body → when it was published or re-driven, of what is neither done nor parked."""
         self._rows: list[tuple[float, ...]] = []
         self._waits: list[list[int]] = [[] for _ in station.waits]
         self._numbers: list[int] = []
         self._times: list[float] = []
+
+    def born(self, body: bytes, now: float) -> None:
+        """A message has come into the world of this station."""
+        self._alive[body] = now
+
+    def gone(self, body: bytes) -> None:
+        """It is done or parked; what only a returning copy brought was never known."""
+        self._alive.pop(body, None)
 
     def standing(self, name: str) -> int:
         """How many messages a queue holds, ready, in hand or on their way out."""
@@ -129,10 +142,16 @@ class _Counter:
                 self.redriven,
                 self.standing(station.queue),
                 self._head_wait(now),
+                self._oldest(now),
                 self.capacity,
                 copied,
             )
         )
+
+    def _oldest(self, now: float) -> float:
+        if self.station.max_length is not None and self.station.drops_head:
+            return self._head_wait(now)  # nobody tells which messages a full queue has dropped
+        return max(0.0, now - next(iter(self._alive.values()), now))
 
     def _head_wait(self, now: float) -> float:
         """How long the foremost ready message has been in the queue.
@@ -154,7 +173,8 @@ class _Counter:
     def track(self) -> Track:
         """The samples as an engine hands them over."""
         columns = [list(column) for column in zip(*self._rows, strict=True)]
-        arrived, returned, runs, failed, parked, redriven, depth, wait_s, capacity, copied = columns
+        arrived, returned, runs, failed, parked, redriven, depth, *rest = columns
+        wait_s, oldest_s, capacity, copied = rest
         left = depth[-1] + sum(waits[-1] for waits in self._waits)
         gone = self.runs - self.failed + self.parked - self.redriven
         return Track(
@@ -168,8 +188,10 @@ class _Counter:
             depth=depth,
             waits=self._waits,
             wait_s=wait_s,
+            oldest_s=oldest_s,
             capacity=capacity,
             first_parked_s=self.first_parked_s,
+            most=self.most,
             published=self.published,
             copied=copied[-1],
             refused=self.refused,
@@ -299,7 +321,7 @@ class _Run:
         chance = random.Random(f"{self._scenario.seed}/{load.queue}/{number}").random
         time = asyncio.get_running_loop().time
         most = len(station.wait_after) + 1
-        poison = _POISON + load.queue.encode()
+        poison = _POISON + load.queue.encode() + b" "
 
         async def run(body: bytes, context: Context) -> Retry | None:
             now = time()
@@ -309,7 +331,7 @@ class _Run:
                     seconds *= slow.factor
             if load.spread_s:
                 seconds += load.spread_s * (2 * chance() - 1)
-            failed = body == poison
+            failed = body.startswith(poison)
             for outage in station.outages:
                 if outage.start_s <= now < outage.end_s and (
                     outage.share >= 1 or chance() < outage.share
@@ -321,11 +343,13 @@ class _Run:
             await asyncio.sleep(seconds)
             counter.runs += 1
             if not failed:
+                counter.gone(body)
                 return None
             counter.failed += 1
             attempt = context.attempt
             if attempt >= most:
                 counter.parked += 1
+                counter.gone(body)
                 if counter.first_parked_s is None:
                     counter.first_parked_s = time()
             else:
@@ -361,15 +385,9 @@ class _Run:
         loop = asyncio.get_running_loop()
         chance = random.Random(f"{scenario.seed}/{station.queue}").random
         channel = self._broker.node.connect("producer").open_channel(_Nobody())
-        plain, poison = (
-            Message(
-                station.entrance.exchange,
-                station.entrance.routing_key,
-                kind + station.queue.encode(),
-                Properties(delivery_mode=2),
-            )
-            for kind in (_PLAIN, _POISON)
-        )
+        exchange, routing_key = station.entrance.exchange, station.entrance.routing_key
+        properties = Properties(delivery_mode=2)
+        plain, poison = (kind + station.queue.encode() + b" " for kind in (_PLAIN, _POISON))
         copies = [other for other in self.counters if other.station.queue in station.copies]
         share = station.load.poison
         for moment, count in _moments(station, scenario.duration_s, chance):
@@ -377,17 +395,19 @@ class _Run:
             if wait > 0:
                 await asyncio.sleep(wait)
             for _ in range(count):
-                message = poison if share and chance() < share else plain
-                self._publish(channel, message, counter, copies)
-
-    def _publish(
-        self, channel: ChannelState, message: Message, counter: _Counter, copies: list[_Counter]
-    ) -> None:
-        counter.published += 1
-        if channel.publish(message, mandatory=True) is EventKind.REFUSED:
-            counter.refused += 1
-        for other in copies:
-            other.copied += 1
+                kind = poison if share and chance() < share else plain
+                body = kind + b"%d" % counter.published
+                counter.published += 1
+                message = Message(exchange, routing_key, body, properties)
+                if channel.publish(message, mandatory=True) is EventKind.REFUSED:
+                    counter.refused += 1
+                else:
+                    counter.born(body, moment)
+                for other in copies:
+                    other.copied += 1
+                    other.born(body, moment)
+            if count > 1:
+                counter.most = max(counter.most, (counter.standing(station.queue), moment))
 
     # --- re-drives ---------------------------------------------------------------------------------
 
@@ -418,6 +438,7 @@ class _Run:
             await channel.publish(redrive_message(delivery, plan, occasion))
             channel.ack(delivery.tag)
             counter.redriven += 1
+            counter.born(delivery.body, loop.time() - begin)
             sent, left = sent + 1, left - 1
             await asyncio.sleep(max(0.0, started + _due(wave, sent) - loop.time()))
         with suppress(Exception):

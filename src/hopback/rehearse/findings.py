@@ -5,7 +5,7 @@ and, where a change would help, the number that it would change.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.policy.breaker import BreakerPolicy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
-__all__ = ["demand_of", "findings_of", "load_while_down", "with_tier"]
+__all__ = ["TimedFinding", "demand_of", "findings_of", "load_while_down", "with_tier"]
 
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Waits that people choose; the shortest that helps is named."""
@@ -30,9 +30,16 @@ _NOTABLE = 1.05
 """A plan is short of capacity, or loses messages to an outage, from five in a hundred on."""
 
 
-def findings_of(topology: Topology, forecast: Forecast) -> tuple[Finding, ...]:
+@dataclass(frozen=True, slots=True)
+class TimedFinding(Finding):
+    """A finding of a rehearsal, and when it shows; None if it holds all the time."""
+
+    at_s: float | None = None
+
+
+def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, ...]:
     """Everything worth saying, gravest first. What would help is tried out with the fluid model."""
-    found: list[Finding] = []
+    found: list[TimedFinding] = []
     for course in forecast.stations:
         for rule in _RULES:
             found += rule(topology, forecast, course)
@@ -62,7 +69,9 @@ def with_tier(station: Station, seconds: float) -> Station:
 # --- attempts ------------------------------------------------------------------------------------
 
 
-def _attempts(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+def _attempts(
+    topology: Topology, forecast: Forecast, course: StationCourse
+) -> Iterator[TimedFinding]:
     station = course.station
     if course.dead_letters < 1 or not station.outages:
         yield from _hopeless(course)
@@ -74,14 +83,19 @@ def _attempts(topology: Topology, forecast: Forecast, course: StationCourse) -> 
     outage = max(station.outages, key=lambda one: one.length_s)
     parked = course.dead_letters - without
     first = course.first_dead_letter_s
-    since = "" if first is None else f", the first {show_seconds(first - outage.start_s)} into it"
-    yield Finding(
+    # Some are parked by chance, before and after: then the first of all says nothing of the outage.
+    by_outage = first is not None and without < 1
+    since = (
+        f", the first {show_seconds(first - outage.start_s)} into it" if by_outage and first else ""
+    )
+    yield TimedFinding(
         "attempts-run-out",
         Severity.ERROR,
         course.queue,
         f"attempts run out {show_seconds(station.retry_span_s)} after the first failure: an outage of"
         f" {show_seconds(outage.length_s)} parks {show_count(parked)} messages{since}.",
         _more_tiers(topology, forecast, station, without),
+        first if by_outage else outage.start_s + station.retry_span_s,
     )
 
 
@@ -105,30 +119,33 @@ def _more_tiers(topology: Topology, forecast: Forecast, station: Station, withou
     return "No single further tier helps: add several, or a breaker, or more consumers."
 
 
-def _hopeless(course: StationCourse) -> Iterator[Finding]:
+def _hopeless(course: StationCourse) -> Iterator[TimedFinding]:
     if course.dead_letters >= 1:
         load = course.station.load
-        yield Finding(
+        yield TimedFinding(
             "dead-letters",
             Severity.INFO,
             course.queue,
             f"{show_count(course.dead_letters)} messages are parked because all their attempts fail"
             f" ({load.fail:.1%} of runs fail by chance, {load.poison:.1%} of messages always).",
             "Count on them: `hopback dlq` shows and re-drives them.",
+            course.first_dead_letter_s,
         )
 
 
 # --- capacity ------------------------------------------------------------------------------------
 
 
-def _overload(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+def _overload(
+    topology: Topology, forecast: Forecast, course: StationCourse
+) -> Iterator[TimedFinding]:
     del topology, forecast
     station, load = course.station, course.station.load
     needed = demand_of(station, load.top_rate)
     capacity = load.slots / load.handler_s
     if needed > capacity:
         slots = math.ceil(needed * load.handler_s / load.processes)
-        yield Finding(
+        yield TimedFinding(
             "overload",
             Severity.ERROR,
             course.queue,
@@ -137,10 +154,11 @@ def _overload(topology: Topology, forecast: Forecast, course: StationCourse) -> 
             f" {show_rate(capacity)}: the queue grows even when nothing is wrong.",
             f"At least {load.processes}×{slots} are needed; {load.processes}×{math.ceil(slots * 1.3)}"
             " leave room to recover.",
+            max(load.rates, key=lambda step: step.rate).at_s,
         )
 
 
-def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[TimedFinding]:
     """Returns that are more than the consumers can take beside what is new."""
     del topology
     station = course.station
@@ -158,7 +176,7 @@ def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iter
     inflow, capacity = course.arrivals[worst] + course.returns[worst], course.capacity[worst]
     span = len(over) * (times[1] - times[0])
     new = max(course.arrivals[worst], 1e-9)
-    yield Finding(
+    yield TimedFinding(
         "herd",
         Severity.WARNING,
         course.queue,
@@ -168,41 +186,49 @@ def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iter
         f" {1 - capacity / inflow:.0%}, for {show_seconds(span)} in all.",
         f"{station.load.processes}×{math.ceil(station.load.concurrency * inflow / capacity)} consumers"
         " would take them as they come; a breaker keeps them from piling up.",
+        times[worst],
     )
 
 
-def _recovery(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+def _recovery(
+    topology: Topology, forecast: Forecast, course: StationCourse
+) -> Iterator[TimedFinding]:
     del topology
     scenario = forecast.scenario
     if not scenario.last_trouble_s:
         return
     if course.recovered_s is None:
-        yield Finding(
+        yield TimedFinding(
             "not-recovered",
             Severity.WARNING,
             course.queue,
             f"at the end of the rehearsal {show_count(course.left)} messages still wait,"
             f" {show_seconds(scenario.duration_s - scenario.last_trouble_s)} after the last trouble.",
             "Rehearse for longer, or add consumers.",
+            scenario.duration_s,
         )
         return
     after = max(0.0, course.recovered_s - scenario.last_trouble_s)
-    yield Finding(
+    yield TimedFinding(
         "recovery",
         Severity.INFO,
         course.queue,
         f"all is as usual {show_seconds(after)} after the end of the trouble; the longest wait in the"
-        f" queue was {show_seconds(max(course.wait_s))}.",
+        f" queue was {show_seconds(max(course.wait_s))}, the oldest message was"
+        f" {show_seconds(max(course.oldest_s))} old.",
         "The longest tier is what most of it is made of."
         if course.station.waits and after > max(one.delay_s for one in course.station.waits) * 0.8
         else "More consumers shorten it.",
+        course.recovered_s,
     )
 
 
 # --- the dependency ------------------------------------------------------------------------------
 
 
-def _dependency(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+def _dependency(
+    topology: Topology, forecast: Forecast, course: StationCourse
+) -> Iterator[TimedFinding]:
     station = course.station
     if not station.outages:
         return
@@ -210,7 +236,7 @@ def _dependency(topology: Topology, forecast: Forecast, course: StationCourse) -
     if hit < 1:
         return
     grave = station.load.breaker is None and hit > 1000
-    yield Finding(
+    yield TimedFinding(
         "dependency-load",
         Severity.WARNING if grave else Severity.INFO,
         course.queue,
@@ -218,6 +244,7 @@ def _dependency(topology: Topology, forecast: Forecast, course: StationCourse) -
         _with_breaker(topology, forecast, station)
         if station.load.breaker is None
         else "The breaker keeps it low.",
+        station.outages[0].start_s,
     )
 
 
@@ -245,23 +272,26 @@ def _with_breaker(topology: Topology, forecast: Forecast, station: Station) -> s
 # --- limits --------------------------------------------------------------------------------------
 
 
-def _limits(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[Finding]:
+def _limits(
+    topology: Topology, forecast: Forecast, course: StationCourse
+) -> Iterator[TimedFinding]:
     del topology
     station = course.station
     if course.refused >= 1:
         depth = forecast.queue(course.queue).depth
         limit = station.max_length or 0
         full = next((t for t, d in zip(forecast.times, depth, strict=True) if d >= limit), 0.0)
-        yield Finding(
+        yield TimedFinding(
             "publishers-refused",
             Severity.ERROR,
             course.queue,
             f"max-length {limit:,} is reached after {show_seconds(full)}: publishers are refused"
             f" {show_count(course.refused)} messages.",
             "Raise the limit, or let producers keep what is refused (the outbox does).",
+            full,
         )
     if course.dropped >= 1:
-        yield Finding(
+        yield TimedFinding(
             "dropped",
             Severity.ERROR,
             course.queue,
@@ -270,7 +300,7 @@ def _limits(topology: Topology, forecast: Forecast, course: StationCourse) -> It
         )
     copies = sorted({queue for wait in station.waits for queue in wait.copies})
     if copies and course.retried >= 1:
-        yield Finding(
+        yield TimedFinding(
             "copies",
             Severity.WARNING,
             course.queue,
@@ -280,7 +310,7 @@ def _limits(topology: Topology, forecast: Forecast, course: StationCourse) -> It
         )
 
 
-def _broker(forecast: Forecast) -> Iterator[Finding]:
+def _broker(forecast: Forecast) -> Iterator[TimedFinding]:
     """Whether the broker holds it."""
     for word, curve, limit in (
         ("memory", forecast.memory, forecast.scenario.memory),
@@ -292,7 +322,7 @@ def _broker(forecast: Forecast) -> Iterator[Finding]:
             continue
         holds = peak <= limit
         full = next((t for t, size in zip(forecast.times, curve, strict=True) if size > limit), at)
-        yield Finding(
+        yield TimedFinding(
             f"broker-{word}",
             Severity.INFO if holds else Severity.ERROR,
             "broker",
@@ -300,10 +330,11 @@ def _broker(forecast: Forecast) -> Iterator[Finding]:
             f" {show_bytes(limit)}"
             + ("." if holds else f": the alarm stops all publishers after {show_seconds(full)}."),
             "It holds." if holds else f"Give it more {word}, or rehearse what would let less wait.",
+            at if holds else full,
         )
 
 
-_RULES: tuple[Callable[[Topology, Forecast, StationCourse], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[Topology, Forecast, StationCourse], Iterator[TimedFinding]], ...] = (
     _attempts,
     _overload,
     _limits,

@@ -29,8 +29,6 @@ _FINEST = 50_000
 _SHORTEST_S = 0.005
 _SAME = 0.002
 """Rates that differ by less than this part of their sum are one rate."""
-_BURST_PART = 0.01
-"""A burst is spread over this part of its period: a fluid knows no instant."""
 _RAMP_STEPS = 10
 _HOPELESS = 0.5
 """From this share of failing runs on, a breaker's probe counts as failed."""
@@ -191,8 +189,8 @@ class Flow:
         self.now = 0.0
         self.totals = Totals()
         self.log = _Log()
-        self.entered = [Cumulative() for _ in station.waits]
-        """Of each retry queue, what went in; what comes out is the same, so much later."""
+        self.entered = [Cumulative() for _ in station.wait_after]
+        """After each failure, what went into its retry queue; what comes out is the same, so much later."""
         self.first_parked: float | None = None
         self._fed = _Stream(self.grain)
         self._copies: dict[tuple[str, int], _Stream] = {}
@@ -208,7 +206,7 @@ class Flow:
         self._waves = sorted(station.redrives, key=lambda wave: wave.start_s)
         self.to_copy: list[tuple[tuple[str, ...], int, float, float, float]] = []
         """What goes to other queues too: (queues, the retry queue's place or -1, begin, end, rate)."""
-        for begin, end, rate in _traffic(station, horizon):
+        for begin, end, rate in _traffic(station, horizon, self.grain):
             self._fed.push(begin, end, self._fresh(rate))
             if station.copies:
                 self.to_copy.append((station.copies, -1, begin, end, rate))
@@ -501,10 +499,12 @@ class Flow:
             rate = sum(leaving)
             retried += rate
             self.returning[place].push(begin + wait.delay_s, end + wait.delay_s, leaving, now)
-            self.entered[place].add(begin, end, rate * span)
             if wait.copies and rate > 0:
                 span_out = (begin + wait.delay_s, end + wait.delay_s)
                 self.to_copy.append((wait.copies, place, *span_out, rate))
+        for failure, entered in enumerate(self.entered):
+            poison = out[self.attempts + failure] if self.poisoned else 0.0
+            entered.add(begin, end, (out[failure] * conditions.fail + poison) * span)
         hopeless = out[self.attempts - 1] * conditions.fail
         poison = out[-1] if self.poisoned else 0.0
         parked = (hopeless + poison) * span
@@ -542,7 +542,7 @@ class Flow:
         log.runs.add(before, self.now, total * span)
         log.failed.add(before, self.now, failed)
         log.backlog.to(self.now, self.backlog)
-        log.busy.to(self.now, total * run_s)
+        log.busy.hold(before, self.now, total * run_s)
         log.capacity.hold(before, self.now, capacity)
         head = self._slices[0] if self._slices else None
         log.wait.to(self.now, 0.0 if head is None else max(0.0, self.now - head.first_in))
@@ -604,8 +604,8 @@ def _hand_on(flows: dict[str, Flow]) -> None:
         flow.to_copy.clear()
 
 
-def _traffic(station: Station, horizon: float) -> list[tuple[float, float, float]]:
-    """What is published: (begin, end, rate)."""
+def _traffic(station: Station, horizon: float, grain: float) -> list[tuple[float, float, float]]:
+    """What is published: (begin, end, rate). A burst takes the shortest step: a fluid knows no instant."""
     load = station.load
     ends = [step.at_s for step in load.rates[1:]] + [horizon]
     steady = [
@@ -615,13 +615,13 @@ def _traffic(station: Station, horizon: float) -> list[tuple[float, float, float
     ]
     if load.arrivals is not ArrivalKind.BURSTS:
         return steady
-    width = load.burst_s * _BURST_PART
+    width = min(grain, load.burst_s)
     bursts = []
     number = 1
     while (at := number * load.burst_s) < horizon:
         rate = load.rate_at(at - load.burst_s / 2)
         if rate > 0:
-            bursts.append((at, at + width, rate / _BURST_PART))
+            bursts.append((at, at + width, rate * load.burst_s / width))
         number += 1
     return bursts
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from hopback.rehearse.curve import differences
-from hopback.rehearse.storage import storage_of
+from hopback.rehearse.storage import LOG_BYTES, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,8 +50,11 @@ class Track:
     depth: Sequence[float]
     waits: Sequence[Sequence[float]]
     wait_s: Sequence[float]
+    oldest_s: Sequence[float]
     capacity: Sequence[float]
     first_parked_s: float | None
+    most: tuple[float, float]
+    """The greatest depth and its moment, where the engine knows of one between two samples."""
     published: float
     copied: float
     refused: float
@@ -68,21 +72,21 @@ class QueueCourse:
     depth: tuple[float, ...]
     memory_each: float
     disk_each: float
-
-    @property
-    def peak(self) -> float:
-        """The most it holds."""
-        return max(self.depth)
-
-    @property
-    def peak_place(self) -> int:
-        """The sample at which it holds most."""
-        return self.depth.index(self.peak)
+    logged_each: float
+    peak: float
+    """The most it holds, also between two samples."""
+    peak_s: float
+    """When it holds most."""
 
 
 @dataclass(frozen=True, slots=True)
 class StationCourse:
-    """What happens at one consumed queue: rates per second, the wait at its head, and the totals."""
+    """What happens at one consumed queue: rates per second, ages, and the totals.
+
+    `wait_s` is how long the foremost message of the queue has stood in it, `oldest_s` how long ago the
+    oldest message that is neither done nor parked was published, wherever it waits: in the queue, in
+    hand, or for a retry. A re-drive counts as a new message.
+    """
 
     station: Station = field(repr=False)
     queue: str
@@ -92,6 +96,7 @@ class StationCourse:
     failures: tuple[float, ...]
     capacity: tuple[float, ...]
     wait_s: tuple[float, ...]
+    oldest_s: tuple[float, ...]
     retrying: tuple[float, ...]
     published: float
     copied: float
@@ -169,6 +174,7 @@ def forecast_of(
     times = sample_times(scenario)
     depths: dict[str, list[float]] = {}
     roles: dict[str, tuple[str, int]] = {}
+    between = {track.station.queue: track.most for track in tracks}
     for name, role, size, depth in _all_depths(tracks):
         known = depths.get(name)
         depths[name] = (
@@ -176,7 +182,10 @@ def forecast_of(
         )
         roles.setdefault(name, (role, size))
     queues = tuple(
-        _queue_course(topology, name, *roles[name], tuple(depth)) for name, depth in depths.items()
+        _queue_course(
+            topology, scenario, name, *roles[name], tuple(depth), between.get(name, (0.0, 0.0))
+        )
+        for name, depth in depths.items()
     )
     return Forecast(
         engine=engine,
@@ -185,8 +194,11 @@ def forecast_of(
         times=times,
         queues=queues,
         stations=tuple(_station_course(track, scenario, times) for track in tracks),
-        memory=_sum(queues, times, "memory_each"),
-        disk=_sum(queues, times, "disk_each"),
+        memory=tuple(_memory(queues, place) for place in range(len(times))),
+        disk=tuple(
+            sum(queue.depth[place] * queue.disk_each for queue in queues)
+            for place in range(len(times))
+        ),
     )
 
 
@@ -201,18 +213,29 @@ def _all_depths(tracks: Sequence[Track]) -> Iterator[tuple[str, str, int, Sequen
 
 
 def _queue_course(
-    topology: Topology, name: str, role: str, size: int, depth: tuple[float, ...]
+    topology: Topology,
+    scenario: Scenario,
+    name: str,
+    role: str,
+    size: int,
+    depth: tuple[float, ...],
+    between: tuple[float, float],
 ) -> QueueCourse:
     found = topology.queue(name)
     kind = "classic" if found is None else str(found.type)
-    each = storage_of(kind, size)
-    return QueueCourse(name, role, kind, depth, each.memory, each.disk)
+    each = storage_of(kind, size, scenario.version)
+    place = max(range(len(depth)), key=depth.__getitem__)
+    peak, peak_s = max((depth[place], sample_times(scenario)[place]), between, key=itemgetter(0))
+    return QueueCourse(name, role, kind, depth, each.memory, each.disk, each.logged, peak, peak_s)
 
 
-def _sum(queues: Sequence[QueueCourse], times: Sequence[float], each: str) -> tuple[float, ...]:
-    return tuple(
-        sum(queue.depth[place] * getattr(queue, each) for queue in queues)
-        for place in range(len(times))
+def _memory(queues: Sequence[QueueCourse], place: int) -> float:
+    """What waits, and on top of it what of that the log of the quorum queues can hold."""
+    logged = [queue for queue in queues if queue.logged_each]
+    written = sum(queue.depth[place] * queue.disk_each for queue in logged)
+    in_log = min(1.0, LOG_BYTES / written) if written > 0 else 0.0
+    return sum(queue.depth[place] * queue.memory_each for queue in queues) + in_log * sum(
+        queue.depth[place] * queue.logged_each for queue in logged
     )
 
 
@@ -228,6 +251,7 @@ def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) 
         failures=differences(track.failed, times),
         capacity=tuple(track.capacity),
         wait_s=tuple(track.wait_s),
+        oldest_s=tuple(track.oldest_s),
         retrying=retrying,
         published=track.published,
         copied=track.copied,
@@ -306,7 +330,7 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
                 "role": one.role,
                 "type": one.type,
                 "peak": round(one.peak),
-                "peakSeconds": _short(forecast.times[one.peak_place]),
+                "peakSeconds": _short(one.peak_s),
                 "depth": [round(value, 1) for value in one.depth],
             }
             for one in forecast.queues
@@ -338,6 +362,7 @@ def _station_document(course: StationCourse) -> dict[str, Any]:
         "failuresPerSecond": course.failures,
         "capacityPerSecond": course.capacity,
         "waitSeconds": course.wait_s,
+        "oldestSeconds": course.oldest_s,
         "retrying": course.retrying,
     }
     return {
@@ -355,7 +380,7 @@ def _short(moment: float | None) -> float | None:
 
 def csv_rows(forecast: Forecast) -> Iterator[list[object]]:
     """A header and one row per sample: the time, every queue's depth, every station's rates."""
-    names = ("arrivals", "returns", "runs", "failures", "wait_s")
+    names = ("arrivals", "returns", "runs", "failures", "wait_s", "oldest_s")
     header: list[object] = ["seconds", *(f"{queue.queue} depth" for queue in forecast.queues)]
     header += [f"{one.queue} {name}" for one in forecast.stations for name in names]
     yield [*header, "memory bytes", "disk bytes"]

@@ -43,11 +43,16 @@ _MOST_PROFILE_ROWS = 100_000
 
 
 def read_scenario(
-    text: str, *, where: str = "scenario.toml", profile: Callable[[str], str] | None = None
+    text: str,
+    *,
+    where: str = "scenario.toml",
+    profile: Callable[[str], str] | None = None,
+    live: Callable[[str], float] | None = None,
 ) -> Scenario:
     """The scenario in a TOML file; InvalidTopology lists everything wrong, each with its path.
 
-    `profile` reads a CSV file that the scenario names, relative to its own place.
+    `profile` reads a CSV file that the scenario names, relative to its own place. `live` tells the rate
+    of a queue whose `rate` is "live".
     """
     import tomllib
 
@@ -57,7 +62,7 @@ def read_scenario(
         raise InvalidTopology((Problem("file", "valid TOML", str(error)),), where=where) from None
     root = Located("", data, [])
     table = root.table()
-    loads = tuple(_load(name, place, profile) for name, place in table.entries("queues"))
+    loads = tuple(_load(name, place, profile, live) for name, place in table.entries("queues"))
     scenario = partial(
         Scenario,
         loads=loads,
@@ -136,7 +141,12 @@ def _names(place: Located) -> tuple[str, ...]:
     return tuple(one.text() for one in place.items())
 
 
-def _load(name: str, place: Located, profile: Callable[[str], str] | None) -> Load:
+def _load(
+    name: str,
+    place: Located,
+    profile: Callable[[str], str] | None,
+    live: Callable[[str], float] | None,
+) -> Load:
     table = place.table()
     handler_s, spread_s = table.read(
         "handler", lambda at: _read(at, parse_spread, (0.04, 0.0)), (0.04, 0.0)
@@ -146,7 +156,7 @@ def _load(name: str, place: Located, profile: Callable[[str], str] | None) -> Lo
     )
     load = Load(
         queue=name,
-        rates=_rates(table, profile),
+        rates=_rates(name, table, profile, live),
         arrivals=table.read("arrivals", lambda at: at.option(ArrivalKind), ArrivalKind.CONSTANT),
         burst_s=table.read("burst-every", _seconds, 60.0),
         fail=table.read("fail", _share, 0.0),
@@ -166,8 +176,13 @@ def _load(name: str, place: Located, profile: Callable[[str], str] | None) -> Lo
     return load
 
 
-def _rates(table: Table, profile: Callable[[str], str] | None) -> tuple[RateStep, ...]:
-    """A rate, a list of {at, rate}, or a profile's file."""
+def _rates(
+    queue: str,
+    table: Table,
+    profile: Callable[[str], str] | None,
+    live: Callable[[str], float] | None,
+) -> tuple[RateStep, ...]:
+    """A rate, a list of {at, rate}, the rate of a live broker, or a profile's file."""
     named = table.get("profile")
     if named is not None and profile is not None:
         return _read(named, lambda name: read_profile(profile(name)), ())
@@ -177,6 +192,8 @@ def _rates(table: Table, profile: Callable[[str], str] | None) -> tuple[RateStep
             "a rate like 500/s, or profile = a CSV file", "nothing"
         )
         return ()
+    if place.value == "live" and live is not None:
+        return (RateStep(0.0, live(queue)),)
     if not isinstance(place.value, list):
         return (RateStep(0.0, _rate(place)),)
     steps = []

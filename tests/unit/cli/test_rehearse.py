@@ -99,6 +99,8 @@ def test_an_application_says_how_its_handlers_run(
         (("event-bus", "--rate", "1/s"), 2, "--queue"),
         (("recommended", "--scenario", "none.toml"), 5, "none.toml"),
         (("nowhere", "--rate", "1/s"), 5, "nowhere"),
+        (("recommended", "--rate", "live"), 2, "HOPBACK_BROKER"),
+        (("json:dumps", "--rate", "1/s"), 5, "json"),
     ],
 )
 def test_mistakes_are_told(
@@ -107,6 +109,34 @@ def test_mistakes_are_told(
     """What was found, what was expected, and the exit code of its kind."""
     assert run(["rehearse", *arguments]) == code
     assert words in capsys.readouterr().err
+
+
+def test_svg_and_html_are_documents(capsys: _Output) -> None:
+    """Each whole, and nothing else on stdout."""
+    assert run([*_LONG, "-o", "svg"]) == 0
+    drawn = capsys.readouterr().out
+    assert drawn.startswith("<svg ")
+    assert drawn.endswith("</svg>\n")
+    assert run([*_LONG, "-o", "html"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+
+
+def test_help_names_all_three_sources(capsys: _Output) -> None:
+    """An application, a file or a system."""
+    assert run(["rehearse", "--help"]) == 0
+    assert "(module:app | FILE | SYSTEM)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("engine", ["fluid", "exact"])
+def test_bursts_come_as_often_as_said(engine: str, capsys: _Output) -> None:
+    """Ten minutes at 1/s in bursts of five minutes: two of 300, of which the second comes at the end."""
+    arguments = ("--rate", "1/s", "--arrivals", "bursts", "--burst-every", "5m", "--for", "11m")
+    assert run(["rehearse", "ratatoskr", *arguments, "--engine", engine, "-o", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["stations"][0]["published"] == pytest.approx(600, abs=1)
+    assert max(queue["peak"] for queue in said["queues"]) > 200
 
 
 def test_findings_can_decide_the_exit_code() -> None:

@@ -101,6 +101,8 @@ class QueueReading:
     idle_since: str | None
     leader: str | None
     counts: Counts
+    publish_rate: float | None = None
+    """Messages per second published into it, in the last seconds; None where the statistics have none."""
 
 
 def read_overview(data: _Json) -> Overview:
@@ -152,6 +154,7 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
         idle_since=_text(data, "idle_since"),
         leader=_text(data, "leader") or _text(data, "node"),
         counts=read_counts(data, read_at),
+        publish_rate=_rate(data, "publish_details"),
     )
 
 
@@ -239,6 +242,12 @@ def _table(value: object) -> Headers:
 def _number(data: _Json, key: str) -> int | None:
     value = data.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _rate(data: _Json, key: str) -> float | None:
+    details = _table(_table(data.get("message_stats")).get(key))
+    rate = details.get("rate")
+    return float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None
 
 
 def _text(data: _Json, key: str) -> str | None:

@@ -1,0 +1,229 @@
+"""Charts as SVG: curves over time, outages shaded, findings marked. Classes only, colours by CSS."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from hopback.rehearse.quantities import show_bytes, show_count, show_rate, show_seconds
+from hopback.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hopback.rehearse.findings import TimedFinding
+    from hopback.rehearse.forecast import Forecast
+    from hopback.rehearse.scenario import Outage
+
+__all__ = ["Chart", "Line", "chart_css", "charts_of", "page_css", "svg_chart", "svg_document"]
+
+# Units of the drawing; a page scales it to the room that there is.
+_WIDTH, _HEIGHT = 640, 168
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 38, 22
+"""Room for the labels: of the upright axis, of the last time, of title and key, of times."""
+_KEY_LINE = 30
+"""Where the key to the lines stands, below the title."""
+_NUMBER = 6.2
+"""Width of a character of the key, about: SVG cannot measure text without a script."""
+_LABELS = 8
+"""Times along the axis, at most: more would touch each other."""
+_MOST_QUEUES = 12
+"""Charts of queues: those that held most; a table has them all."""
+_TIME_STEPS_S = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    14_400,
+    21_600,
+    43_200,
+)
+"""Distances of labels that people count in; beyond, whole days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve of a chart: its name in the key, and its values at the sample times."""
+
+    name: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves that share an axis. `filled` shades the first one; `show` writes a value of the axis."""
+
+    title: str
+    lines: tuple[Line, ...]
+    show: Callable[[float], str]
+    times: Sequence[float]
+    outages: tuple[Outage, ...] = ()
+    marks: tuple[tuple[float, int], ...] = ()
+    """Moments of findings and their numbers."""
+    filled: bool = False
+
+    @property
+    def top(self) -> float:
+        """The value at its upper edge: a round one above all curves."""
+        most = max((max(line.values) for line in self.lines), default=0.0)
+        if self.show is show_seconds:
+            return float(next((step for step in _TIME_STEPS_S if step >= most), _days(most)))
+        base = 1024.0 if self.show is show_bytes else 10.0
+        if most <= 0:
+            return 1.0
+        unit = base ** math.floor(math.log(most, base))
+        steps = (
+            (1, 2, 4, 5, 10, 20, 50, 100, 200, 500, 1024) if base > 10 else (1, 1.5, 2, 3, 5, 7, 10)
+        )
+        return unit * next(step for step in steps if step * unit >= most * 0.9999)
+
+
+@cache
+def chart_css() -> str:
+    """The rules for the classes of a chart; the colours they name are those of the admin page."""
+    return files("hopback.rehearse").joinpath("chart.css").read_text(encoding="utf-8")
+
+
+@cache
+def page_css() -> str:
+    """The colours of the admin page, light and dark, and the few rules that a page of ours needs."""
+    return files("hopback.rehearse").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tuple[Chart, ...]:
+    """Rates and ages of every station, the depth of every queue that held anything, memory and disk."""
+    times, charts = forecast.times, []
+    numbered = [(one, number) for number, one in enumerate(findings, 1) if one.at_s is not None]
+    for course in forecast.stations:
+        outages = course.station.outages
+        marks = tuple((one.at_s or 0.0, n) for one, n in numbered if one.place == course.queue)
+        rates = (
+            Line("published", course.arrivals),
+            Line("returning", course.returns),
+            Line("failing", course.failures),
+            Line("capacity", course.capacity),
+        )
+        title = f"{course.queue}: messages per second"
+        charts.append(Chart(title, rates, show_rate, times, outages, marks))
+        ages = (Line("oldest of all", course.oldest_s), Line("head of the queue", course.wait_s))
+        charts.append(Chart(f"{course.queue}: age", ages, show_seconds, times, outages))
+    full = sorted((one for one in forecast.queues if one.peak >= 1), key=lambda one: -one.peak)
+    for queue in full[:_MOST_QUEUES]:
+        owners = [
+            course.station.outages
+            for course in forecast.stations
+            if queue.queue in {course.queue, course.station.plan.parking.queue}
+            or any(queue.queue == wait.queue for wait in course.station.waits)
+        ]
+        charts.append(
+            Chart(
+                f"{queue.queue}: messages, up to {show_count(queue.peak)}",
+                (Line("", queue.depth),),
+                show_count,
+                times,
+                tuple(dict.fromkeys(outage for owner in owners for outage in owner)),
+                filled=True,
+            )
+        )
+    marks = tuple((one.at_s or 0.0, number) for one, number in numbered if one.place == "broker")
+    broker = (Line("memory", forecast.memory), Line("disk", forecast.disk))
+    outages = forecast.scenario.outages
+    charts.append(Chart("waiting messages: bytes", broker, show_bytes, times, outages, marks))
+    return tuple(charts)
+
+
+def svg_chart(chart: Chart) -> str:
+    """One chart as an element for a page whose style knows `chart_css`."""
+    name = escape(visible(chart.title))
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}">'
+        f"{_drawn(chart)}</svg>"
+    )
+
+
+def svg_document(title: str, charts: Sequence[Chart]) -> str:
+    """All charts below each other as one file that brings its own style."""
+    height = 34 + len(charts) * (_HEIGHT + 8)
+    drawn = "".join(
+        f'<g transform="translate(0 {34 + place * (_HEIGHT + 8)})">{_drawn(chart)}</g>'
+        for place, chart in enumerate(charts)
+    )
+    said = escape(visible(title))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}"'
+        f' width="{_WIDTH}" height="{height}" role="img" aria-label="{said}">'
+        f"<style>{page_css()}{chart_css()}svg {{ background: var(--paper); }}</style>"
+        f'<rect class="paper" width="{_WIDTH}" height="{height}"/>'
+        f'<text class="title" x="8" y="22">{said}</text>{drawn}</svg>\n'
+    )
+
+
+def _drawn(chart: Chart) -> str:
+    length, top = chart.times[-1] or 1.0, chart.top
+    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def x(moment: float) -> float:
+        return round(_LEFT + wide * min(moment, length) / length, 1)
+
+    def y(value: float) -> float:
+        return round(_TOP + high * (1 - min(value, top) / top), 1)
+
+    parts = [f'<text class="title" x="8" y="14">{escape(visible(chart.title))}</text>']
+    for outage in chart.outages:
+        begin, end = x(outage.start_s), x(outage.end_s)
+        parts.append(
+            f'<rect class="down" x="{begin}" y="{_TOP}" width="{max(1.0, end - begin):.1f}" height="{high}">'
+            f"<title>outage</title></rect>"
+        )
+    for share in (0.0, 0.5, 1.0):
+        at = y(top * share)
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>'
+        )
+        label = chart.show(top * share) if share else "0"
+        parts.append(f'<text text-anchor="end" x="{_LEFT - 6}" y="{at + 4:.1f}">{label}</text>')
+    step = next((one for one in _TIME_STEPS_S if length / one <= _LABELS), _days(length / _LABELS))
+    for number in range(int(length / step) + 1):
+        at = x(number * step)
+        anchor = "start" if number == 0 else "end" if at > _WIDTH - 30 else "middle"
+        label = show_seconds(number * step) if number else "0"
+        parts.append(f'<text text-anchor="{anchor}" x="{at}" y="{_HEIGHT - 6}">{label}</text>')
+    key = float(_LEFT)
+    for line, kind in zip(chart.lines, ("one", "two", "three", "four"), strict=False):
+        points = " ".join(f"{x(t)},{y(v)}" for t, v in zip(chart.times, line.values, strict=True))
+        if chart.filled and kind == "one":
+            floor = f"{x(length)},{y(0)} {x(0)},{y(0)}"
+            parts.append(f'<polygon class="area" points="{points} {floor}"/>')
+        parts.append(f'<polyline class="{kind}" points="{points}"/>')
+        if line.name:
+            parts.append(
+                f'<text class="key-{kind}" x="{key:.0f}" y="{_KEY_LINE}">— {line.name}</text>'
+            )
+            key += (len(line.name) + 5) * _NUMBER
+    for moment, number in chart.marks:
+        at = x(moment)
+        parts.append(
+            f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_TOP + high}"/>'
+            f'<circle class="back" cx="{at}" cy="{_TOP + 4 + 15 * ((number - 1) % 6)}" r="7"/>'
+            f'<text class="number" text-anchor="middle" x="{at}" y="{_TOP + 8 + 15 * ((number - 1) % 6)}">'
+            f"{number}</text>"
+        )
+    return "".join(parts)
+
+
+def _days(seconds: float) -> float:
+    return math.ceil(seconds / 86_400) * 86_400.0

@@ -1,0 +1,111 @@
+"""Charts and the page: whole, harmless whatever a queue is called, and in the colours of the admin page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from xml.etree import ElementTree as ET
+
+from hopback.designs.recommended import recommended
+from hopback.rehearse import Forecast, TimedFinding, findings_of, html_page, rehearse
+from hopback.rehearse.chart import chart_css, charts_of, page_css, svg_document
+from tests.unit.rehearse.worlds import scenario
+
+_EVIL = "<script>alert(1)</script>\"'&\x07"
+
+
+def _played(queue: str = "orders") -> tuple[Forecast, tuple[TimedFinding, ...]]:
+    topology = recommended(queue)
+    forecast = rehearse(topology, scenario(queue=queue, outage=(300.0, 3600.0), duration_s=9000.0))
+    return forecast, findings_of(topology, forecast)
+
+
+def test_an_svg_shows_rates_ages_depths_and_bytes_with_outage_and_findings() -> None:
+    """One chart for each, the outage shaded in all of them, the findings numbered."""
+    forecast, findings = _played()
+    drawn = ET.fromstring(svg_document("orders", charts_of(forecast, findings)))
+    space = {"s": "http://www.w3.org/2000/svg"}
+    titles = [text.text or "" for text in drawn.findall(".//s:g/s:text[@class='title']", space)]
+    assert titles[:2] == ["orders: messages per second", "orders: age"]
+    assert {title.split(":")[0] for title in titles[2:]} == {
+        *(queue.queue for queue in forecast.queues),
+        "waiting messages",
+    }
+    assert len(drawn.findall(".//s:rect[@class='down']", space)) == len(titles)
+    numbers = [str(text.text) for text in drawn.findall(".//s:text[@class='number']", space)]
+    assert sorted(numbers) == [str(number) for number in range(1, len(findings) + 1)]
+
+
+def test_curves_stay_inside_their_frame() -> None:
+    """Every point lies between the axes, also where a queue holds a million."""
+    topology = recommended("orders")
+    played = scenario(rate=5000.0, concurrency=2000, outage=(300.0, 1800.0))
+    drawn = svg_document("orders", charts_of(rehearse(topology, played)))
+    points = re.findall(r'<polyline class="\w+" points="([^"]+)"', drawn)
+    places = [tuple(map(float, pair.split(","))) for line in points for pair in line.split()]
+    assert len(places) > 1000
+    assert all(70 <= x <= 630 and 38 <= y <= 146 for x, y in places)
+
+
+class _Loaded(HTMLParser):
+    """What a page would run or load, and its tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.foreign: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.foreign += [
+            f"{tag} {name}"
+            for name, _ in attrs
+            if name in {"src", "href", "style"} or name[:2] == "on"
+        ]
+
+
+def test_the_page_is_one_file_whose_policy_forbids_everything_else() -> None:
+    """No script, no link, nothing inline but the style that the policy names by its digest."""
+    page = html_page(*_played())
+    found = _Loaded()
+    found.feed(page)
+    assert found.foreign == []
+    assert not {"script", "link", "img", "iframe"} & set(found.tags)
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in page
+    assert found.tags.count("h1") == 1
+
+
+def test_the_page_has_every_answer() -> None:
+    """What is asked of an outage, as numbers, and the findings with what to do."""
+    forecast, findings = _played()
+    page = html_page(forecast, findings)
+    for words in ("Dead letters", "First dead letter", "Recovered", "Deepest queue", "Oldest message",
+                  "Asked in vain", "Returning", "Memory", "Disk", "retry, at most"):  # fmt: skip
+        assert words in page
+    for finding in findings:
+        assert finding.rule in page
+    assert f"<dt>Dead letters</dt><dd>{forecast.dead_letters:,.0f}</dd>" in page
+    assert forecast.dead_letters > 7000  # 5/s for 24m30s, by which the outage outlasts all waits
+
+
+def test_a_hostile_name_is_only_a_name() -> None:
+    """It is shown, spelled out, in page and picture."""
+    forecast, findings = _played(_EVIL)
+    page = html_page(forecast, findings)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "\x07" not in page
+    ET.fromstring(svg_document(_EVIL, charts_of(forecast, findings)))
+
+
+def test_colours_are_those_of_the_admin_page() -> None:
+    """Light and dark; the admin page has the rules for charts as well."""
+    admin = files("hopback.admin").joinpath("static/page.css").read_text(encoding="utf-8")
+    palette = page_css().partition("* { box-sizing")[0]
+    assert palette.strip() in admin
+    assert chart_css().strip() in admin
