@@ -95,7 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "hopback.rehearse": (*_PURE, *_PORT, "hopback.broker.embedded", "hopback.runtime"),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
-    "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE),
+    "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
     "hopback.cli": (
         *_PURE,
         *_PORT,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from hopback.broker.apply import live_plan
 from hopback.deadletters.live import BrokerSnapshot
+from hopback.errors import ManagementNotFound
 from hopback.renamed import old_names
 from hopback.topology.check import check
 from hopback.topology.model import joined
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.apply import ApplyPlan
     from hopback.broker.management import Management
+    from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.deadletters.live import LiveView
@@ -61,6 +63,15 @@ class LiveBroker:
             if self._snapshot is None or now - self._snapshot.at >= _FRESH_S:
                 self._snapshot = await self._read(now)
             return self._snapshot
+
+    async def reading(self, queue: str) -> QueueReading | None:
+        """One queue with its present rate; None if there is none, or nobody to tell."""
+        if self._view is None:
+            return None
+        try:
+            return await self._view.queue(self._vhost, queue)
+        except ManagementNotFound:
+            return None
 
     async def plan(self, desired: Topology) -> ApplyPlan:
         """What would have to change on the broker for it to be as desired; changes nothing."""

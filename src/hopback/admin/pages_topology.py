@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
 from starlette.responses import JSONResponse
 
 from hopback.admin.auth import forbidden
 from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
+from hopback.errors import InvalidTopology
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Leave
@@ -66,7 +69,97 @@ async def _topology(visit: Visit) -> Response:
         reached=reached,
         queues=queues,
         exchange_rows=exchanges,
+        planned={plan.queue for plan in snapshot.topology.plans},
     )
+
+
+_INPUTS = (
+    ("rate", "Rate", "500/s"),
+    ("outage", "Outage", "20m"),
+    ("handler", "A run takes", "40ms"),
+    ("consumers", "Consumers", "4×10"),
+    ("fail", "Runs that fail", "0%"),
+)
+"""Name, label and example of what a rehearsal is asked with; the values are written as for the command."""
+_OUTAGE_START_S = 300.0
+"""An outage begins after five minutes: before it there is something to see."""
+_LONGEST_OUTAGE_S = 7 * 86_400.0
+"""A week; longer ones are no question for a page."""
+
+
+@TOPOLOGY_PAGES.get("/topology/rehearse")
+async def _rehearse(visit: Visit) -> Response:
+    """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""
+    queue = visit.field("queue")
+    visit.need(Role.VIEWER, queue)
+    snapshot = await _snapshot(visit)
+    if snapshot.topology.plan(queue) is None:
+        raise Refused(
+            404,
+            "not-found",
+            f"No plan is known for queue {queue!r}: only queues of a declared topology can be rehearsed.",
+        )
+    reading = await visit.services.live.reading(queue)
+    present = None if reading is None else reading.publish_rate
+    consumers = 0 if reading is None else reading.counts.consumers or 0
+    said = {
+        "rate": "" if present is None else f"{present:g}/s",
+        "outage": "20m",
+        "handler": "40ms",
+        "consumers": f"{max(1, consumers)}×10",
+        "fail": "0%",
+    }
+    said |= {name: visit.field(name) for name, _, _ in _INPUTS if visit.field(name)}
+    answer: dict[str, Any] = {"facts": (), "findings": (), "charts": ()}
+    if visit.field("ask"):
+        # Some runs of the model: milliseconds each, but not of those who wait for other pages.
+        answer = await asyncio.to_thread(_rehearsed, snapshot, queue, said)
+    return visit.page(
+        "rehearse.html",
+        queue=queue,
+        present=None if present is None else f"{present:g}",
+        consumers_now=consumers,
+        inputs=_INPUTS,
+        said=said,
+        **answer,
+    )
+
+
+def _rehearsed(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> dict[str, Any]:
+    """Facts, findings and charts; Refused if something that was said cannot be read."""
+    from hopback.rehearse import chart, page, quantities, station
+    from hopback.rehearse import engine as engines
+    from hopback.rehearse.findings import findings_of
+    from hopback.rehearse.scenario import Load, Outage, RateStep, Scenario
+
+    try:
+        outage = Outage(_OUTAGE_START_S, quantities.parse_seconds(said["outage"]))
+        if outage.length_s > _LONGEST_OUTAGE_S:
+            raise ValueError(f"expected an outage of at most 7d, got {said['outage']!r}")
+        handler_s, spread_s = quantities.parse_spread(said["handler"])
+        processes, concurrency = quantities.parse_consumers(said["consumers"])
+        load = Load(
+            queue,
+            (RateStep(0.0, quantities.parse_rate(said["rate"])),),
+            fail=quantities.parse_share(said["fail"]),
+            handler_s=handler_s,
+            spread_s=spread_s,
+            processes=processes,
+            concurrency=concurrency,
+        )
+        scenario = Scenario(
+            (load,),
+            duration_s=station.time_for(snapshot.topology.plan(queue), (outage,)),
+            outages=(outage,),
+            version=snapshot.version,
+            name="rehearsal",
+        )
+    except (ValueError, InvalidTopology) as error:
+        raise Refused(400, "bad-field", f"{error}.") from error
+    forecast = engines.rehearse(snapshot.topology, scenario)
+    findings = findings_of(snapshot.topology, forecast)
+    drawn = [Markup(chart.svg_chart(one)) for one in chart.charts_of(forecast, findings)]  # noqa: S704
+    return {"facts": page.facts_of(forecast), "findings": findings, "charts": drawn}
 
 
 @TOPOLOGY_PAGES.get("/topology/graph.json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -34,10 +33,11 @@ from hopback.rehearse.quantities import (
     parse_spread,
 )
 from hopback.rehearse.scenario import ArrivalKind, Load, Outage, RateStep, Scenario
+from hopback.rehearse.station import time_for
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from hopback.broker.management.readings import QueueReading
     from hopback.runtime.app import App
@@ -49,10 +49,6 @@ _T = TypeVar("_T")
 
 _OUTAGE_START_S = 300.0
 """An outage begins after five minutes unless it says otherwise: before it there is something to see."""
-_AFTERWARDS_S = 1800.0
-"""A rehearsal goes on for half an hour after the last retry of an outage: queues need time to empty."""
-_STEP_S = 300.0
-"""A length that nobody named is a multiple of five minutes: then the times along the charts are round."""
 _MOST_BYTES = 64 * 1024 * 1024
 """Of a scenario file or a profile: a file that was named by mistake must not fill the memory."""
 _LIVE = "live"
@@ -225,18 +221,11 @@ def _from_file(name: str, options: RehearseOptions) -> Scenario:
     if given:
         raise click.UsageError(f"{', '.join(given)}: the scenario file says that.")
     path = Path(name)
-    live: dict[str, QueueReading] = {}
-
-    def rate(queue: str) -> float:
-        if not live:
-            live.update(_live_readings(options))
-        return _live_rate(live, queue)
-
     scenario = read_scenario(
         _text(path),
         where=name,
         profile=lambda other: _text(path.parent / other),
-        live=rate,
+        live=lambda queue: _live_reading(queue, options)[0],
     )
     return replace(
         scenario,
@@ -269,16 +258,9 @@ def _from_options(topology: Topology, app: App | None, options: RehearseOptions)
         from hopback.policy.breaker import BreakerPolicy
 
         load = replace(load, breaker=BreakerPolicy())
-    # Until the last retry of the last outage, and a while more.
-    plan = topology.plan(queue)
-    waits = [] if plan is None else [tier.delay_ms / 1000 for tier in plan.tiers]
-    more = 0 if plan is None else plan.attempts - 1 - len(waits)
-    span = sum(waits) + max(0, more) * (waits[-1] if waits else 0.0)
-    end = max((outage.end_s for outage in options.outages), default=_OUTAGE_START_S)
-    enough = math.ceil((end + span + _AFTERWARDS_S) / _STEP_S) * _STEP_S
     return Scenario(
         loads=(load,),
-        duration_s=options.length or enough,
+        duration_s=options.length or time_for(topology.plan(queue), options.outages),
         outages=options.outages,
         seed=options.seed or 0,
         version=options.version or BrokerVersion(4, 0),
@@ -335,24 +317,22 @@ def _with_traffic(load: Load, options: RehearseOptions) -> Load:
         raise click.UsageError("expected --rate, --profile or --scenario: how many messages come?")
     if isinstance(options.rate, float):
         return replace(load, rates=(RateStep(0.0, options.rate),))
-    readings = _live_readings(options)
-    rate = _live_rate(readings, load.queue)
-    processes = readings[load.queue].counts.consumers or 1
+    rate, processes = _live_reading(load.queue, options)
     return replace(load, rates=(RateStep(0.0, rate),), processes=processes)
 
 
 # --- a live broker -------------------------------------------------------------------------------
 
 
-def _live_readings(options: RehearseOptions) -> Mapping[str, QueueReading]:
-    """The queues of --broker by name, as its statistics have them."""
+def _live_reading(queue: str, options: RehearseOptions) -> tuple[float, int]:
+    """The rate and the number of consumers of a queue, as the statistics of --broker have them."""
     from hopback.broker.management import virtual_host
 
     if options.broker is None:
         raise click.UsageError("a rate of `live` needs --broker (or HOPBACK_BROKER).")
     access = Access(options.broker, options.management)
 
-    async def read() -> dict[str, QueueReading]:
+    async def read() -> QueueReading:
         async with AsyncExitStack() as stack:
             management = await reach_management(access, stack)
             if management is None:
@@ -361,27 +341,16 @@ def _live_readings(options: RehearseOptions) -> Mapping[str, QueueReading]:
                     do="Name it with --management, or give --rate as a number.",
                     code=Exit.UNREACHABLE,
                 )
-            found = await management.queues(virtual_host(access.broker))
-            return {one.queue.name: one for one in found}
+            return await management.queue(virtual_host(access.broker), queue)
 
-    return asyncio.run(read())
-
-
-def _live_rate(readings: Mapping[str, QueueReading], queue: str) -> float:
-    found = readings.get(queue)
-    if found is None:
-        raise CommandFailed(
-            f"the broker has no queue {queue!r}",
-            do="Name another with --queue, or the virtual host in --broker.",
-            code=Exit.NOT_FOUND,
-        )
+    found = asyncio.run(read())
     if found.publish_rate is None:
         raise CommandFailed(
             f"the statistics of queue {queue!r} hold no rate: nothing was published since it was made",
             do="Give --rate as a number.",
             code=Exit.NOT_FOUND,
         )
-    return found.publish_rate
+    return found.publish_rate, found.counts.consumers or 1
 
 
 def _text(path: Path) -> str:

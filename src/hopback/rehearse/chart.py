@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Outage
 
-__all__ = ["Chart", "Line", "chart_css", "charts_of", "page_css", "svg_chart", "svg_document"]
+__all__ = ["Chart", "ChartLine", "chart_css", "charts_of", "page_css", "svg_chart", "svg_document"]
 
 # Units of the drawing; a page scales it to the room that there is.
 _WIDTH, _HEIGHT = 640, 168
@@ -56,7 +56,7 @@ _TIME_STEPS_S = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A curve of a chart: its name in the key, and its values at the sample times."""
 
     name: str
@@ -68,7 +68,7 @@ class Chart:
     """Curves that share an axis. `filled` shades the first one; `show` writes a value of the axis."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     show: Callable[[float], str]
     times: Sequence[float]
     outages: tuple[Outage, ...] = ()
@@ -112,14 +112,17 @@ def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tupl
         outages = course.station.outages
         marks = tuple((one.at_s or 0.0, n) for one, n in numbered if one.place == course.queue)
         rates = (
-            Line("published", course.arrivals),
-            Line("returning", course.returns),
-            Line("failing", course.failures),
-            Line("capacity", course.capacity),
+            ChartLine("published", course.arrivals),
+            ChartLine("returning", course.returns),
+            ChartLine("failing", course.failures),
+            ChartLine("capacity", course.capacity),
         )
         title = f"{course.queue}: messages per second"
         charts.append(Chart(title, rates, show_rate, times, outages, marks))
-        ages = (Line("oldest of all", course.oldest_s), Line("head of the queue", course.wait_s))
+        ages = (
+            ChartLine("oldest of all", course.oldest_s),
+            ChartLine("head of the queue", course.wait_s),
+        )
         charts.append(Chart(f"{course.queue}: age", ages, show_seconds, times, outages))
     full = sorted((one for one in forecast.queues if one.peak >= 1), key=lambda one: -one.peak)
     for queue in full[:_MOST_QUEUES]:
@@ -132,7 +135,7 @@ def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tupl
         charts.append(
             Chart(
                 f"{queue.queue}: messages, up to {show_count(queue.peak)}",
-                (Line("", queue.depth),),
+                (ChartLine("", queue.depth),),
                 show_count,
                 times,
                 tuple(dict.fromkeys(outage for owner in owners for outage in owner)),
@@ -140,7 +143,7 @@ def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tupl
             )
         )
     marks = tuple((one.at_s or 0.0, number) for one, number in numbered if one.place == "broker")
-    broker = (Line("memory", forecast.memory), Line("disk", forecast.disk))
+    broker = (ChartLine("memory", forecast.memory), ChartLine("disk", forecast.disk))
     outages = forecast.scenario.outages
     charts.append(Chart("waiting messages: bytes", broker, show_bytes, times, outages, marks))
     return tuple(charts)

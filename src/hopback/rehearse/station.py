@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,19 @@ from hopback.topology.entrance import find_entrance
 from hopback.topology.routing import RoutingTable, topic_matches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hopback.rehearse.scenario import Crash, Load, Outage, RedriveWave, Scenario, Slowdown
     from hopback.topology.entrance import Entrance
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan, Tier
 
-__all__ = ["Station", "Wait", "stations_of"]
+__all__ = ["Station", "Wait", "stations_of", "time_for"]
+
+_AFTERWARDS_S = 1800.0
+"""A rehearsal goes on for half an hour after the last retry of an outage: queues need time to empty."""
+_STEP_S = 300.0
+"""A length that nobody named is a multiple of five minutes: then the times along the charts are round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,15 @@ class Station:
     def retry_span_s(self) -> float:
         """From the first failure to the last attempt: an outage longer than that parks."""
         return sum(self.waits[place].delay_s for place in self.wait_after)
+
+
+def time_for(plan: Plan | None, outages: Sequence[Outage]) -> float:
+    """How long to rehearse so that the end is seen: to the last retry of the last outage, and a while."""
+    waits = [] if plan is None else [tier.delay_ms / 1000 for tier in plan.tiers]
+    more = 0 if plan is None else plan.attempts - 1 - len(waits)
+    span = sum(waits) + max(0, more) * (waits[-1] if waits else 0.0)
+    end = max((outage.end_s for outage in outages), default=0.0)
+    return math.ceil((end + span + _AFTERWARDS_S) / _STEP_S) * _STEP_S
 
 
 def stations_of(topology: Topology, scenario: Scenario) -> tuple[Station, ...]:

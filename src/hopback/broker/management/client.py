@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Management"]
 
 _PAGE_SIZE = 500  # the most that RabbitMQ gives in one page
+_LAST_MINUTE = {"msg_rates_age": "60", "msg_rates_incr": "5"}
 _PAGES = 200  # 100,000 entries: a broker that goes on after that never ends
 
 
@@ -91,9 +92,10 @@ class Management:
         return tuple(readings.read_queue(entry, now) for entry in known)
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
-        """One queue."""
+        """One queue, with the mean of its rate over the last minute."""
         now = self._clock.now()
-        return readings.read_queue(await self._object(path("queues", vhost, name)), now)
+        place = path("queues", vhost, name)
+        return readings.read_queue(await self._object(place, _LAST_MINUTE), now)
 
     async def totals(self, vhost: str) -> dict[str, Counts]:
         """How many messages each queue has, ready, unacked and held back, by name.
@@ -208,8 +210,8 @@ class Management:
                 if reading.policy and reading.effective_policy
             )
 
-    async def _object(self, place: str) -> dict[str, Any]:
-        _, answer = await self._http.call("GET", place)
+    async def _object(self, place: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        _, answer = await self._http.call("GET", place, query=query)
         if not isinstance(answer, dict):
             raise ManagementError(
                 f"GET {self.address}{place}: expected an object, got {answer!r:.80}"

@@ -102,7 +102,8 @@ class QueueReading:
     leader: str | None
     counts: Counts
     publish_rate: float | None = None
-    """Messages per second published into it, in the last seconds; None where the statistics have none."""
+    """Messages per second published into it: of one queue the mean of the last minute, in a listing that of
+    the last seconds, which may be 0 between two of them. None where the statistics have none."""
 
 
 def read_overview(data: _Json) -> Overview:
@@ -246,7 +247,7 @@ def _number(data: _Json, key: str) -> int | None:
 
 def _rate(data: _Json, key: str) -> float | None:
     details = _table(_table(data.get("message_stats")).get(key))
-    rate = details.get("rate")
+    rate = details.get("avg_rate", details.get("rate"))
     return float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None
 
 
