@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from hopback.extras import needs
 from hopback.headers import identity
 from hopback.policy.outcome import Done
-from hopback.policy.reading import attempt_of, original_routing_key
+from hopback.policy.reading import Reading
 from hopback.runtime.context import trace_source
 
 with needs("tracing", "hopback.runtime.tracing"):
-    from opentelemetry import propagate, trace
+    from opentelemetry import context, propagate, trace
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 if TYPE_CHECKING:
@@ -39,21 +39,26 @@ __all__ = ["current_trace", "traced", "traced_batch"]
 def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
     """The same run inside a span of the trace that the delivery carries."""
     own = tracer or trace.get_tracer("hopback")
+    name, known = f"process {plan.queue}", _known_before(plan)
 
     async def run_traced(delivery: Delivery) -> Answer:
-        with own.start_as_current_span(
-            f"process {plan.queue}",
-            propagate.extract(_carrier(delivery)),
-            kind=SpanKind.CONSUMER,
-            attributes=_attributes(delivery, plan),
-        ) as span:
-            token = trace_source.set(current_trace)
-            try:
-                answer = await run(delivery)
-            finally:
-                trace_source.reset(token)
-            _conclude(span, answer)
+        # What start_as_current_span does, without its context managers: they cost as much as the span.
+        carried = _carried(delivery)
+        span = own.start_span(name, carried, kind=SpanKind.CONSUMER, attributes=known)
+        recorded = span.is_recording()
+        if recorded:
+            span.set_attributes(_attributes(delivery, plan))
+        outer = context.attach(trace.set_span_in_context(span, carried))
+        token = trace_source.set(current_trace)
+        try:
+            answer = await run(delivery)
+            if recorded:
+                _conclude(span, answer)
             return answer
+        finally:
+            trace_source.reset(token)
+            context.detach(outer)
+            span.end()
 
     return run_traced
 
@@ -68,12 +73,7 @@ def traced_batch(
         f"process {plan.queue}",
         kind=SpanKind.CONSUMER,
         links=list(_links(deliveries)),
-        attributes={
-            "messaging.system": "rabbitmq",
-            "messaging.operation.type": "process",
-            "messaging.destination.name": plan.queue,
-            "messaging.batch.message_count": len(deliveries),
-        },
+        attributes={**_known_before(plan), "messaging.batch.message_count": len(deliveries)},
     ) as span:
         token = trace_source.set(current_trace)
         try:
@@ -85,7 +85,7 @@ def traced_batch(
 def _links(deliveries: Sequence[Delivery]) -> Iterator[Link]:
     """The span that each message came with, where it came with one."""
     for delivery in deliveries:
-        found = trace.get_current_span(propagate.extract(_carrier(delivery))).get_span_context()
+        found = trace.get_current_span(_carried(delivery)).get_span_context()
         if found.is_valid:
             yield Link(found)
 
@@ -97,10 +97,12 @@ def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:
         span.set_status(Status(StatusCode.ERROR, f"{failed} of {len(answers)} messages failed"))
 
 
-def _carrier(delivery: Delivery) -> dict[str, str]:
-    """The headers that a propagator can read; an event bus in another language may add others."""
+def _carried(delivery: Delivery) -> context.Context:
+    """The trace that a message carries; a propagator can read what is text among its headers."""
     headers = delivery.properties.headers
-    return {name: value for name, value in headers.items() if isinstance(value, str)}
+    carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
+    # Without any text there is nothing that a propagator could find.
+    return propagate.extract(carrier) if carrier else context.get_current()
 
 
 def current_trace() -> Headers:
@@ -110,16 +112,23 @@ def current_trace() -> Headers:
     return carrier
 
 
-def _attributes(delivery: Delivery, plan: Plan) -> dict[str, str | int]:
-    """OpenTelemetry's names for messaging, and the attempt."""
+def _known_before(plan: Plan) -> dict[str, str | int]:
+    """What is the same for each run, in OpenTelemetry's names: all that a sampler has to see."""
     return {
         "messaging.system": "rabbitmq",
         "messaging.operation.type": "process",
         "messaging.destination.name": plan.queue,
-        "messaging.rabbitmq.destination.routing_key": original_routing_key(delivery, plan),
+    }
+
+
+def _attributes(delivery: Delivery, plan: Plan) -> dict[str, str | int]:
+    """What is the message's own; not read where the span is not recorded."""
+    reading = Reading(delivery, plan)
+    return {
+        "messaging.rabbitmq.destination.routing_key": reading.origin[1],
         "messaging.message.id": delivery.properties.message_id or identity(delivery),
         "messaging.message.body.size": len(delivery.body),
-        "hopback.attempt": attempt_of(delivery, plan),
+        "hopback.attempt": reading.attempt,
         "hopback.max_attempts": plan.attempts,
     }
 
