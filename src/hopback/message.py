@@ -54,6 +54,10 @@ class Properties:
         state.update(present)
         return made
 
+    def with_changes(self, **changes: Any) -> Properties:
+        """The same as `dataclasses.replace(properties, **changes)`, at a fraction of its price."""
+        return Properties.of({**self.__dict__, **changes})
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -113,6 +113,10 @@ class Channel(Protocol):
         or PublishInterrupted, each for exactly this message. Nothing is retried here.
         """
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `room` would return at once."""
+
     async def room(self) -> None:
         """Return when another publish may be started: the window has room, the line is not blocked."""
 

@@ -118,7 +118,9 @@ class Publisher:
         """
         if message.delay is not None:
             raise ValueError("expected a message without delay: publish it by an App with delays()")
-        lane, fate = await self._hand_over(message, mandatory and message.mandatory)
+        wanted = mandatory and message.mandatory
+        at_once = self._hand_over_at_once(message, wanted)
+        lane, fate = at_once or await self._hand_over(message, wanted)
         try:
             await fate
             lane.nacks = 0
@@ -127,6 +129,22 @@ class Publisher:
             raise
         finally:
             lane.leave()
+
+    def _hand_over_at_once(
+        self, message: Message, mandatory: bool
+    ) -> tuple[_Lane, asyncio.Future[None]] | None:
+        """Send where nothing has to be waited for, which is nearly always; None if something has."""
+        if not self._lane.done() or self._lane.exception() is not None:
+            return None
+        lane = self._lane.result()
+        if lane.retired.is_set() or not lane.channel.has_room:
+            return None
+        try:
+            fate = lane.channel.publish(message, mandatory=mandatory)
+        except (ChannelClosed, ConnectionLost):
+            return None
+        lane.enter()
+        return lane, fate
 
     async def _hand_over(
         self, message: Message, mandatory: bool

@@ -21,6 +21,7 @@ from hopback.headers.failure import (
     failure_from_reason,
     failure_in,
     failure_json,
+    type_and_message,
 )
 from hopback.headers.history import (
     History,
@@ -79,6 +80,7 @@ __all__ = [
     "retry_properties",
     "text_in",
     "timestamp",
+    "type_and_message",
     "unread_headers",
     "well_formed_deaths",
     "without_unread",

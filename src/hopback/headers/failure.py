@@ -6,14 +6,15 @@ import dataclasses
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hopback.headers.text import clipped, count_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from hopback.fields import FieldValue
 
@@ -24,6 +25,7 @@ __all__ = [
     "failure_from_reason",
     "failure_in",
     "failure_json",
+    "type_and_message",
 ]
 
 FAILURE_BYTES = 8 * 1024
@@ -38,6 +40,7 @@ _LONGEST_JSON = 64 * 1024  # we never write half as much: what is longer is not 
 # Where the standard library lies; whatever is installed lies there too, or says so in its path.
 _LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+_write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _VARYING = re.compile(r"0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]+)*|\d+")
 
 
@@ -63,15 +66,21 @@ class Failure:
 
 def failure_from_exception(error: BaseException) -> Failure:
     """The record of an exception; time, host and attempts are filled in when it is written."""
-    kind = _type_name(error)
-    frame = _own_frame(error)
+    kind, frames = _type_name(error), _frames(error)
+    frame = _own_frame(frames)
     return Failure(
         type=clipped(kind, _NAME_BYTES),
         message=clipped(_message(error), _MESSAGE_BYTES),
         fingerprint=_fingerprint(kind, frame),
         frame=clipped(frame, _NAME_BYTES),
-        stack=clipped("\n".join(_stack(error)), _STACK_BYTES),
+        stack=clipped("\n".join(_stack(error, frames)), _STACK_BYTES),
     )
+
+
+def type_and_message(error: BaseException) -> tuple[str, str]:
+    """What the record of an exception would have for its type and its message."""
+    kind, text = _type_name(error), _message(error)
+    return clipped(kind, _NAME_BYTES), clipped(text, _MESSAGE_BYTES)
 
 
 def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
@@ -86,7 +95,7 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
     room = min(room, FAILURE_BYTES)
-    texts = map(_encoded, _ever_smaller(_bounded(failure)))
+    texts = map(_write_json, _ever_smaller(_fields(failure)))
     return next((text for text in texts if len(text.encode()) <= room), None)
 
 
@@ -122,31 +131,29 @@ def _field(found: dict[str, object], name: str, limit: int = _NAME_BYTES) -> str
     return clipped(value, limit) if isinstance(value, str) else ""
 
 
-def _bounded(failure: Failure) -> Failure:
-    """The record with every text but the stack as short as reading it again would make it."""
-    return replace(
-        failure,
-        type=clipped(failure.type, _NAME_BYTES),
-        message=clipped(failure.message, _MESSAGE_BYTES),
-        fingerprint=clipped(failure.fingerprint, _NAME_BYTES),
-        frame=clipped(failure.frame, _NAME_BYTES),
-        host=clipped(failure.host, _NAME_BYTES),
-    )
+def _fields(failure: Failure) -> dict[str, str | int]:
+    """The record as JSON has it, every text but the stack as short as reading it again would make it."""
+    last = timestamp(failure.last)
+    return {
+        "type": clipped(failure.type, _NAME_BYTES),
+        "message": clipped(failure.message, _MESSAGE_BYTES),
+        "fingerprint": clipped(failure.fingerprint, _NAME_BYTES),
+        "frame": clipped(failure.frame, _NAME_BYTES),
+        "stack": failure.stack,
+        "host": clipped(failure.host, _NAME_BYTES),
+        "first": last if failure.first == failure.last else timestamp(failure.first),
+        "last": last,
+        "attempts": failure.attempts,
+    }
 
 
-def _encoded(failure: Failure) -> str:
-    fields = {name: getattr(failure, name) for name in Failure.__slots__}
-    fields |= {"first": timestamp(failure.first), "last": timestamp(failure.last)}
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-
-
-def _ever_smaller(failure: Failure) -> Iterator[Failure]:
+def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]]:
     """The record with ever less of its stack, then of its message; at last with neither."""
-    for stack in _shrinking(failure.stack, _STACK_BYTES):
-        yield replace(failure, stack=stack)
-    for message in _shrinking(failure.message, _MESSAGE_BYTES):
-        yield replace(failure, stack="", message=message)
-    yield replace(failure, stack="", message="", frame="", host="")
+    for stack in _shrinking(str(fields["stack"]), _STACK_BYTES):
+        yield fields | {"stack": stack}
+    for message in _shrinking(str(fields["message"]), _MESSAGE_BYTES):
+        yield fields | {"stack": "", "message": message}
+    yield fields | {"stack": "", "message": "", "frame": "", "host": ""}
 
 
 def _shrinking(text: str, limit: int) -> Iterator[str]:
@@ -156,6 +163,8 @@ def _shrinking(text: str, limit: int) -> Iterator[str]:
         limit //= 2
 
 
+# A service fails in few places and in each of them often: what only depends on the place is kept.
+@lru_cache(maxsize=256)
 def _fingerprint(kind: str, place: str) -> str:
     whole = f"{kind}\n{place}".encode("utf-8", "backslashreplace")
     return hashlib.sha256(whole).hexdigest()[:12]
@@ -189,21 +198,22 @@ def _place(frame: FrameType) -> str:
     return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
 
 
-def _own_frame(error: BaseException) -> str:
+def _own_frame(frames: list[tuple[FrameType, int]]) -> str:
     """The frame nearest to the error that is neither a library's nor ours, else the nearest."""
-    frames = [frame for frame, _ in reversed(_frames(error))]
-    own = (frame for frame in frames if _is_application(frame.f_code, _place(frame)))
-    nearest = next(own, next(iter(frames), None))
-    return "" if nearest is None else _place(nearest)
+    for frame, _ in reversed(frames):
+        place = _place(frame)
+        if _is_application(frame.f_code.co_filename, place):
+            return place
+    return _place(frames[-1][0]) if frames else ""
 
 
-def _is_application(code: CodeType, place: str) -> bool:
-    path = code.co_filename
+@lru_cache(maxsize=1024)
+def _is_application(path: str, place: str) -> bool:
     foreign = path.startswith(("<", _LIBRARY)) or _INSTALLED.search(path) is not None
     return not foreign and not place.startswith(("hopback.", "hopback:"))
 
 
-def _stack(error: BaseException) -> Iterator[str]:
+def _stack(error: BaseException, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
     """The innermost frames of the error, then of what caused it; no line of source is read."""
     cause: BaseException | None = error
     for depth in range(_CAUSES):
@@ -211,6 +221,7 @@ def _stack(error: BaseException) -> Iterator[str]:
             return
         if depth:
             yield f"caused by {_type_name(cause)}: {clipped(_message(cause), _NAME_BYTES)}"
-        for frame, line in reversed(_frames(cause)[-_FRAMES:]):
+            frames = _frames(cause)
+        for frame, line in reversed(frames[-_FRAMES:]):
             yield f"{_place(frame)}:{line}"
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

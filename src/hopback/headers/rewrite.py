@@ -12,7 +12,8 @@ never published as headers; it travels as the bytes of one header of ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -122,11 +123,10 @@ def park_properties(
     """
     history = history or History(properties.headers, mark.queue)
     kept = _kept(properties, mark, _is_stale)
-    stripped = _kept(properties, mark, _is_harmful)
     return (
         _marked(properties, kept, mark, history, remembered_deaths(properties.headers))
         or _fitting(properties, kept)
-        or _fitting(properties, stripped)
+        or _fitting(properties, _kept(properties, mark, _is_harmful))
     )
 
 
@@ -186,7 +186,7 @@ def without_unread(properties: Properties) -> Properties:
     budget = _Budget(properties, _Kept(dict(properties.headers), properties.further_headers))
     budget.keep_unread(properties)
     headers = MappingProxyType(budget.kept.headers)
-    return replace(properties, headers=headers, opaque_headers=b"")
+    return properties.with_changes(headers=headers, opaque_headers=b"")
 
 
 def unread_headers(properties: Properties) -> bytes:
@@ -224,11 +224,14 @@ def _size_without_headers(properties: Properties) -> int:
     )
 
 
+# Messages of a queue have the same few header names.
+@lru_cache(maxsize=1024)
 def _is_stale(name: str) -> bool:
     """Untrue or dangerous in any publish of ours."""
     return names.is_broker_count(name) or names.is_routing(name)
 
 
+@lru_cache(maxsize=1024)
 def _is_harmful(name: str) -> bool:
     """Untrue or dangerous in a publish that can return to a main queue."""
     return _is_stale(name) or names.is_death(name)
@@ -236,7 +239,9 @@ def _is_harmful(name: str) -> bool:
 
 def _kept(properties: Properties, mark: Mark, drop: Callable[[str], bool]) -> _Kept:
     """What others wrote and may stay; what we are about to write anew goes, however often it stands."""
-    rewritten = names.OURS | mark.counters.keys() | mark.design.keys() | mark.without
+    rewritten: AbstractSet[str] = names.OURS
+    if mark.counters or mark.design or mark.without:
+        rewritten = names.OURS | mark.counters.keys() | mark.design.keys() | mark.without
     return _Kept(
         {
             name: value
@@ -260,8 +265,7 @@ def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHead
 
 def _plain(properties: Properties, kept: _Kept) -> Properties:
     """Persistent, without what must not be replayed, and with what was kept and read."""
-    return replace(
-        properties,
+    return properties.with_changes(
         headers=MappingProxyType(kept.headers),
         further_headers=kept.further,
         opaque_headers=b"",
@@ -295,8 +299,10 @@ def _marked(
     if not budget.take(_indispensable(history, mark)):
         return None
     budget.keep_unread(properties)
-    for name, value in _desirable(properties, history, mark).items():
-        budget.offer({name: value})
+    desirable = _desirable(properties, history, mark)
+    if not budget.offer(desirable):
+        for name, value in desirable.items():
+            budget.offer({name: value})
     budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
     failure = mark.failure or history.failure
     if failure is not None:
@@ -308,9 +314,12 @@ def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
     """What keeps a message from being handled, or re-driven, without end."""
     redrives = known.redrives if mark.redrives is None else mark.redrives
     found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
-    found |= {names.SNOOZES: mark.snoozes} if mark.snoozes else {}
-    found |= {names.REDRIVES: redrives} if redrives else {}
-    return found | dict(mark.counters)
+    if mark.snoozes:
+        found[names.SNOOZES] = mark.snoozes
+    if redrives:
+        found[names.REDRIVES] = redrives
+    found.update(mark.counters)
+    return found
 
 
 def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
@@ -372,11 +381,10 @@ class _Budget:
         self._frame -= len(unread[: self._frame])
         self.kept.headers.update(entries)
 
-    def offer(self, entries: dict[str, FieldValue]) -> None:
+    def offer(self, entries: dict[str, FieldValue]) -> bool:
         """Add what would be good to have, if there is room beside what the broker will add."""
         size = table_size(entries) - _TABLE_OVERHEAD
-        if size <= self._frame - _ROOM_FOR_A_DEATH:
-            self._take(entries, size)
+        return size <= self._frame - _ROOM_FOR_A_DEATH and self._take(entries, size)
 
     def offer_text(self, name: str, limit: int, written: Callable[[int], str | None]) -> None:
         """Add a text that can shrink: `written` makes one of at most so many bytes, or none."""

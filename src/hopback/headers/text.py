@@ -21,6 +21,8 @@ def clipped(text: str, limit: int) -> str:
 
     What UTF-8 cannot carry is written as escapes.
     """
+    if type(text) is str and len(text) <= limit and text.isascii():
+        return text  # nearly always
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode("utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.headers import (
@@ -58,8 +57,9 @@ def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
     counts = count_mark(reading, decision.attempt, counted=decision.counted)
     failure = _failure(decision, reading, occasion) if decision.counted else None
     first = occasion.lineage if decision.counted else None
-    marked = replace(counts, lineage=reading.history.lineage or first)
-    return _completed(marked, reading.plan.retry_stamps, failure, decision, reading, occasion)
+    lineage = reading.history.lineage or first
+    stamps = reading.plan.retry_stamps
+    return _completed(counts, stamps, failure, decision, reading, occasion, lineage)
 
 
 def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
@@ -73,8 +73,13 @@ def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
 def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
     """The record of this failure, with the time of the first one in this queue."""
     before = reading.history.failure
-    return replace(
-        occasion.failure or failure_from_reason(decision.reason),
+    now = occasion.failure or failure_from_reason(decision.reason)
+    return Failure(
+        type=now.type,
+        message=now.message,
+        fingerprint=now.fingerprint,
+        frame=now.frame,
+        stack=now.stack,
         host=clipped(occasion.host, _NAME_BYTES),
         first=before.first if before is not None and before.first else occasion.now,
         last=occasion.now,
@@ -89,6 +94,7 @@ def _completed(
     decision: Retry | Park,
     reading: Reading,
     occasion: Occasion,
+    lineage: str | None = None,
 ) -> Mark:
     """The counts with origin, failure and the design's own headers.
 
@@ -98,11 +104,15 @@ def _completed(
     due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
     facts = _facts(counts.queue, origin, decision, occasion) if due else {}
     values = {stamp.header: facts[stamp.fact] for stamp in due}
-    return replace(
-        counts,
+    return Mark(
+        queue=counts.queue,
+        attempts=counts.attempts,
+        snoozes=counts.snoozes,
         origin_exchange=origin[0],
         origin_routing_key=origin[1],
         failure=failure,
+        lineage=lineage,
+        counters=counts.counters,
         design={name: value for name, value in values.items() if value is not None},
         without=frozenset(name for name, value in values.items() if value is None),
     )

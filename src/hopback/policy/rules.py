@@ -7,7 +7,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeGuard
 
-from hopback.headers import failure_from_exception
+from hopback.headers import type_and_message
 from hopback.policy.outcome import Done, Park, Retry, Snooze
 from hopback.policy.status import ConsumerStatus
 
@@ -67,9 +67,9 @@ def classify(exception: BaseException, rules: Sequence[Rule] = ()) -> Outcome:
 
 def reason_of(exception: BaseException) -> str:
     """One line that says what was raised."""
-    failure = failure_from_exception(exception)
-    name = failure.type.rpartition(".")[2]
-    return f"{name}: {failure.message}" if failure.message else name
+    kind, message = type_and_message(exception)
+    name = kind.rpartition(".")[2]
+    return f"{name}: {message}" if message else name
 
 
 def outcome_of(returned: object) -> Outcome:

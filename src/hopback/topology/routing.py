@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -45,9 +46,17 @@ _Matcher: TypeAlias = "Callable[[str, Headers], Iterable[_Destination]]"
 
 def topic_matches(pattern: str, key: str) -> bool:
     """Whether a topic exchange takes `key` for a binding of `pattern`."""
+    if "*" not in pattern and "#" not in pattern:
+        return pattern == key
+    return pattern == "#" or any(True for _ in _trie_of(pattern).match(key, _NO_HEADERS))
+
+
+@lru_cache(maxsize=1024)
+def _trie_of(pattern: str) -> _Trie:
+    """A trie of one pattern; a plan asks for the same few again and again."""
     trie = _Trie()
     trie.add(pattern, ("", False))
-    return any(True for _ in trie.match(key, _NO_HEADERS))
+    return trie
 
 
 def headers_match(arguments: Headers, headers: Headers) -> bool:

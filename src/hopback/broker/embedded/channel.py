@@ -277,13 +277,14 @@ class EmbeddedChannel:
         self.admit()
 
     @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether another publish may be started now."""
         return len(self._fates) < self._broker.window and not self._broker.blocked
 
     async def room(self) -> None:
         """Return when another publish may be started."""
         self._check()
-        while not self._has_room:
+        while not self.has_room:
             waiter: Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
             await waiter
@@ -291,7 +292,7 @@ class EmbeddedChannel:
 
     def admit(self) -> None:
         """Something changed: let those who wait for room look again."""
-        if not self._over and not self._has_room:
+        if not self._over and not self.has_room:
             return
         while self._waiters:
             waiter = self._waiters.popleft()

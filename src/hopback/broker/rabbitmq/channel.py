@@ -274,6 +274,11 @@ class RabbitChannel:
         self._check()
         return self.publishing.publish_raw(exchange, routing_key, properties, body)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another publish may be started now."""
+        return self.publishing.has_room
+
     async def room(self) -> None:
         """Return when another publish may be started."""
         self._check()
