@@ -213,7 +213,7 @@ def table_size(table: Headers) -> int:
         # Texts and plain integers are most of what headers hold.
         kind = type(value)
         if kind is str:
-            total += 5 + _text_bytes(value)  # type: ignore[arg-type]
+            total += 5 + text_bytes(value)  # type: ignore[arg-type]
         else:
             total += 9 if kind is int else _value_size(value)
     return total
@@ -224,7 +224,8 @@ def further_size(entries: FurtherHeaders) -> int:
     return sum(1 + len(name) + _value_size(value) for name, value in entries)
 
 
-def _text_bytes(text: str) -> int:
+def text_bytes(text: str) -> int:
+    """How many bytes of UTF-8 a text has."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -234,7 +235,7 @@ def _value_size(value: FieldValue) -> int:
     if fixed is not None:
         return 1 + fixed
     if isinstance(value, str):
-        return 5 + _text_bytes(value)
+        return 5 + text_bytes(value)
     if isinstance(value, bytes):
         return len(value) if isinstance(value, RawValue) else 5 + len(value)
     if isinstance(value, Mapping):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from hopback.fields import text_bytes
 from hopback.headers.text import clipped, count_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
     room = min(room, FAILURE_BYTES)
     texts = map(_write_json, _ever_smaller(_fields(failure)))
-    return next((text for text in texts if len(text.encode()) <= room), None)
+    return next((text for text in texts if text_bytes(text) <= room), None)
 
 
 def failure_in(value: FieldValue) -> Failure | None:

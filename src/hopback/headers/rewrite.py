@@ -62,6 +62,10 @@ _PERSISTENT = 2
 _FRAME_OVERHEAD = 14
 _EMPTY: Headers = MappingProxyType({})
 _TABLE_OVERHEAD = table_size(_EMPTY)
+_MOST_WITHOUT_HEADERS = 14 + 10 * 256 + 10
+"""What the thirteen other properties take at most: ten short texts, three numbers, the overhead."""
+_ROOMY = FRAME_BYTES - ADDED_BYTES - _ROOM_FOR_A_DEATH - _MOST_WITHOUT_HEADERS
+"""A header table up to this size leaves room for all that we may add: nothing has to be weighed exactly."""
 
 
 def _no_headers() -> Headers:
@@ -133,14 +137,17 @@ def park_properties(
 def can_retry(properties: Properties, mark: Mark, history: History | None = None) -> bool:
     """Whether `retry_properties` has room for the count."""
     history = history or History(properties.headers, mark.queue)
-    kept = _kept(properties, mark, _is_harmful)
-    return _Budget(properties, kept).take(_indispensable(history, mark))
+    needed = _indispensable(history, mark)
+    if _is_roomy(properties, properties.headers, properties.further_headers):
+        return table_size(needed) - _TABLE_OVERHEAD <= ADDED_BYTES
+    return _Budget(properties, _kept(properties, mark, _is_harmful)).take(needed)
 
 
 def can_park(properties: Properties, mark: Mark) -> bool:
     """Whether `park_properties` has anything to offer: what it takes away first is enough."""
-    kept = _kept(properties, mark, _is_harmful)
-    return _plain_size(properties, kept) <= FRAME_BYTES
+    if _is_roomy(properties, properties.headers, properties.further_headers):
+        return True
+    return _plain_size(properties, _kept(properties, mark, _is_harmful)) <= FRAME_BYTES
 
 
 def redrive_properties(
@@ -275,6 +282,13 @@ def _plain(properties: Properties, kept: _Kept) -> Properties:
     )
 
 
+def _is_roomy(properties: Properties, headers: Headers, further: FurtherHeaders) -> bool:
+    """Whether the frame has room for these headers and all that we may add, whatever it is."""
+    if properties.opaque_headers or names.UNREAD in properties.headers:
+        return False
+    return table_size(headers) + further_size(further) <= _ROOMY
+
+
 def _plain_size(properties: Properties, kept: _Kept) -> int:
     """How large the frame of `_plain` would be, without making it."""
     unsent = (properties.expiration, properties.user_id)
@@ -341,8 +355,10 @@ class _Budget:
 
     def __init__(self, properties: Properties, kept: _Kept) -> None:
         self.kept = _Kept(dict(kept.headers), kept.further)
-        self._frame = FRAME_BYTES - _plain_size(properties, kept)
         self._ours = ADDED_BYTES
+        self._frame = ADDED_BYTES + _ROOM_FOR_A_DEATH
+        if not _is_roomy(properties, kept.headers, kept.further):
+            self._frame = FRAME_BYTES - _plain_size(properties, kept)
 
     @property
     def fits(self) -> bool:
@@ -388,7 +404,7 @@ class _Budget:
 
     def offer_text(self, name: str, limit: int, written: Callable[[int], str | None]) -> None:
         """Add a text that can shrink: `written` makes one of at most so many bytes, or none."""
-        empty = table_size({name: ""}) - _TABLE_OVERHEAD
+        empty = 6 + len(name)
         room = min(self._frame - _ROOM_FOR_A_DEATH, self._ours) - empty
         text = written(min(room, limit))
         if text is not None:

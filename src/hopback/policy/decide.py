@@ -139,7 +139,7 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
 
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
     """Into the tier's retry queue by the plan's way, or the safe one; parked if neither carries."""
-    rejecting = counted and tier == case.plan.tiers[0] and _may_reject(case, case.plan.leave)
+    rejecting = counted and _may_reject(case, case.plan.leave) and tier == case.plan.tiers[0]
     by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
     if by is Leave.PUBLISH and not _count_fits(case, counted=counted):
         return _park(case, f"{reason} ({_NO_ROOM})")

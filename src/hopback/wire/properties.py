@@ -52,33 +52,25 @@ _NAMES = tuple(field.name for field in fields(Properties))
 def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
     """Flags and values, as they stand in a content header; `default_mode` fills in a missing mode."""
     parts: list[bytes] = [b""]
-    values = vars(properties)
-    flags = _put_texts(values, _EARLY, parts)
-    if properties.headers or properties.further_headers:
-        # `opaque_headers` is not written: a broker may find in it what nobody here has read.
-        entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
-        parts.append(_U32.pack(len(entries)) + entries)
-        flags |= _HEADERS
-    mode = default_mode if properties.delivery_mode is None else properties.delivery_mode
-    flags |= _put_octet("delivery_mode", mode, _MODE, parts)
-    flags |= _put_octet("priority", properties.priority, _PRIORITY, parts)
-    flags |= _put_texts(values, _MIDDLE, parts)
-    flags |= _put_timestamp(properties.timestamp, parts)
-    flags |= _put_texts(values, _LATE, parts)
+    values, flags = dict(vars(properties)), 0
+    if values.get("delivery_mode") is None:
+        values["delivery_mode"] = default_mode
+    values["headers"] = _encoded_headers(properties)
+    for flag, name, encode in _ENCODERS:
+        value = values.get(name)
+        if value is not None:
+            flags |= flag
+            parts.append(encode(name, value))
     parts[0] = _U16.pack(flags)
     return b"".join(parts)
 
 
-def _put_texts(
-    values: dict[str, Any], names: tuple[tuple[int, str], ...], parts: list[bytes]
-) -> int:
-    flags = 0
-    for flag, name in names:
-        value = values.get(name)
-        if value is not None:
-            flags |= flag
-            parts.append(_short_text(name, value))
-    return flags
+def _encoded_headers(properties: Properties) -> bytes | None:
+    """The header table; `opaque_headers` is no part of it: a broker may find in it what nobody has read."""
+    if not properties.headers and not properties.further_headers:
+        return None
+    entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
+    return _U32.pack(len(entries)) + entries
 
 
 def _short_text(name: str, value: str) -> bytes:
@@ -92,22 +84,28 @@ def _short_text(name: str, value: str) -> bytes:
     return bytes((len(raw),)) + raw
 
 
-def _put_octet(name: str, value: int | None, flag: int, parts: list[bytes]) -> int:
-    if value is None:
-        return 0
+def _octet(name: str, value: int) -> bytes:
     if not 0 <= value <= 255:
         raise ProtocolError(f"property {name}: expected 0 to 255, got {value}")
-    parts.append(bytes((value,)))
-    return flag
+    return bytes((value,))
 
 
-def _put_timestamp(value: int | None, parts: list[bytes]) -> int:
-    if value is None:
-        return 0
+def _timestamp(name: str, value: int) -> bytes:
     if not 0 <= value < 1 << 64:
-        raise ProtocolError(f"property timestamp: expected 0 to 2**64 - 1 seconds, got {value}")
-    parts.append(_U64.pack(value))
-    return _TIMESTAMP
+        raise ProtocolError(f"property {name}: expected 0 to 2**64 - 1 seconds, got {value}")
+    return _U64.pack(value)
+
+
+_Encoder: TypeAlias = "Callable[[str, Any], bytes]"
+_SPECIAL: dict[str, _Encoder] = {
+    "headers": lambda _name, value: bytes(value),
+    "delivery_mode": _octet,
+    "priority": _octet,
+    "timestamp": _timestamp,
+}
+_ENCODERS: tuple[tuple[int, str, _Encoder], ...] = tuple(
+    (flag, name, _SPECIAL.get(name, _short_text)) for flag, name in _FLAGS
+)
 
 
 # --- decoding
