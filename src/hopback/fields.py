@@ -51,6 +51,7 @@ __all__ = [
     "UInt64",
     "further_size",
     "table_size",
+    "text_bytes",
     "value_end",
 ]
 

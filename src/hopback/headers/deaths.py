@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from hopback.fields import Timestamp
+from hopback.fields import Timestamp, text_bytes
 from hopback.headers.names import DEATHS, X_DEATH
 from hopback.headers.text import clipped, count_in, text_in
 
@@ -35,6 +36,7 @@ REMEMBERED_DEATHS = 10
 
 _NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _KEYS = 3  # the first is where it came from; CC brings the others, which only inform
+_write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LONGEST_JSON = 32 * 1024  # we never write more: what is longer is not ours, and not worth parsing
 
 
@@ -91,10 +93,10 @@ def remembered_deaths(headers: Headers) -> tuple[Death, ...]:
 
 def deaths_json(known: Iterable[Death], room: int) -> str | None:
     """As many of the most recent deaths as fit into `room` bytes, as JSON; None if none does."""
-    entries = [_entry(death) for death in known][:REMEMBERED_DEATHS]
+    entries = [_entry(death) for death in islice(known, REMEMBERED_DEATHS)]
     while entries:
-        text = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
-        if len(text.encode()) <= room:
+        text = _write_json(entries)
+        if text_bytes(text) <= room:
             return text
         entries.pop()
     return None

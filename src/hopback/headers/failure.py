@@ -26,6 +26,7 @@ __all__ = [
     "failure_from_reason",
     "failure_in",
     "failure_json",
+    "failure_text_in",
     "type_and_message",
 ]
 
@@ -109,6 +110,16 @@ def failure_in(value: FieldValue) -> Failure | None:
     except (ValueError, RecursionError):
         return None
     return _decoded(found) if isinstance(found, dict) else None
+
+
+def failure_text_in(value: FieldValue) -> str | None:
+    """The record in a header as it stands, if it is one and no larger than we write them."""
+    if not isinstance(value, str) or text_bytes(value) > FAILURE_BYTES:
+        return None
+    try:
+        return value if isinstance(json.loads(value), dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _decoded(found: dict[str, object]) -> Failure:

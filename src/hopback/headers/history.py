@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.headers import names
 from hopback.headers.deaths import REMEMBERED_DEATHS, deaths, remembered_deaths
-from hopback.headers.failure import failure_in
+from hopback.headers.failure import failure_in, failure_text_in
 from hopback.headers.text import count_in, text_in
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class History:
     def failure(self) -> Failure | None:
         """The record of the last failure."""
         return failure_in(self._headers.get(names.FAILURE)) if self._here else None
+
+    def failure_text(self) -> str | None:
+        """The record of the last failure as it stands, if it may go on so."""
+        return failure_text_in(self._headers.get(names.FAILURE)) if self._here else None
 
     @property
     def lineage(self) -> str | None:

@@ -318,6 +318,9 @@ def _marked(
         for name, value in desirable.items():
             budget.offer({name: value})
     budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
+    known_text = history.failure_text() if mark.failure is None else None
+    if known_text is not None and budget.offer({names.FAILURE: known_text}):
+        return _plain(properties, budget.kept)  # nothing new: it goes on as it stands
     failure = mark.failure or history.failure
     if failure is not None:
         budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))

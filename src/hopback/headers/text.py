@@ -39,9 +39,10 @@ def count_in(value: FieldValue) -> int:
 
 def text_in(value: FieldValue, limit: int = 255) -> str | None:
     """A text of at most `limit` bytes, else None."""
-    if isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= limit:
-        return value
-    return None
+    if not isinstance(value, str):
+        return None
+    size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    return value if size <= limit else None
 
 
 def timestamp(seconds: float) -> str:

@@ -50,6 +50,7 @@ MAX_DEPTH = 32
 _U32 = struct.Struct(">I")
 _pack_u32 = _U32.pack
 _unpack_u32 = _U32.unpack_from
+_TEXT = ord("S")
 _DECIMAL = struct.Struct(">Bi")
 
 _Encoder: TypeAlias = "Callable[[FieldValue, int], bytes]"
@@ -97,9 +98,13 @@ def _encode_each(table: Headers, depth: int) -> bytes:
     parts: list[bytes] = []
     for key, value in table.items():
         parts.append(_encode_key(key))
-        encoder = _ENCODERS.get(type(value)) or _fallback_encoder(value)
         try:
-            parts.append(encoder(value, depth))
+            if type(value) is str:  # most of what headers hold
+                raw = value.encode()
+                parts += (b"S", _pack_u32(len(raw)), raw)
+            else:
+                encoder = _ENCODERS.get(type(value)) or _fallback_encoder(value)
+                parts.append(encoder(value, depth))
         except (struct.error, OverflowError, ValueError) as problem:
             raise ProtocolError(f"table key {key!r}: {value!r} does not fit: {problem}") from None
     return b"".join(parts)
@@ -244,8 +249,18 @@ def decode_entries(raw: bytes) -> Entries:
     while position < size:
         start = position
         try:
-            key, position = _entry_key(raw, position)
-            value, position = _DECODERS[raw[position]](raw, position + 1, 0)
+            # A key and most values are read right here: a function for each would double the price.
+            position += 1 + raw[position]
+            key = raw[start + 1 : position].decode()
+            if raw[position] == _TEXT:
+                # Most of what headers hold; text that is none is left to `_read_past`.
+                begin = position + 5
+                position = begin + _unpack_u32(raw, position + 1)[0]
+                if position > size:
+                    raise ProtocolError("expected a text, got the end of the table")
+                value: FieldValue = raw[begin:position].decode()
+            else:
+                value, position = _DECODERS[raw[position]](raw, position + 1, 0)
         except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
             position = _read_past(raw, start, headers, further, opaque)
             continue
@@ -297,18 +312,13 @@ def _is_text(key: str) -> bool:
     return key.isascii() or not any("\udc80" <= sign <= "\udcff" for sign in key)
 
 
-def _entry_key(raw: bytes, position: int) -> tuple[str, int]:
-    end = position + 1 + raw[position]
-    if end >= len(raw):
-        raise ProtocolError("expected a table key and its value, got the end of the table")
-    return raw[position + 1 : end].decode(), end
-
-
 def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
     headers: dict[str, FieldValue] = {}
     position = 0
     while position < len(raw):
-        key, position = _entry_key(raw, position)
+        begin = position + 1
+        position = begin + raw[position]
+        key = raw[begin:position].decode()
         if key in headers:
             raise ProtocolError(f"expected each key once in a nested table, got {key!r} twice")
         headers[key], position = _DECODERS[raw[position]](raw, position + 1, depth)
@@ -335,11 +345,14 @@ def _fixed_decoder(form: str, kind: Callable[[object], FieldValue] | None = None
 
 
 def _decode_text(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
-    raw, end = _sized(data, position)
+    start = position + 4
+    end = start + _unpack_u32(data, position)[0]
+    if end > len(data):
+        raise ProtocolError(f"expected {end - start} bytes, got {len(data) - start}")
     try:
-        return raw.decode(), end
+        return data[start:end].decode(), end
     except UnicodeDecodeError:
-        return LongStr(raw), end
+        return LongStr(data[start:end]), end
 
 
 def _decode_bytes(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:

@@ -47,7 +47,7 @@ def _headers() -> dict[str, FieldValue]:
     }
 
 
-_ASKED = {"headers", "marked_queue", "queue"}
+_ASKED = {"failure_text", "headers", "marked_queue", "queue"}
 
 
 def _told(history: History) -> dict[str, object]:
@@ -192,3 +192,15 @@ def test_order_of_headers_does_not_matter_but_nested_values_do() -> None:
     two = _message(b=2, a={"y": [Timestamp(1)], "x": 1})
     three = _message(b=2, a={"y": [1], "x": 1})
     assert identity(one) == identity(two) != identity(three)
+
+
+def test_a_record_that_is_one_goes_on_as_it_stands() -> None:
+    """It need not be taken apart and put together again; what is no record, or too large, does not."""
+    text = '{"type":"E","message":"m"}'
+    large = f'{{"type":"{"E" * 9000}"}}'
+    told = {
+        record: read_history({"hopback-queue": "q", "hopback-failure": record}, "q").failure_text()
+        for record in (text, large, "[]", "{", "1")
+    }
+    assert told == {text: text, large: None, "[]": None, "{": None, "1": None}
+    assert read_history({"hopback-queue": "q", "hopback-failure": text}, "r").failure_text() is None
