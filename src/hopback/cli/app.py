@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from hopback import __version__
 from hopback.cli.exits import CommandFailed, Exit, exit_of
@@ -53,6 +54,15 @@ class LazyGroup(click.Group):
         """Load the command that is called."""
         found = self.table.get(cmd_name)
         return None if found is None else found.load()
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and options, from the table: completion must answer before somebody types on."""
+        named = [
+            CompletionItem(name, help=command.help)
+            for name, command in self.table.items()
+            if name.startswith(incomplete)
+        ]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Help from the table, so that nothing is imported for it."""
