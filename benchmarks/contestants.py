@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APPLICATION",
+    "AWAITING",
     "C50",
     "HARDENED",
     "HOPBACK",
+    "METRICS",
+    "RECORDED",
     "REDRIVE",
     "SHOVEL",
+    "UNRECORDED",
     "C",
     "CClient",
     "Contestant",
@@ -30,11 +34,17 @@ __all__ = [
 ]
 
 _SECONDS = 120.0
+_MOVES = (Scenario.MOVE_REAL, Scenario.FAIL, Scenario.PARK)
+"""For a bare client these are a move: it knows nothing of failures."""
 _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
 
 HOPBACK = "Hopback"
 APPLICATION = "Hopback, application with JSON"
 HARDENED = "Hopback, application, hardened"
+METRICS = "Hopback, application with metrics"
+AWAITING = "Hopback, application that awaits"
+UNRECORDED = "Hopback, application, traced, sampled out"
+RECORDED = "Hopback, application, traced, recorded"
 REDRIVE = "Hopback, re-drive job"
 SHOVEL = "shovel plugin"
 C = "C client"
@@ -100,6 +110,8 @@ class CClient:
 
     def run(self, job: Job) -> Measured:
         scenario = self.consume if job.scenario == Scenario.CONSUME else job.scenario
+        if scenario in _MOVES:
+            scenario = Scenario.MOVE
         command = [
             str(self.program),
             scenario,
@@ -157,30 +169,40 @@ def contestants(
         ()
         if c_program is None
         else (
-            CClient(C, c_program),
+            CClient(C, c_program, (*_ALL, *_MOVES)),
             CClient(C50, c_program, (Scenario.CONSUME,), Scenario.CONSUME_50),
         )
     )
-    moving = (Scenario.MOVE,)
+    moving, consuming = (Scenario.MOVE,), (Scenario.CONSUME,)
+    failing = (Scenario.CONSUME, Scenario.RETRY, Scenario.FAIL, Scenario.PARK)
     return (
         *c,
-        PythonClient(REDRIVE, "redrive_client", python, moving),
+        PythonClient(REDRIVE, "redrive_client", python, (*moving, Scenario.MOVE_REAL)),
         PythonClient(SHOVEL, "shovel_client", python, moving, management),
         PythonClient(HOPBACK, "hopback_client", python),
         PythonClient(
             f"{HOPBACK}, a task per message", "hopback_client", python, (Scenario.CONSUME,), "task"
         ),
-        PythonClient(APPLICATION, "application_client", python, (Scenario.CONSUME, Scenario.RETRY)),
+        PythonClient(APPLICATION, "application_client", python, failing),
+        PythonClient(METRICS, "application_client", python, consuming, "metrics"),
+        PythonClient(AWAITING, "application_client", python, consuming, "await"),
+        PythonClient(UNRECORDED, "application_client", python, consuming, "unrecorded"),
+        PythonClient(RECORDED, "application_client", python, consuming, "recorded"),
         PythonClient(HARDENED, "application_client", python, (Scenario.RETRY,), "hardened"),
         PythonClient(f"{HOPBACK} on uvloop", "hopback_client", python, _ALL, "uvloop"),
         PythonClient("pika (asyncio)", "pika_client", python),
         PythonClient("aiormq", "aiormq_client", python),
-        PythonClient("aio-pika", "aio_pika_client", python),
+        PythonClient("aio-pika", "aio_pika_client", python, (*_ALL, *_MOVES)),
+        PythonClient("aio-pika, counted", "aio_pika_client", python, consuming, "metrics"),
+        PythonClient("aio-pika that awaits", "aio_pika_client", python, consuming, "await"),
         PythonClient(
             "FastStream",
             "faststream_client",
             python,
             tuple(one for one in _ALL if one is not Scenario.RETRY),
+        ),
+        PythonClient(
+            "FastStream with its metrics", "faststream_client", python, consuming, "metrics"
         ),
         PythonClient("kombu", "kombu_client", python, few),
         PythonClient(

@@ -27,7 +27,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work" / "bench"
 _REQUIREMENTS = ROOT / "benchmarks" / "requirements.txt"
-_OURS = f"{ROOT}[store]"
+_OURS = f"{ROOT}[store,metrics,tracing]"
 _PEERS = ("aio-pika", "aiormq", "dramatiq", "faststream", "kombu", "pika", "uvloop")
 
 

@@ -43,7 +43,10 @@ class Settings:
         Scenario.PUBLISH,
         Scenario.PUBLISH_ONE,
         Scenario.MOVE,
+        Scenario.MOVE_REAL,
         Scenario.RETRY,
+        Scenario.FAIL,
+        Scenario.PARK,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pika
 
+from benchmarks.dead_letters import fill_with_dead_letters
 from benchmarks.workload import RETRY_TTL_MS, Job, Scenario
 
 if TYPE_CHECKING:
@@ -15,7 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CountsDiffer", "Stage"]
 
-_FILLED = (Scenario.CONSUME, Scenario.MOVE, Scenario.RETRY, Scenario.GROUP)
+_FILLED = (
+    Scenario.CONSUME,
+    Scenario.MOVE,
+    Scenario.MOVE_REAL,
+    Scenario.RETRY,
+    Scenario.FAIL,
+    Scenario.PARK,
+    Scenario.GROUP,
+)
 _SETTLE_SECONDS = 15.0
 
 
@@ -81,7 +91,10 @@ class Stage:
             job.count,
             body=job.body,
         )
-        self.filler.run(filling)
+        if job.scenario == Scenario.MOVE_REAL:
+            asyncio.run(fill_with_dead_letters(job))
+        else:
+            self.filler.run(filling)
         with self._channel() as channel:
             found = _await_counts(channel, {job.queue: job.count})
         if found != {job.queue: job.count}:
@@ -132,7 +145,7 @@ def _expected(job: Job) -> dict[str, int]:
     match job.scenario:
         case Scenario.PUBLISH | Scenario.PUBLISH_ONE:
             return {job.queue: job.count}
-        case Scenario.MOVE:
+        case Scenario.MOVE | Scenario.MOVE_REAL | Scenario.FAIL | Scenario.PARK:
             return {job.queue: 0, job.target: job.count}
         case _:
             return {job.queue: 0}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from benchmarks.rounds import Case, Results
 
-__all__ = ["Spread", "cpu_us", "rates", "ratio"]
+__all__ = ["Spread", "cpu_more", "cpu_us", "rates", "ratio"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,12 @@ def rates(results: Results, case: Case) -> Spread | None:
 def cpu_us(results: Results, case: Case) -> Spread | None:
     """Client CPU per message, in microseconds."""
     return Spread.of([run.cpu_us for run in results.runs.get(case, ()) if run])
+
+
+def cpu_more(results: Results, case: Case, than: Case) -> Spread | None:
+    """How much more client CPU per message, in microseconds, round by round."""
+    pairs = zip(results.runs.get(case, ()), results.runs.get(than, ()), strict=False)
+    return Spread.of([one.cpu_us - other.cpu_us for one, other in pairs if one and other])
 
 
 def ratio(results: Results, case: Case, against: Case) -> Spread | None:

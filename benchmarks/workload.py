@@ -23,7 +23,10 @@ class Scenario(StrEnum):
     PUBLISH = "publish"
     PUBLISH_ONE = "publish-one"
     MOVE = "move"
+    MOVE_REAL = "move-real"
     RETRY = "retry"
+    FAIL = "fail"
+    PARK = "park"
     FILL = "fill"
     FLOW = "flow"
     GROUP = "group"
@@ -39,6 +42,9 @@ _TITLES = {
     Scenario.PUBLISH: "publish + confirm, pipelined (window 500)",
     Scenario.PUBLISH_ONE: "publish + confirm, one by one",
     Scenario.MOVE: "move: consume → confirmed publish → ack",
+    Scenario.MOVE_REAL: "move of real dead letters (20 headers: `x-death`, a failure record)",
+    Scenario.FAIL: "failing: record the failure, confirmed publish into a retry queue, ack",
+    Scenario.PARK: "failing for the last time: confirmed publish into the dead-letter queue, ack",
     Scenario.RETRY: f"retry cycle: nack, {RETRY_TTL_MS} ms in a retry queue, back, ack",
     Scenario.FILL: "fill",
     Scenario.FLOW: "publish and consume together",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import aio_pika
@@ -10,6 +11,8 @@ import aio_pika
 from benchmarks.clients.measuring import Stopwatch, linger, run_async
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
     from benchmarks.workload import Job
@@ -35,17 +38,37 @@ async def consume(job: Job, watch: Stopwatch) -> None:
 
     async def on_message(message: AbstractIncomingMessage) -> None:
         nonlocal done
+        if job.variant == "await":
+            await asyncio.sleep(0)
         await message.ack()
         done += 1
         if done == job.count:
             finished.set()
 
     watch.start()
-    await queue.consume(on_message)
+    await queue.consume(_counting(on_message, job) if job.variant == "metrics" else on_message)
     await finished.wait()
     watch.stop()
     await linger()
     await connection.close()
+
+
+def _counting(
+    handle: Callable[[AbstractIncomingMessage], Awaitable[None]], job: Job
+) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
+    """What an application adds that wants to see its deliveries: a counter and a histogram by queue."""
+    from prometheus_client import Counter, Histogram
+
+    done = Counter("deliveries", "By outcome.", ("queue", "outcome"))
+    seconds = Histogram("handler_seconds", "How long handlers ran.", ("queue",))
+
+    async def handle_counted(message: AbstractIncomingMessage) -> None:
+        began = time.perf_counter()
+        await handle(message)
+        seconds.labels(job.queue).observe(time.perf_counter() - began)
+        done.labels(job.queue, "done").inc()
+
+    return handle_counted
 
 
 async def publish(job: Job, watch: Stopwatch) -> None:
@@ -127,6 +150,9 @@ if __name__ == "__main__":
             "publish": publish,
             "publish-one": publish_one,
             "move": move,
+            "move-real": move,
+            "fail": move,
+            "park": move,
             "retry": retry,
         }
     )

@@ -13,10 +13,14 @@ from benchmarks.clients.measuring import linger, run_async
 from benchmarks.workload import RETRY_TTL_MS
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.clock import SystemClock
+from hopback.observe.events import Bus
+from hopback.observe.logs import JsonLog
 from hopback.policy.outcome import Retry
 from hopback.runtime.app import App
 from hopback.runtime.context import Context  # noqa: TC001 - handlers are read at run time
 from hopback.runtime.service import Service, ServiceOptions
+from hopback.runtime.settling import Environment
 from hopback.topology.check import check
 from hopback.topology.model import Queue, Topology
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return, Route, Tier
@@ -28,25 +32,58 @@ if TYPE_CHECKING:
 
 def _topology(job: Job) -> Topology:
     """The queues that the stage has made, with a plan for them."""
-    hardened = job.variant == "hardened"
+    publishes = job.variant == "hardened" or job.scenario in ("fail", "park")
+    # What fails stays in the target, where it is counted.
+    waiting = job.target if job.scenario == "fail" else "bench.retry"
     plan = Plan(
         queue=job.queue,
-        attempts=3,
-        tiers=(Tier("retry", RETRY_TTL_MS, (Route("", "bench.retry", "bench.retry"),)),),
-        leave=Leave.PUBLISH if hardened else Leave.REJECT,
+        attempts=1 if job.scenario == "park" else 3,
+        tiers=(Tier("retry", RETRY_TTL_MS, (Route("", waiting, waiting),)),),
+        leave=Leave.PUBLISH if publishes else Leave.REJECT,
         returns=Return.QUEUE,
         parking=Parking(job.target, Leave.PUBLISH, "", job.target),
-        count=Count.HEADER if hardened else Count.X_DEATH,
+        count=Count.HEADER if publishes else Count.X_DEATH,
         redrive=Redrive("", job.queue),
     )
     queues = tuple(Queue(name) for name in (job.queue, "bench.retry", job.target))
     return Topology("benchmark", queues=queues, plans=(plan,))
 
 
+def _world(job: Job) -> Environment:
+    """What `hopback run` switches on by `--http` and `--otel`."""
+    match job.variant:
+        case "metrics":
+            from hopback.observe.metrics import Metrics
+
+            return Environment(bus=Bus(JsonLog(SystemClock(), level="info"), Metrics()))
+        case "unrecorded" | "recorded":
+            from hopback.runtime.tracing import traced, traced_batch
+
+            _start_tracing(recorded=job.variant == "recorded")
+            return Environment(around=traced, around_batch=traced_batch)
+        case _:
+            return Environment()
+
+
+def _start_tracing(*, recorded: bool) -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider, sampling
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    sampler = sampling.ALWAYS_ON if recorded else sampling.ALWAYS_OFF
+    provider = TracerProvider(sampler=sampler)
+    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    trace.set_tracer_provider(provider)
+
+
 async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) -> None:
     accepted = {finding.rule for finding in check(app.topology)}
     options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
-    service = Service(app, RabbitMQ(job.url), options=options)
+    service = Service(app, RabbitMQ(job.url), options=options, world=_world(job))
     watch.start()
     running = asyncio.create_task(service.run())
     await finished.wait()
@@ -63,9 +100,27 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     @app.handler(job.queue, concurrency=100, prefetch=job.prefetch)
     async def handle(payload: dict) -> None:  # type: ignore[type-arg]
         nonlocal done
+        if job.variant == "await":
+            await asyncio.sleep(0)
         done += 1
         if done == job.count:
             finished.set()
+
+    await _serve(app, job, watch, finished)
+
+
+async def fail(job: Job, watch: Stopwatch) -> None:
+    """Every message fails: retried for later, or parked where the plan has one attempt."""
+    app = App("benchmark", topology=_topology(job))
+    done, finished = 0, asyncio.Event()
+
+    @app.handler(job.queue, concurrency=100, prefetch=job.prefetch)
+    async def handle(payload: dict) -> None:  # type: ignore[type-arg]
+        nonlocal done
+        done += 1
+        if done == job.count:
+            asyncio.get_running_loop().call_later(0.05, finished.set)
+        raise ValueError("the warehouse does not know article 4711")
 
     await _serve(app, job, watch, finished)
 
@@ -88,4 +143,4 @@ async def retry(job: Job, watch: Stopwatch) -> None:
 
 
 if __name__ == "__main__":
-    run_async({"consume": consume, "retry": retry})
+    run_async({"consume": consume, "retry": retry, "fail": fail, "park": fail})

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 def _broker(job: Job) -> RabbitBroker:
     channel = Channel(prefetch_count=job.prefetch, publisher_confirms=True, on_return_raises=True)
-    return RabbitBroker(job.url, logger=None, default_channel=channel)
+    return RabbitBroker(
+        job.url, logger=None, default_channel=channel, middlewares=_middlewares(job)
+    )
+
+
+def _middlewares(job: Job) -> tuple[Any, ...]:
+    """Its own metrics, where they are asked for."""
+    if job.variant != "metrics":
+        return ()
+    from faststream.rabbit.prometheus import RabbitPrometheusMiddleware
+    from prometheus_client import CollectorRegistry
+
+    return (RabbitPrometheusMiddleware(registry=CollectorRegistry()),)
 
 
 async def _undecoded(message: Any) -> bytes:

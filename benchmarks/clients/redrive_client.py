@@ -56,4 +56,4 @@ async def _redrive(operations: Operations, job: Job, watch: Stopwatch) -> None:
 
 if __name__ == "__main__":
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    run_async({"move": move})
+    run_async({"move": move, "move-real": move})

@@ -1,0 +1,87 @@
+"""Dead letters as they are found in production: deaths, a failure record, the headers of a producer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.fields import Timestamp
+from hopback.headers import Failure, failure_json
+from hopback.message import Message, Properties
+
+if TYPE_CHECKING:
+    from benchmarks.workload import Job
+    from hopback.fields import FieldValue, Headers
+
+__all__ = ["fill_with_dead_letters", "real_headers"]
+
+_TIME = 1_700_000_000
+_STACK = "\n".join(f"shop.orders:Order.step_{number}:{40 + number}" for number in range(8))
+
+
+def real_headers(queue: str) -> Headers:
+    """Twenty headers of a message that failed three times in `queue`."""
+    failure = Failure(
+        "shop.errors.UnknownArticle",
+        "the warehouse does not know article 4711",
+        "0123456789ab",
+        "shop.orders:Order.step_0",
+        _STACK,
+        "worker-7",
+        float(_TIME),
+        float(_TIME + 30),
+        3,
+    )
+    return {
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tenant": "acme",
+        "source": "shop",
+        "schema": "orders/v3",
+        "x-request-id": "abcdef0123456789",
+        "retryable": True,
+        "priority-class": 2,
+        "region": "eu-central-1",
+        "app-version": "1.2.3",
+        "x-first-death-exchange": "",
+        "x-first-death-queue": queue,
+        "x-first-death-reason": "rejected",
+        "x-death": [_death(f"{queue}.retry", "expired"), _death(queue, "rejected")],
+        "hopback-queue": queue,
+        "hopback-attempts": 3,
+        "hopback-origin-routing-key": "orders.created",
+        "hopback-origin-exchange": "shop",
+        "hopback-lineage": "0123456789abcdef01234567",
+        "hopback-deaths": f'[{{"queue":"{queue}.retry","reason":"expired","count":2}}]',
+        "hopback-failure": failure_json(failure),
+    }
+
+
+def _death(queue: str, reason: str) -> dict[str, FieldValue]:
+    return {
+        "count": 2,
+        "exchange": "",
+        "queue": queue,
+        "reason": reason,
+        "routing-keys": [queue],
+        "time": Timestamp(_TIME),
+    }
+
+
+async def fill_with_dead_letters(job: Job) -> None:
+    """Fill the queue of a job; its messages failed in the job's target."""
+    connection = await RabbitMQ(job.url).connect("filling")
+    channel = await connection.open_channel()
+    headers = real_headers(job.target)
+    for number in range(job.count):
+        properties = Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            headers=headers,
+            message_id=f"m-{number}",
+            correlation_id=f"c-{number}",
+            type="order.created",
+        )
+        await channel.room()
+        fate = channel.publish(Message("", job.queue, job.bytes, properties))
+    await fate
+    await connection.close()
