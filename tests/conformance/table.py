@@ -27,11 +27,13 @@ Written by `make test-brokers`; do not edit. Each row is a sentence about Rabbit
 that shows it ([`hopback.testing.conformance`](../../src/hopback/testing/conformance/)). The embedded
 broker plays each version of RabbitMQ and is held to the same rows as RabbitMQ itself; what differs
 between versions is part of the row. *Socket* is the same broker as `hopback broker`. Rows A.x are plain
-AMQP 0-9-1 as RabbitMQ speaks it.
+AMQP 0-9-1 as RabbitMQ speaks it, rows W.x what one sees only on the wire, so they are not about the
+broker in the process.
 
-✓ holds · – the row is not about this version · ≠ known difference, see below · ✗ does not hold ·
+✓ holds · – the row is not about this version or broker · ≠ known difference, see below · ✗ does not hold ·
 ? not played. Costs: *slow* rows take minutes on a broker with RabbitMQ's own timings, *destructive*
-ones wreck the node they run on, *policies* set policies, *node* and *timeout* need a node in hand.
+ones wreck the node they run on, *policies* set policies, *node* and *timeout* need a node in hand,
+*socket* rows write frames of their own.
 """
 _SIGNS = {
     Outcome.HOLDS: "✓",

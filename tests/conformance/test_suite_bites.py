@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, run_virtual
-from hopback.testing.conformance import Facilities, Outcome, Result, Row, Tag, exercise, rows
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ServerSettings
+from hopback.broker.server.settings import ServerLimits
+from hopback.testing.conformance import (
+    Facilities,
+    Outcome,
+    Result,
+    Row,
+    Tag,
+    exercise,
+    play,
+    rows,
+)
 from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
 from hopback.testing.conformance.row import row as enter
 from hopback.version import BrokerVersion
@@ -53,6 +65,16 @@ def test_a_broker_of_another_version_fails(
     assert outcomes == dict.fromkeys(numbers, Outcome.FAILS)
 
 
+@pytest.mark.socket
+@pytest.mark.parametrize("number", ["W.5", "W.6"])
+async def test_a_server_with_other_limits_fails(number: str) -> None:
+    """The rows about frames and channels notice limits that are not RabbitMQ's."""
+    limits = ServerLimits(channels=100, frame_max=65_536)
+    async with BrokerServer(ServerSettings(port=0, http_port=None, limits=limits)) as server:
+        result = await play(_ROWS[number], RabbitMQ(server.url), Facilities(address=server.url))
+    assert result.outcome is Outcome.FAILS
+
+
 def test_by_default_costly_rows_are_left_out() -> None:
     """Whoever points the suite at a broker does not wreck it by default."""
     costly = {row.id for row in rows() if row.tags & {Tag.SLOW, Tag.DESTRUCTIVE}}
@@ -63,6 +85,7 @@ def test_by_default_costly_rows_are_left_out() -> None:
 def test_what_the_bench_lacks_is_not_shown() -> None:
     """A row that sets policies is neither held nor failed where no policies can be set."""
     assert _exercise(EmbeddedBroker(), {"6.3a"}) == {"6.3a": Outcome.NOT_SHOWN}
+    assert _exercise(EmbeddedBroker(), {"W.1"}) == {"W.1": Outcome.NOT_SHOWN}
 
 
 def test_rows_stand_in_order_and_a_number_is_given_once() -> None:

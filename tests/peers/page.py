@@ -23,9 +23,8 @@ Written by `make test-peers`; do not edit. Clients and frameworks bring tests th
 Those that come inside source packages of the registry are run here, against RabbitMQ and against
 [`hopback broker`](broker.md) in its profiles, each on a fresh broker in a network namespace of its own.
 
-{reference} is the reference: the rows below say what passes there and not on `hopback broker`. What differs
-between versions of RabbitMQ shows as a difference too, because the profiles 4.0 and 4.3 are compared with it
-as well. {other_versions}
+Compared are {references}: the rows
+below say what passes on the one and not on the other.
 
 A cell says how many tests passed, of those that ran; in brackets how many were skipped by the suite
 itself. A suite that broke off ran fewer tests than elsewhere: one of its tests ended the whole run, or its
@@ -75,27 +74,29 @@ gets the address, user and password in its environment.
 
 def write_page(results: Mapping[str, Any]) -> list[str]:
     """Write it; what passes on RabbitMQ and not on ours without a known reason."""
-    reference = next((name for name in results if name.startswith("rabbitmq")), None)
-    unexplained, both = [], []
+    unexplained: list[str] = []
     differing: list[str] = []
     alone: list[str] = []
+    both: list[str] = []
     for suite in SUITES:
-        theirs = _outcomes(results, reference, suite)
         for broker in (name for name in results if name.startswith("hopback")):
+            theirs = _outcomes(results, _reference(results, broker), suite)
             for test, outcome in sorted(_outcomes(results, broker, suite).items()):
                 if outcome != "failed" or theirs.get(test, "passed") != "passed":
                     continue
-                reason = REASONS.get(test.rpartition("::")[2].partition("[")[0])
+                reason = REASONS.get(_function(test)) or _elsewhere(results, suite, test)
                 row = f"{suite.name}, `{test}`, {_title(broker)}"
                 line = f"- {row}: {reason or 'cause not known yet'}."
                 (differing if test in theirs else alone).append(line)
                 if reason is None and test in theirs:
                     unexplained.append(row)
-        same = [test for test, outcome in sorted(theirs.items()) if outcome == "failed"]
-        both += [f"- {suite.name}: `{test}`" for test in same]
+        for broker in (name for name in results if name.startswith("rabbitmq")):
+            found = sorted(_outcomes(results, broker, suite).items())
+            title = _title(broker, results[broker]["version"])
+            failed = [test for test, outcome in found if outcome == "failed"]
+            both += [f"- {suite.name}, `{test}`, {title}" for test in failed]
     text = _TEXT.format(
-        reference=_title(reference, results[reference]["version"]) if reference else "Nothing",
-        other_versions=_other_versions(results),
+        references=_references(results),
         table=_table(results, _cell),
         missing=_missing(results) or "nothing",
         times=_table(results, _time),
@@ -109,6 +110,44 @@ def write_page(results: Mapping[str, Any]) -> list[str]:
     return unexplained
 
 
+def _reference(results: Mapping[str, Any], broker: str) -> str | None:
+    """The RabbitMQ of the same version, or, where it was not run, the installed one."""
+    series = broker.partition("-")[2]
+    real = [name for name in results if name.startswith("rabbitmq")]
+    same = (name for name in real if results[name]["version"].startswith(f"{series}."))
+    return next(same, real[0] if real else None)
+
+
+def _references(results: Mapping[str, Any]) -> str:
+    """Which is compared with which."""
+    pairs = []
+    for broker in (name for name in results if name.startswith("hopback")):
+        reference = _reference(results, broker)
+        if reference is not None:
+            pairs.append(
+                f"{_title(broker)} with {_title(reference, results[reference]['version'])}"
+            )
+    return ", ".join(pairs) or "nothing with nothing"
+
+
+def _function(test: str) -> str:
+    return test.rpartition("::")[2].partition("[")[0]
+
+
+def _elsewhere(results: Mapping[str, Any], suite: Suite, test: str) -> str | None:
+    """Where the same test, perhaps with other parameters, failed on a RabbitMQ."""
+    failed = [
+        _title(broker, results[broker]["version"])
+        for broker in results
+        if broker.startswith("rabbitmq")
+        and any(
+            outcome == "failed" and _function(other) == _function(test)
+            for other, outcome in _outcomes(results, broker, suite).items()
+        )
+    ]
+    return f"depends on time; it failed on {' and '.join(failed)} as well" if failed else None
+
+
 def _outcomes(results: Mapping[str, Any], broker: str | None, suite: Suite) -> dict[str, str]:
     found = results.get(broker or "", {}).get("suites", {}).get(suite.name, {})
     return dict(found.get("outcomes", {}))
@@ -117,11 +156,6 @@ def _outcomes(results: Mapping[str, Any], broker: str | None, suite: Suite) -> d
 def _title(broker: str, version: str = "") -> str:
     kind, _, which = broker.partition("-")
     return f"hopback broker {which}" if kind == "hopback" else f"RabbitMQ {version or which}"
-
-
-def _other_versions(results: Mapping[str, Any]) -> str:
-    others = [name for name in results if name.startswith("rabbitmq-")]
-    return "" if others else "No suite was run on another RabbitMQ than this one."
 
 
 def _missing(results: Mapping[str, Any]) -> str:

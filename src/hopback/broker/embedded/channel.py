@@ -179,7 +179,7 @@ class EmbeddedChannel:
 
         def declare() -> QueueState:
             found = self._state.declare_queue(queue, passive=passive)
-            return QueueState(found.name, len(found.ready), len(found.rota.consumers))
+            return QueueState(found.name, len(found.ready), found.consumer_count)
 
         return await self._ask(declare)
 

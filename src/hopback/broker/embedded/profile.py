@@ -95,6 +95,9 @@ class Profile:
     """Also to ask whether a queue or exchange is there takes the right to configure it."""
     global_qos_refused: bool
     """Quorum queues refuse a prefetch for the whole channel; later it is taken per consumer."""
+    cancel_serves_next: bool
+    """Where a classic queue has one active consumer and it is cancelled, the next one is served at once;
+    before that only when a message comes back (a publish even ends RabbitMQ's queue process; not here)."""
 
 
 _3_10 = Profile(
@@ -126,6 +129,7 @@ _3_10 = Profile(
     refusals_name_the_right=False,
     passive_declare_needs_right=False,
     global_qos_refused=True,
+    cancel_serves_next=False,
 )
 _3_12 = replace(
     _3_10,
@@ -158,6 +162,7 @@ _4_0 = replace(
     priorities=Priorities.TWO_CLASSES,
     policy_expires_wins=False,
     refusals_name_the_right=True,
+    cancel_serves_next=True,
 )
 _4_3 = replace(
     _4_0,

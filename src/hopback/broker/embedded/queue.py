@@ -335,7 +335,7 @@ class LiveQueue:
 
     def _free(self, taken: Taken) -> None:
         self._vacate(taken)
-        if len(self.ready):
+        if len(self.ready) and (taken.consumer is None or not taken.consumer.cancelled):
             self.pump()
 
     def _vacate(self, taken: Taken) -> None:
@@ -343,8 +343,22 @@ class LiveQueue:
         consumer = taken.consumer
         if consumer is not None:
             consumer.holding -= 1
-            if not consumer.listed:
+            if consumer.cancelled:
+                self._vacate_cancelled(consumer)
+            elif not consumer.listed:
                 self.rota.wake(consumer)
+
+    def _vacate_cancelled(self, consumer: Consumer) -> None:
+        """A classic queue knows consumers by their tags alone: whoever has the tag now gets the room."""
+        if self.is_quorum:
+            if not consumer.holding and consumer in self.rota.leaving:
+                self.rota.leaving.remove(consumer)
+            return
+        heir = consumer.channel.consumers.get(consumer.tag)
+        if heir is not None and heir.queue is self:
+            heir.holding -= 1
+            self.rota.wake(heir)
+            self.pump()
 
     # Letting go.
 
@@ -452,6 +466,16 @@ class LiveQueue:
 
     # Consumers and the queue's own life.
 
+    @property
+    def consumer_count(self) -> int:
+        """How many consumers clients are told. A quorum queue does not count those that wait to be the
+        active one, but those that were cancelled and still hold messages."""
+        rota = self.rota
+        if not self.is_quorum:
+            return len(rota.consumers)
+        serving = min(len(rota.consumers), 1) if rota.is_single else len(rota.consumers)
+        return serving + len(rota.leaving)
+
     def add_consumer(self, consumer: Consumer) -> None:
         """A consumer begins."""
         self.ticks.before_change()
@@ -459,12 +483,15 @@ class LiveQueue:
         self.rota.add(consumer)
         self.pump()
 
-    def remove_consumer(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer, *, by_client: bool = False) -> None:
         """A consumer ends; an auto-delete queue goes with its last one."""
         self.ticks.before_change()
         self.rota.remove(consumer)
+        if self.is_quorum and consumer.holding and consumer.channel.is_open:
+            self.rota.leaving.append(consumer)
         if self.rota.consumers:
-            self.pump()
+            if self.is_quorum or not by_client or self.profile.cancel_serves_next:
+                self.pump()
             return
         self._lease.renew()
         if self.auto_delete and self._had_consumers:

@@ -64,13 +64,20 @@ class Consumer:
 class Rota:
     """Takes turns among the consumers that have room; with one active consumer, only that one."""
 
-    __slots__ = ("_ready", "_single", "_tiered", "consumers")
+    __slots__ = ("_ready", "_single", "_tiered", "consumers", "leaving")
 
     def __init__(self, *, single_active: bool) -> None:
         self.consumers: list[Consumer] = []
+        self.leaving: list[Consumer] = []
+        """Those that were cancelled and still hold messages, as far as the queue remembers them."""
         self._ready: deque[Consumer] = deque()
         self._single = single_active
         self._tiered = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether only one consumer at a time is served."""
+        return self._single
 
     @property
     def active(self) -> Consumer | None:

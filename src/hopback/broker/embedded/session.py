@@ -325,8 +325,20 @@ class ChannelState:
             arguments=arguments,
         )
         self.consumers[consumer.tag] = consumer
+        self._inherit(consumer)
         queue.add_consumer(consumer)
         return consumer.tag
+
+    def _inherit(self, consumer: Consumer) -> None:
+        """To a quorum queue a cancelled consumer that still holds messages is the same as the next one
+        of its tag and channel."""
+        leaving = consumer.queue.rota.leaving
+        for old in [each for each in leaving if (each.tag, each.channel) == (consumer.tag, self)]:
+            leaving.remove(old)
+            consumer.holding = old.holding
+            for taken in self.unacked.values():
+                if taken.consumer is old:
+                    taken.consumer = consumer
 
     def _check_consumer(self, queue: LiveQueue, *, exclusive: bool) -> None:
         others = queue.rota.consumers
@@ -342,7 +354,7 @@ class ChannelState:
         """End a consumer; what it holds stays unsettled."""
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
-            consumer.queue.remove_consumer(consumer)
+            consumer.queue.remove_consumer(consumer, by_client=True)
 
     def lose_consumer(self, consumer: Consumer) -> None:
         """The broker has ended it: its queue is gone."""

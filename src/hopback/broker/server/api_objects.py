@@ -57,7 +57,7 @@ def _overview(house: House) -> _Object:
         "object_totals": {
             "channels": sum(len(session.channels) for session in sessions),
             "connections": len(sessions),
-            "consumers": sum(len(each.rota.consumers) for each in queues),
+            "consumers": sum(each.consumer_count for each in queues),
             "exchanges": sum(len(node.wiring.exchanges) + 1 for node in house.nodes),
             "queues": len(queues),
         },
@@ -119,7 +119,7 @@ def _counts(found: LiveQueue) -> _Object:
         "messages_ready": ready,
         "messages_unacknowledged": found.unacked,
         "message_bytes_ready": found.byte_count,
-        "consumers": len(found.rota.consumers),
+        "consumers": found.consumer_count,
         **quorum,
     }
 

@@ -150,7 +150,7 @@ def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
         asked,
         queue=found.name,
         message_count=len(found.ready),
-        consumer_count=len(found.rota.consumers),
+        consumer_count=found.consumer_count,
     )
 
 

@@ -79,6 +79,8 @@ class Facilities:
     timings: Timings = Timings()
     user: str = "guest"
     """Whom the broker takes us for."""
+    address: str | None = None
+    """Where the broker is, for rows that write frames of their own; None: it is not on a socket."""
 
 
 @dataclass(slots=True)
@@ -241,6 +243,13 @@ class Bench:
         if self.facilities.node is None:
             raise Lacking("needs the broker's node in hand")
         return self.facilities.node
+
+    @property
+    def address(self) -> str:
+        """Where the broker is; Lacking where it is not on a socket."""
+        if self.facilities.address is None:
+            raise Lacking("needs a broker on a socket")
+        return self.facilities.address
 
     # --- messages
 

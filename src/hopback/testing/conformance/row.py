@@ -31,6 +31,8 @@ class Tag(StrEnum):
     """Restarts the node or raises its alarms."""
     TIMEOUT = "timeout"
     """Waits for the consumer timeout."""
+    SOCKET = "socket"
+    """Writes frames of its own: only for a broker on a socket."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_3
+from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, V4_3
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import Tag, row
 from hopback.topology.model import Queue, QueueType
@@ -206,6 +206,82 @@ async def cancelled(bench: Bench) -> None:
     await bench.stays(queue, 1, 0.2)
     equal("deliveries", listener.bodies(), "1")
     equal("no cancel by the broker", listener.cancelled, [])
+
+
+@row(
+    "9.8p",
+    "A quorum queue counts a cancelled consumer while it holds messages, and none that waits to be active",
+)
+async def counted(bench: Bench) -> None:
+    for kind in BOTH:
+        for single in (False, True):
+            arguments: Headers = {"x-single-active-consumer": True} if single else {}
+            queue = await bench.queue(kind, arguments)
+            one, two = await _listener(bench, 2), await _listener(bench, 2)
+            await bench.put(queue, *"12")
+            await one.start(queue)
+            await one.has("12")
+            await two.start(queue)
+            quorum = kind is QueueType.QUORUM
+            await _consumers_of(bench, queue, 1 if quorum and single else 2)
+            await one.channel.cancel(one.tag)
+            await _consumers_of(bench, queue, 2 if quorum else 1)
+            one.channel.ack(one.got[1].tag, multiple=True)
+            await _consumers_of(bench, queue, 1)
+
+
+async def _consumers_of(bench: Bench, queue: str, count: int) -> None:
+    async def check() -> bool:
+        state = await bench.channel.declare_queue(Queue(queue), passive=True)
+        return state.consumers == count
+
+    await bench.eventually(check, f"a count of {count} consumers")
+
+
+@row(
+    "9.8q",
+    "The next consumer of a cancelled one's tag: in a quorum queue it begins with what that one holds,"
+    " in a classic queue with room of its own, to which the other's acks add",
+    since=V4_0,
+)
+async def same_tag_again(bench: Bench) -> None:
+    for kind in BOTH:
+        queue, listener = await bench.queue(kind), await _listener(bench, 2)
+        await bench.put(queue, *"123456")
+        channel, tag = listener.channel, "same"
+        await channel.consume(queue, listener.got.append, tag=tag)
+        await listener.has("12")
+        await channel.cancel(tag)
+        await channel.consume(queue, listener.got.append, tag=tag)
+        quorum = kind is QueueType.QUORUM
+        await bench.holds(queue, 4 if quorum else 2)
+        channel.ack(listener.got[0].tag)
+        await bench.holds(queue, 3 if quorum else 1)
+        await bench.stays(queue, 3 if quorum else 1, 0.2)
+
+
+@row(
+    "9.8r",
+    "When the single active consumer of a queue is cancelled with messages in hand, the next one is"
+    " served at once; in a classic queue before 4.0 only when a message comes back",
+)
+async def cancelled_active(bench: Bench) -> None:
+    for kind in BOTH:
+        queue = await bench.queue(kind, {"x-single-active-consumer": True})
+        one, two = await _listener(bench, 2), await _listener(bench, 2)
+        await bench.put(queue, *"12345")
+        await one.start(queue)
+        await one.has("12")
+        await two.start(queue)
+        await one.channel.cancel(one.tag)
+        if kind is QueueType.CLASSIC and bench.version < V4_0:
+            one.channel.ack(one.got[0].tag)
+            await bench.stays(queue, 3, 0.2)
+            equal("served", two.bodies(), "")
+            one.channel.nack(one.got[1].tag, requeue=True)
+            await two.has("23")  # a publish in this state ends the queue's process: it is nacked
+        else:
+            await two.has("34")
 
 
 @row("9.8g", "A consumer's tag is chosen by the broker if none is given, and kept if one is")

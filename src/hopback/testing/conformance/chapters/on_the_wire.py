@@ -1,0 +1,314 @@
+"""What one sees only on the wire: many frames in one write, limits of frames and channels, goodbyes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from hopback.testing.conformance.expect import Mismatch, equal
+from hopback.testing.conformance.row import Tag, row
+from hopback.wire import Connection, Role, parse_url
+from hopback.wire.frames import BODY, HEADER, METHOD, frame
+from hopback.wire.handshake import ClientHandshake, Tuning
+from hopback.wire.methods import BY_ID, METHODS, decode_arguments, encode_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.testing.conformance.bench import Bench
+
+__all__: list[str] = []
+
+_PATIENCE_S = 15.0
+"""A broker on a busy machine may take its time."""
+_FRAME_MAX = 131_072
+_CHANNEL_MAX = 2047
+"""RabbitMQ's own limits, which it proposes and this client accepts."""
+
+
+class _Conversation:
+    """A connection on which bytes are written as they are, and methods read one by one."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def method(self) -> tuple[int, str, dict[str, Any]]:
+        """The next method: its channel, its name and its arguments; contents are passed over."""
+        while True:
+            async with asyncio.timeout(_PATIENCE_S):
+                head = await self.reader.readexactly(7)
+                size = int.from_bytes(head[3:], "big")
+                payload = (await self.reader.readexactly(size + 1))[:-1]
+            if head[0] == METHOD:
+                found = BY_ID[int.from_bytes(payload[:4], "big")]
+                channel = int.from_bytes(head[1:3], "big")
+                return channel, found.name, decode_arguments(found, payload)
+
+    async def answers(self, write: bytes, *expected: str) -> None:
+        """Write this at once; the answers must be these: `channel method`, refusals with code and text."""
+        self.writer.write(write)
+        found = []
+        for _ in expected:
+            try:
+                found.append(_shown(*await self.method()))
+            except (TimeoutError, asyncio.IncompleteReadError) as error:
+                raise Mismatch(f"expected {expected}, found {found} and then {error!r}") from error
+        # Between channels no order is promised; between those of one channel it is.
+        equal("answers", sorted(found, key=_channel), sorted(expected, key=_channel))
+
+    async def stays_open(self) -> None:
+        """The broker does not hang up, whatever still comes."""
+        self.writer.write(_method(1, "basic.qos", prefetch_count=1) * 100)
+        await self.writer.drain()
+        await self.is_silent()
+
+    async def is_silent(self) -> None:
+        """Nothing comes for a moment, not even the end."""
+        try:
+            async with asyncio.timeout(0.3):
+                data = await self.reader.read(1)
+        except TimeoutError:
+            return
+        raise Mismatch(f"expected silence and an open line, found {data!r}")
+
+
+def _shown(channel: int, name: str, arguments: dict[str, Any]) -> str:
+    told = [arguments[key] for key in ("reply_code", "reply_text", "reason") if key in arguments]
+    return " ".join(map(str, (channel, name, *told)))
+
+
+def _channel(shown: str) -> int:
+    return int(shown.partition(" ")[0])
+
+
+@asynccontextmanager
+async def _conversation(bench: Bench) -> AsyncIterator[_Conversation]:
+    """A connection of its own with channel 1 open."""
+    address = parse_url(bench.address)
+    reader, writer = await asyncio.open_connection(*address.hosts[0])
+    core = Connection(Role.CLIENT)
+    handshake = ClientHandshake(
+        core,
+        address.credentials,
+        virtual_host=address.virtual_host,
+        tuning=Tuning(_CHANNEL_MAX, _FRAME_MAX, 0),
+    )
+    try:
+        while not handshake.done:
+            writer.write(core.take())
+            async with asyncio.timeout(_PATIENCE_S):
+                for event in core.receive(await reader.read(65_536)):
+                    handshake.on_event(event)
+        found = _Conversation(reader, writer)
+        await found.answers(_method(1, "channel.open"), "1 channel.open-ok")
+        yield found
+    finally:
+        writer.close()
+
+
+def _method(channel: int, name: str, **arguments: Any) -> bytes:
+    return frame(METHOD, channel, encode_arguments(METHODS[name], arguments))
+
+
+def _publish(key: str, exchange: str = "", size: int = 1, **more: Any) -> bytes:
+    """A message whose body is one frame."""
+    header = b"\0\x3c\0\0" + size.to_bytes(8, "big") + b"\0\0"
+    method = _method(1, "basic.publish", exchange=exchange, routing_key=key, **more)
+    return method + frame(HEADER, 1, header) + frame(BODY, 1, b"x" * size)
+
+
+_CLOSE = _method(1, "channel.close", reply_code=200)
+_GOODBYE = _method(0, "connection.close", reply_code=200)
+
+
+@row("W.1", "An error is told before the close that stands in the same write", Tag.SOCKET)
+async def error_before_close(bench: Bench) -> None:
+    async with _conversation(bench) as line:
+        await line.answers(
+            _publish("key", exchange="no-such-exchange") + _CLOSE,
+            "1 channel.close 404 NOT_FOUND - no exchange 'no-such-exchange' in vhost '/'",
+            "1 channel.close-ok",
+        )
+    async with _conversation(bench) as line:
+        await line.answers(
+            _method(1, "basic.ack", delivery_tag=77) + _CLOSE,
+            "1 channel.close 406 PRECONDITION_FAILED - unknown delivery tag 77",
+            "1 channel.close-ok",
+        )
+
+
+@row("W.2", "Whatever was asked before a close in the same write is answered", Tag.SOCKET)
+async def answers_before_close(bench: Bench) -> None:
+    queue = bench.name()
+    write = (
+        _method(1, "queue.declare", queue=queue)
+        + _method(1, "basic.get", queue=queue)
+        + _method(1, "queue.purge", queue=queue)
+        + _method(1, "queue.delete", queue=queue)
+        + _method(1, "tx.select")
+        + _method(1, "tx.commit")
+        + _CLOSE
+    )
+    expected = (
+        "1 queue.declare-ok",
+        "1 basic.get-empty",
+        "1 queue.purge-ok",
+        "1 queue.delete-ok",
+        "1 tx.select-ok",
+        "1 tx.commit-ok",
+        "1 channel.close-ok",
+    )
+    async with _conversation(bench) as line:
+        await line.answers(write, *expected)
+
+
+@row("W.3", "A return and its confirm come before the close in the same write", Tag.SOCKET)
+async def return_before_close(bench: Bench) -> None:
+    nowhere = _method(1, "confirm.select") + _publish(bench.name(), mandatory=True)
+    async with _conversation(bench) as line:
+        await line.answers(
+            nowhere + _CLOSE,
+            "1 confirm.select-ok",
+            "1 basic.return 312 NO_ROUTE",
+            "1 basic.ack",
+            "1 channel.close-ok",
+        )
+    async with _conversation(bench) as line:
+        await line.answers(
+            nowhere + _GOODBYE,
+            "1 confirm.select-ok",
+            "1 basic.return 312 NO_ROUTE",
+            "1 basic.ack",
+            "0 connection.close-ok",
+        )
+
+
+@row(
+    "W.4",
+    "After connection.close-ok the line is open, and read, until the client ends it",
+    Tag.SOCKET,
+)
+async def open_after_goodbye(bench: Bench) -> None:
+    async with _conversation(bench) as line:
+        await line.answers(_GOODBYE, "0 connection.close-ok")
+        await line.stays_open()
+
+
+@row(
+    "W.5",
+    "A body frame may have 131,072 bytes, eight more than frame_max leaves; no more",
+    Tag.SOCKET,
+)
+async def largest_body_frame(bench: Bench) -> None:
+    nowhere = bench.name()
+    async with _conversation(bench) as line:
+        await line.answers(
+            _publish(nowhere, size=_FRAME_MAX, mandatory=True), "1 basic.return 312 NO_ROUTE"
+        )
+    async with _conversation(bench) as line:
+        await line.answers(
+            _publish(nowhere, size=_FRAME_MAX + 1, mandatory=True),
+            "0 connection.close 501 FRAME_ERROR - type 3, all octets = <<>>:"
+            " {frame_too_large,131073,131064}",
+        )
+
+
+@row("W.6", "channel_max limits how many channels there are, not their numbers", Tag.SOCKET)
+async def channel_limit(bench: Bench) -> None:
+    async with _conversation(bench) as line:
+        await line.answers(_method(65_535, "channel.open"), "65535 channel.open-ok")
+        rest = range(2, _CHANNEL_MAX)
+        await line.answers(
+            b"".join(_method(number, "channel.open") for number in rest),
+            *(f"{number} channel.open-ok" for number in rest),
+        )
+        await line.answers(
+            _method(_CHANNEL_MAX, "channel.open"),
+            "0 connection.close 530 NOT_ALLOWED - number of channels opened (2047) has reached"
+            " the negotiated channel_max (2047)",
+        )
+
+
+@row("W.7", "A channel may be opened, used and closed in one write", Tag.SOCKET)
+async def open_and_use(bench: Bench) -> None:
+    write = (
+        _method(2, "channel.open")
+        + _method(2, "queue.declare", queue=bench.name())
+        + _method(2, "channel.close", reply_code=200)
+    )
+    expected = ("2 channel.open-ok", "2 queue.declare-ok", "2 channel.close-ok")
+    async with _conversation(bench) as line:
+        await line.answers(write, *expected)
+
+
+@row(
+    "W.8",
+    "channel.flow off ends the connection (540) and is not answered; on is answered",
+    Tag.SOCKET,
+)
+async def flow(bench: Bench) -> None:
+    async with _conversation(bench) as line:
+        await line.answers(_method(1, "channel.flow", active=True), "1 channel.flow-ok")
+        await line.answers(
+            _method(1, "channel.flow", active=False),
+            "0 connection.close 540 NOT_IMPLEMENTED - active=false",
+        )
+
+
+@row(
+    "W.9", "What is no frame, and a server's own method, end the connection (501, 503)", Tag.SOCKET
+)
+async def nonsense(bench: Bench) -> None:
+    declare = _method(1, "queue.declare", queue=bench.name())
+    async with _conversation(bench) as line:
+        await line.answers(
+            declare + b"garbagegarbage",
+            "1 queue.declare-ok",
+            "0 connection.close 501 FRAME_ERROR - type 103, all octets = <<>>:"
+            " {frame_too_large,1650550629,131064}",
+        )
+    async with _conversation(bench) as line:
+        await line.answers(
+            declare + _method(1, "queue.declare-ok", queue="q"),
+            "1 queue.declare-ok",
+            "0 connection.close 503 COMMAND_INVALID - unimplemented method",
+        )
+
+
+@row(
+    "W.10",
+    "An alarm blocks a connection from its next publish on: it is told so, and nothing more of it is"
+    " read; all others go on, and what waited is done when the alarm is over",
+    Tag.NODE,
+    Tag.DESTRUCTIVE,
+    Tag.SOCKET,
+)
+async def blocked(bench: Bench) -> None:
+    queue = bench.name()
+    declare = _method(1, "queue.declare", queue=queue)
+    async with _conversation(bench) as publisher, _conversation(bench) as consumer:
+        await publisher.answers(
+            declare + _method(1, "confirm.select") + _publish(queue),
+            "1 queue.declare-ok",
+            "1 confirm.select-ok",
+            "1 basic.ack",
+        )
+        await bench.node.raise_alarm()
+        try:
+            await publisher.answers(declare, "1 queue.declare-ok")
+            await publisher.answers(
+                _publish(queue) + _method(2, "channel.open"), "0 connection.blocked low on memory"
+            )
+            await consumer.answers(
+                _method(1, "basic.consume", queue=queue), "1 basic.consume-ok", "1 basic.deliver"
+            )
+            await consumer.answers(
+                _method(1, "basic.ack", delivery_tag=1) + declare, "1 queue.declare-ok"
+            )
+            await publisher.is_silent()
+        finally:
+            await bench.node.clear_alarm()
+        await publisher.answers(b"", "0 connection.unblocked", "2 channel.open-ok", "1 basic.ack")
+        await consumer.answers(b"", "1 basic.deliver")
