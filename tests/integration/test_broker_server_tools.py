@@ -16,6 +16,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
 from hopback.errors import BrokerError
 from hopback.topology.model import Queue
+from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -247,3 +248,61 @@ async def test_single_things_are_told_by_their_name(http: httpx.AsyncClient) -> 
         "channels/x",
     ):
         assert (path, (await http.get(f"/{path}")).status_code) == (path, 404)
+
+
+_READS = (
+    "auth/attempts/nobody", "bindings/{v}", "channels", "cluster-name", "connections",
+    "connections/username/nobody", "consumers/{v}", "definitions/{v}", "exchanges/{v}",
+    "feature-flags", "federation-links", "global-parameters", "health/checks/alarms",
+    "health/checks/local-alarms", "health/checks/node-is-quorum-critical",
+    "health/checks/protocol-listener/amqp", "nodes", "operator-policies", "operator-policies/{v}",
+    "overview", "parameters", "parameters/shovel", "parameters/shovel/{v}", "permissions",
+    "policies", "policies/{v}", "queues/{v}", "shovels", "topic-permissions", "user-limits",
+    "user-limits/guest", "users", "users/guest", "users/guest/permissions",
+    "users/guest/topic-permissions", "vhost-limits", "vhost-limits/{v}", "vhosts", "vhosts/{v}",
+    "vhosts/{v}/channels", "vhosts/{v}/connections", "vhosts/{v}/permissions",
+    "vhosts/{v}/topic-permissions", "whoami",
+)  # fmt: skip
+"""What the newer `rabbitmqadmin` reads, by the paths in its own source."""
+
+
+@pytest.mark.broker
+async def test_what_the_newer_rabbitmqadmin_reads_is_there_as_on_rabbitmq(
+    rabbitmq: SharedNode,
+) -> None:
+    """The same status, and the same kind of value, of the same version."""
+    version = BrokerVersion(3, 10)
+    settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM, version=version)
+    async with (
+        BrokerServer(settings) as server,
+        httpx.AsyncClient(
+            base_url=f"{server.http_url}/api", auth=("guest", "guest"), trust_env=False
+        ) as ours,
+        httpx.AsyncClient(base_url=f"{rabbitmq.management_url}/api", trust_env=False) as theirs,
+    ):
+        for place in (each.format(v=_PATH) for each in _READS):
+            found, expected = await ours.get(f"/{place}"), await theirs.get(f"/{place}")
+            assert found.status_code == expected.status_code, place
+            assert type(found.json()) is type(expected.json()), place
+
+
+async def test_connections_of_a_user_are_told_and_closed(
+    server: BrokerServer, http: httpx.AsyncClient
+) -> None:
+    """All of that user, and nobody else's."""
+    connection = await RabbitMQ(server.url).connect("mine")
+    place = "/connections/username/guest"
+    assert [each["user"] for each in (await http.get(place)).json()] == ["guest"]
+    assert (await http.delete("/connections/username/nobody")).status_code == 204
+    assert len((await http.get(place)).json()) == 1
+    assert (await http.delete(place)).status_code == 204
+    assert isinstance(await connection.wait_closed(), BrokerError)
+
+
+async def test_the_cluster_has_the_name_that_it_is_given(http: httpx.AsyncClient) -> None:
+    """Or keeps the one it has."""
+    assert (await http.put("/cluster-name", json={"name": "lab"})).status_code == 204
+    assert (await http.put("/cluster-name", json={})).status_code == 400
+    assert (await http.put("/cluster-name", json={"name": 1})).status_code == 400
+    assert (await http.get("/cluster-name")).json() == {"name": "lab"}
+    assert (await http.post("/rebalance/queues")).status_code == 204

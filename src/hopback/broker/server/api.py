@@ -8,7 +8,8 @@ GET  /api/queues, /api/exchanges, /api/bindings, /api/policies, /api/operator-po
      /api/connections, /api/channels, /api/consumers, each also with /{vhost}; and each by its name
 GET, POST, DELETE  /api/bindings/{vhost}/e/{exchange}/{q|e}/{name}[/{key}]
 POST         /api/exchanges/{vhost}/{name}/publish, /api/queues/{vhost}/{name}/get
-DELETE       /api/connections/{name}
+DELETE       /api/connections/{name}, /api/connections/username/{user}
+PUT          /api/cluster-name
 PUT, DELETE  /api/queues/{vhost}/{name}, /api/exchanges/{vhost}/{name},
              /api/policies/{vhost}/{name}, /api/operator-policies/{vhost}/{name},
              /api/vhosts/{name}, /api/users/{name},
@@ -55,6 +56,10 @@ if TYPE_CHECKING:
 __all__ = ["Api"]
 
 _DEEPEST = 100  # far more than arguments have; what reads them further on recurses
+
+
+_FEATURES = ([], ["used"])
+"""Below `deprecated-features`: all, and those in use; there are none here."""
 
 
 class Api:
@@ -142,6 +147,12 @@ class Api:
                 caller.check_monitor()
                 nodes: Any = api_objects.SINGLE["nodes"](self._house)
                 return _named(nodes, rest[0]) if rest else nodes
+            case ["parameters", _, *vhost] if len(vhost) < 2:
+                return []
+            case [("user-limits" | "global-parameters"), *_]:
+                return []
+            case ["deprecated-features", *used] if self._version.major >= 4 and used in _FEATURES:
+                return []
             case [("connections" | "channels") as section, *rest] if rest:
                 return self._of_connection(section, rest, caller)
             case [("exchanges" | "policies" | "operator-policies") as section, vhost, name]:
@@ -212,6 +223,8 @@ class Api:
                 _named(entries, name)
                 entries = self._listed("channels", caller.visible, caller)
                 return [each for each in entries if each["connection_details"]["name"] == name]
+            case ["username", user] if section == "connections":
+                return [each for each in entries if each["user"] == user]
             case [name]:
                 return _named(entries, name)
         raise Missing
@@ -245,6 +258,17 @@ class Api:
                 caller.check_policymaker()
                 caller.access(vhost)
                 api_changes.take_definitions(self._house, _object(request), vhost=vhost)
+                return Response(HTTPStatus.NO_CONTENT)
+            case "PUT", ["cluster-name"]:
+                caller.check_administrator()
+                self._house.cluster_name = _cluster_name(_object(request))
+                return Response(HTTPStatus.NO_CONTENT)
+            case "POST", ["rebalance", "queues"]:
+                return Response(HTTPStatus.NO_CONTENT)  # there is one node, and all is on it
+            case "DELETE", ["connections", "username", user]:
+                caller.check_own(user)
+                for client in api_connections.of_user(self._house, user):
+                    api_connections.close(client, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case "DELETE", ["connections", name]:
                 client = api_connections.of_connection(self._house, name)
@@ -312,6 +336,15 @@ def _alarm(asked: Mapping[str, Any]) -> bool:
     if not isinstance(on, bool):
         raise ValueError(f'expected {{"memory": true or false}}, got {on!r}')
     return on
+
+
+def _cluster_name(asked: Mapping[str, Any]) -> str:
+    if "name" not in asked:
+        raise ValueError("[{key_missing,name}]")
+    name = asked["name"]
+    if not isinstance(name, str):
+        raise ValueError(f"expected a name that is text, got {name!r}")
+    return name
 
 
 def _change_in(access: VhostAccess, request: Request, section: str, rest: list[str]) -> Response:

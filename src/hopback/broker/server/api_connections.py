@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hopback.broker.server.client import Client
     from hopback.broker.server.house import House
 
-__all__ = ["channels", "close", "connections", "consumers", "of_connection"]
+__all__ = ["channels", "close", "connections", "consumers", "of_connection", "of_user"]
 
 _Object: TypeAlias = dict[str, Any]
 
@@ -65,6 +65,13 @@ def of_connection(house: House, name: str) -> Client | None:
     """Who has that name."""
     found = (client for client in house.clients if client.session is not None)
     return next((client for client in found if client.name == name), None)
+
+
+def of_user(house: House, name: str) -> list[Client]:
+    """All of one user."""
+    return [
+        each for each in house.clients if each.session is not None and each.session.user == name
+    ]
 
 
 def close(client: Client, reason: str) -> None:
