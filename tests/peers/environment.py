@@ -12,7 +12,8 @@ from tests.peers.suites import REQUIREMENTS, SUITES
 
 __all__ = ["WORK", "make", "python", "source_of"]
 
-WORK = Path(__file__).parents[2] / ".work" / "peers"
+WORK = (Path(__file__).parents[2] / ".work" / "peers").resolve()
+"""Without links: pytest names tests by the folders that it finds itself in."""
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.peers.known import REASONS
-from tests.peers.suites import SUITES, TEST_SECONDS, WITHOUT_TESTS
+from tests.peers.suites import BY_HAND, SUITES, TEST_SECONDS, WITHOUT_TESTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,6 +50,10 @@ may have made tests fail that depend on time, on either side.
 ## What fails on RabbitMQ itself
 
 {both}
+
+## Tried by hand
+
+{by_hand}
 
 ## What is left out, and why
 
@@ -105,6 +109,7 @@ def write_page(results: Mapping[str, Any]) -> list[str]:
         differing="\n".join(differing) or "Nothing.",
         both="\n".join(both) or "Nothing.",
         left_out=_left_out(),
+        by_hand="\n".join(f"- {name}: {found}." for name, found in BY_HAND.items()),
     )
     _PAGE.write_text(text)
     return unexplained
