@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
 from hopback import RabbitMQ
 from hopback.systems import HOMES
@@ -34,6 +35,14 @@ def _parked(demo: Process, url: str) -> dict[str, str]:
     return demo.until(look)
 
 
+def _counters(url: str) -> dict[str, dict[str, int]] | None:
+    """What the front page counts, as soon as every system has done something and one has dead letters."""
+    answer = get(f"{url}/demo/counters")
+    found: dict[str, dict[str, int]] = {} if answer is None else answer.json()
+    busy = set(found) == set(HOMES) and all(one["done"] for one in found.values())
+    return found if busy and any(one["dead"] for one in found.values()) else None
+
+
 async def test_all_five_run_on_a_broker_of_their_own_and_end_cleanly(tmp_path: Path) -> None:
     """Ready, with traffic and dead letters, reachable by AMQP; Ctrl-C leaves nothing behind."""
     with started(tmp_path, "hopback", "demo", "--http", "0") as demo:
@@ -52,9 +61,15 @@ async def test_all_five_run_on_a_broker_of_their_own_and_end_cleanly(tmp_path: P
         connection = await RabbitMQ(demo.said(r"HOPBACK_BROKER=(\S+)")).connect("test")
         await connection.close()
         assert "my-service.events" in _parked(demo, url)
+        counters = demo.until(lambda: _counters(url))
+        front = get(f"{url}/demo")
+        assert front is not None
+        assert all(f"<h2>{name}</h2>" in front.text for name in HOMES)
+        assert all(one["came"] >= one["done"] for one in counters.values())
+        assert "/queues/my-service.events.dlq" in front.text
         assert demo.end() == 0
         assert demo.text.rstrip().endswith("Stopped; nothing is left running.")
-        assert "Traceback" not in demo.text
+        assert not re.search("^Traceback", demo.text, re.MULTILINE)
     assert os.listdir(tmp_path) == ["output"]
     assert get(f"{url}/readyz") is None
 
@@ -83,6 +98,29 @@ def test_all_five_run_on_rabbitmq(amqp_url: str, tmp_path: Path) -> None:
         ready = get(f"{url}/readyz")
         assert ready is not None
         assert ready.status_code == 200
+        assert demo.end() == 0
+
+
+def test_the_incident_is_over_after_five_clicks(tmp_path: Path) -> None:
+    """Broken, watched, looked at, repaired, re-driven: the five orders are placed after all."""
+    command = ("hopback", "demo", "ratatoskr", "--no-traffic", "--http", "0")
+    with (
+        started(tmp_path, *command, RATATOSKR_RETRY_DELAY_MS="200") as demo,
+        sync_playwright() as playwright,
+    ):
+        url = demo.said(r"(http://[^/\s]+)/demo")
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        page = browser.new_page()
+        page.goto(f"{url}/demo")
+        for step in range(1, 6):
+            page.locator(f"#step{step} button").click(timeout=60_000)
+            page.wait_for_selector(f"#step{step}.done", timeout=60_000)
+        assert "all five orders are placed" in page.locator("#step5").inner_text()
+        expect(page.locator("#ratatoskr-dead")).to_have_text("0")
+        expect(page.locator("#ratatoskr-done")).to_have_text("5")
+        browser.close()
         assert demo.end() == 0
 
 

@@ -37,7 +37,8 @@ def _home(name: str) -> Path:
     return Path(str(import_module(HOMES[name]).__file__)).parent
 
 
-def _readme(name: str) -> str:
+def readme(name: str) -> str:
+    """The page of a system."""
     return (_home(name) / "README.md").read_text(encoding="utf-8")
 
 
@@ -66,11 +67,12 @@ async def _traffic(system: System, stage: Host) -> None:
 async def test_the_commands_work_as_they_stand(name: str, tmp_path: Path) -> None:
     """Every command succeeds; where the page shows what is printed, that is printed."""
     async with _playing(name, tmp_path) as url:
-        await asyncio.to_thread(_play, _readme(name), url)
+        await asyncio.to_thread(play, readme(name), url)
 
 
-def _play(text: str, url: str) -> None:
-    environment = {**os.environ, "URL": url}
+def play(text: str, url: str, **addresses: str) -> None:
+    """Follow a page to the letter: every command once, in one shell."""
+    environment = {**os.environ, "URL": url, "RECEIVER": f"{url}/receiver", **addresses}
     with subprocess.Popen(
         ["sh", "-eu"],
         env=environment,
@@ -121,7 +123,7 @@ def _show(command: str, expected: str, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_diagrams_are_generated(name: str) -> None:
     """What the command beside each diagram draws now stands in the page."""
-    text = _readme(name)
+    text = readme(name)
     found = _DRAWN.findall(text)
     assert len(found) == text.count("```mermaid") >= 2
     for command, shown in found:
@@ -148,7 +150,7 @@ class _Asked(dict[str, str]):
 @pytest.mark.parametrize("name", _NAMES)
 def test_every_variable_and_every_part_is_listed(name: str) -> None:
     """Those that the settings read, and those that the system names."""
-    text, asked = _readme(name), _Asked()
+    text, asked = readme(name), _Asked()
     home = import_module(f"{HOMES[name]}.settings")
     [settings] = (each for each in home.__all__ if each.endswith("Settings"))
     getattr(home, settings).read(asked)
@@ -161,6 +163,6 @@ def test_every_variable_and_every_part_is_listed(name: str) -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_every_file_it_points_to_is_there(name: str) -> None:
     """No link leads nowhere."""
-    links = re.findall(r"\]\(([\w.]+)\)", _readme(name))
+    links = re.findall(r"\]\(([\w.]+)\)", readme(name))
     assert links
     assert [link for link in links if not (_home(name) / link).exists()] == []

@@ -18,6 +18,7 @@ from hopback.admin import create_app, refuse_public
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
+from hopback.cli.demo_page import ShownSystem
 from hopback.cli.demo_web import DemoWeb, lifespan, open_socket, serve_on
 from hopback.cli.exits import CommandFailed
 from hopback.cli.options import cannot_listen, rabbitmq, url_host
@@ -50,6 +51,7 @@ _PORTS = ((5673, 15673), (0, 0))
 """For AMQP and management: beside RabbitMQ's own, so that both can run; else any that are free."""
 _RECONNECT_S = 1  # the broker of a demo is on this machine: back within seconds or stopped
 _TRAFFIC_AGAIN_S = 5  # long enough that a broker that restarts is back, and the log stays readable
+_LOOK_S = 1.0  # somebody watches the counters of the page
 _LOG = logging.getLogger("hopback.demo")
 
 
@@ -78,6 +80,7 @@ class Demo:
         self._metrics = Metrics()
         self._warnings = 0
         self._services: list[Service] = []
+        self._by_system: dict[str, tuple[Service, ...]] = {}
         self._amqp = self._address = ""
         self._management: str | None = None
 
@@ -99,8 +102,15 @@ class Demo:
             for system, stage in systems:
                 await self._run_beside(_produce(system, stage), f"{system.name} traffic")
         guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
-        web.show("\n".join(guide.lines()))
+        web.show(
+            [self._shown(system, stage) for system, stage in systems], "\n".join(guide.lines())
+        )
         return guide
+
+    def _shown(self, system: System, stage: Host) -> ShownSystem:
+        tries = tuple((one.shows, one.command.replace("{url}", stage.url)) for one in system.tries)
+        topologies = tuple(one.topology for one in self._by_system[system.name])
+        return ShownSystem(system.name, system.title, stage.url, topologies, tries)
 
     # --- one after the other
 
@@ -157,6 +167,7 @@ class Demo:
 
     async def _start_system(self, system: System, stage: Host, web: DemoWeb) -> None:
         playing: Running = await self._stack.enter_async_context(system.start(stage))
+        self._by_system[system.name] = playing.services
         for service in playing.services:
             health = Health(service, time=asyncio.get_running_loop().time)
             web.watch(service, health)
@@ -198,7 +209,7 @@ class Demo:
             for service in self._services
             for one in watched_queues(service.topology, service.app.handlers)
         ]
-        depths = Depths(watched, self._metrics.set_depth)
+        depths = Depths(watched, self._metrics.set_depth, every=_LOOK_S)
         while True:
             with suppress(BrokerError):
                 connection = await RabbitMQ(self._amqp).connect("hopback demo depths")
@@ -259,7 +270,9 @@ class ShortLog(EventLog):
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """The line, without its end."""
         if not event.startswith("delivery."):
-            rest = " ".join(f"{key}={one_line(str(value))}" for key, value in details.items())
+            # A traceback is no line for people; `hopback run` logs it.
+            shown = {key: value for key, value in details.items() if key != "traceback"}
+            rest = " ".join(f"{key}={one_line(str(value))}" for key, value in shown.items())
             return f"{moment:%H:%M:%S} {event} {rest}"
         runs = f"run {details['attempt']} of {details['maxAttempts']}"
         happened = f"{event.removeprefix('delivery.'):<8} {runs:<13}"
@@ -295,8 +308,8 @@ class Guide:
             )
 
     def _addresses(self) -> Iterator[str]:
+        yield f"Start here: the systems at work  {self.url}/demo"
         yield f"Dead letters, topology, checks   {self.url}/"
-        yield f"This guide                       {self.url}/demo"
         yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"
         yield f"Broker (AMQP)                    {self.amqp}"
         yield ""

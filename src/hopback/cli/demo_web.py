@@ -6,7 +6,6 @@ One port serves them all: a system under its name, the admin page at the root.
 from __future__ import annotations
 
 import asyncio
-import html
 import socket
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,15 @@ from starlette.routing import Mount, Route, Router
 
 from hopback.admin.app import LOOPBACK, host_of
 from hopback.admin.auth import is_same_origin
+from hopback.cli.demo_page import counters_of, front_page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from hopback.cli.demo_page import ShownSystem
     from hopback.observe.metrics import Metrics
     from hopback.runtime.health import Condition, Health
     from hopback.runtime.service import Service
@@ -36,7 +37,6 @@ _GRACE_S = 1  # who ends the demo does not wait for a browser that keeps a strea
 _BACKLOG = 128  # what Linux long took at most; a browser opens six connections
 _KEEP_ALIVE_S = 60  # a reader of the page thinks for a while between two clicks
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_STYLE = "body{font:16px/1.5 system-ui;margin:3rem auto;max-width:60rem;padding:0 1rem}pre{overflow:auto}"
 
 
 class DemoWeb:
@@ -46,14 +46,16 @@ class DemoWeb:
         self._metrics = metrics
         self._running: list[tuple[Service, Health]] = []
         self._guide = ""
+        self._systems: tuple[ShownSystem, ...] = ()
         self._router = Router(
             [
-                Route("/demo", self._show_guide),
+                Route("/demo", self._show_page),
+                Route("/demo/counters", self._count),
                 Route("/metrics", self._scrape),
                 Route("/healthz", self._alive),
                 Route("/readyz", self._ready),
             ],
-            default=Starlette(routes=[Route("/", self._show_guide)]),
+            default=Starlette(routes=[Route("/", self._show_page)]),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,13 +81,15 @@ class DemoWeb:
         """Serve the admin page at the root."""
         self._router.default = page
 
-    def show(self, guide: str) -> None:
-        """What `/demo` says."""
-        self._guide = guide
+    def show(self, systems: Sequence[ShownSystem], guide: str) -> None:
+        """What `/demo` shows."""
+        self._systems, self._guide = tuple(systems), guide
 
-    async def _show_guide(self, _request: Request) -> Response:
-        head = f"<!doctype html><html lang=en><title>Hopback demo</title><style>{_STYLE}</style>"
-        return HTMLResponse(f"{head}<h1>Hopback demo</h1><pre>{html.escape(self._guide)}</pre>")
+    async def _show_page(self, _request: Request) -> Response:
+        return HTMLResponse(front_page(self._systems, self._guide))
+
+    async def _count(self, _request: Request) -> Response:
+        return JSONResponse(counters_of(self._systems, self._metrics.render().decode()))
 
     async def _scrape(self, _request: Request) -> Response:
         for service, _ in self._running:

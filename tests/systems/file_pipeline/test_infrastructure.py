@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.infrastructure import HOME, infrastructure
@@ -80,3 +82,26 @@ def test_the_script_says_what_to_look_at_when_it_cannot(rabbitmq: SharedNode, vh
     assert ran.returncode == 1
     assert "are user and password right?" in ran.stderr
     assert "wrong" not in ran.stderr + ran.stdout
+
+
+@pytest.mark.broker
+def test_the_init_service_imports_as_the_compose_file_has_it(
+    rabbitmq: SharedNode, vhost: str
+) -> None:
+    """Its entrypoint and its environment as they stand; only the broker's address is this machine's."""
+    filled = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", infrastructure()["docker-compose.yml"])
+    said = yaml.safe_load(filled)["services"]["rabbitmq-init"]
+    (mounted,) = said["volumes"]
+    folder, inside, _ = mounted.split(":")
+    words = [word.replace(inside, str(HOME / folder)) for word in said["entrypoint"]]
+    address = urlsplit(rabbitmq.management_url)
+    here = f"http://{address.hostname}:{address.port}"
+    settings = {
+        key: value.replace("http://rabbitmq:15672", here)
+        for key, value in said["environment"].items()
+    }
+    environment = {**os.environ, **settings, "RABBITMQ_VHOST": quote(vhost, safe="")}
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    stored = rabbitmq.management.call("GET", f"/queues/{quote(vhost, safe='')}")
+    assert len(stored) == 21
