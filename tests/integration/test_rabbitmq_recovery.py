@@ -165,9 +165,17 @@ async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: 
 
 async def test_a_publisher_that_finds_no_broker_says_so() -> None:
     """Within its time, with the reason, and nothing was sent."""
-    async with Publisher(RabbitMQ("amqp://127.0.0.1:1/"), timeout=0.3, backoff=_QUICK) as publisher:
-        with pytest.raises(ConnectionFailed, match=r"nothing was sent.*Connection refused"):
-            await publisher.publish(Message("", "q", b"x"))
+    broker = RabbitMQ("amqp://127.0.0.1:1/")
+    publisher = Publisher(broker, timeout=0.3, backoff=_QUICK)
+    publisher.start()
+    with pytest.raises(ConnectionFailed, match=r"nothing was sent.*Connection refused"):
+        await publisher.publish(Message("", "q", b"x"))
+    await publisher.close()
+    with pytest.raises(
+        ConnectionFailed, match=r"^no connection to amqp://127.0.0.1:1/: Connection"
+    ):
+        async with Publisher(broker):
+            raise AssertionError("expected no publisher")
 
 
 async def test_a_missing_exchange_fails_only_its_own_publishes(amqp_url: str) -> None:

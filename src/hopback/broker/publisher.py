@@ -16,7 +16,7 @@ from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.broker.supervise import Backoff, LineState, OnState
+    from hopback.broker.supervise import Backoff, LineState, OnFailure, OnState
     from hopback.message import Message
 
 __all__ = ["Publisher"]
@@ -52,6 +52,9 @@ class _Lane:
 class Publisher:
     """Publishes on a supervised connection; an async context manager.
 
+    Entering it waits for the first connection and raises what kept it from being made; a connection
+    that is lost later is made again. `start` does not wait: for a program that has to come up before
+    its broker does.
     `publish` waits at most `timeout` seconds for a usable channel. A channel error (a missing
     exchange) fails only what was in flight on that channel; the next publish finds a new one.
     """
@@ -64,9 +67,17 @@ class Publisher:
         timeout: float = 30.0,
         backoff: Backoff | None = None,
         on_state: OnState | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._timeout = timeout
-        self._line = Supervised(broker, name, self._session, backoff=backoff, on_state=on_state)
+        self._line = Supervised(
+            broker,
+            name,
+            self._session,
+            backoff=backoff,
+            on_state=on_state,
+            on_failure=on_failure,
+        )
         self._task: asyncio.Task[None] | None = None
         self._lane: asyncio.Future[_Lane] = asyncio.get_running_loop().create_future()
         self._winding_down: set[asyncio.Task[None]] = set()
@@ -79,10 +90,24 @@ class Publisher:
 
     async def __aenter__(self) -> Self:
         self.start()
+        try:
+            await self._first_channel()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _first_channel(self) -> None:
+        """Return when there is a channel; raises what stood in the way at the first try."""
+        assert self._task is not None  # noqa: S101 - started just before
+        await first_of(self._lane, self._line.tried.wait(), self._task, within=self._timeout)
+        if self._task.done():
+            await self._task
+        if not self._lane.done():
+            raise self._line.trouble or ConnectionFailed(self._nothing_sent())
 
     def start(self) -> None:
         """Begin to connect."""

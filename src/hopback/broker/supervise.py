@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from hopback.errors import HopbackError, TopologyError, UnsafeOperation
+from hopback.errors import HopbackError, LoginRefused, TopologyError, UnsafeOperation
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Connection
 
-__all__ = ["Backoff", "LineState", "OnState", "Session", "Supervised", "WatchesBlocking"]
+__all__ = [
+    "Backoff",
+    "LineState",
+    "OnFailure",
+    "OnState",
+    "Session",
+    "Supervised",
+    "WatchesBlocking",
+]
 
 _LOG = logging.getLogger("hopback.broker")
 _FATAL = (TopologyError, UnsafeOperation)
@@ -39,6 +47,8 @@ class LineState(StrEnum):
 
 OnState: TypeAlias = Callable[[LineState, str], object]
 """Called with each new state and its reason; it must not raise."""
+OnFailure: TypeAlias = Callable[[Exception], object]
+"""Called with what ended a connection, or kept it from being made; it must not raise."""
 Session: TypeAlias = "Callable[[Connection], Awaitable[None]]"
 """What is done with a connection for as long as it lasts."""
 
@@ -74,8 +84,9 @@ class Supervised:
     """Keeps a session alive on a broker until it is stopped.
 
     `run` is the loop. It returns after `stop`, and raises only what no new connection can mend (a
-    conflict of topologies, a refusal of ours). Everything else, also an unexpected error of the
-    session, is logged and tried again after the back-off.
+    conflict of topologies, a refusal of ours, a user that the broker refuses at the first try; later
+    that may be a password that is being changed). Everything else, also an unexpected error of the
+    session, is tried again after the back-off; it is told to `on_failure`, or logged without one.
     """
 
     def __init__(
@@ -86,6 +97,7 @@ class Supervised:
         *,
         backoff: Backoff | None = None,
         on_state: OnState | None = None,
+        on_failure: OnFailure | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -94,13 +106,19 @@ class Supervised:
         self._session = session
         self._backoff = backoff or Backoff()
         self._on_state = on_state
+        self._on_failure = on_failure or self._log
         self._sleep = sleep
         self._chance = chance
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._begun, self._told = False, ""
         self.state = LineState.CONNECTING
         self.reason = ""
         """Why the state is what it is; the last failure while connecting."""
+        self.trouble: Exception | None = None
+        """What ended the last connection, or kept it from being made."""
+        self.tried = asyncio.Event()
+        """Set when something has failed for the first time."""
         self.connections = 0
         """How many connections were made so far."""
 
@@ -131,18 +149,29 @@ class Supervised:
             self._fail("the session ended")
         except _FATAL:
             raise
+        except LoginRefused as error:
+            if not self.connections:
+                raise
+            self._fail(str(error), error)
         except HopbackError as error:
-            self._fail(str(error))
-            _LOG.warning("%s at %s: %s", self._name, self._broker.address, error)
+            self._fail(str(error), error)
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
             _LOG.exception("%s at %s: session failed", self._name, self._broker.address)
+            self._fail(f"{type(error).__name__}: {error}", error)
         if asyncio.get_running_loop().time() - began >= self._backoff.stable:
             self._failures = 1
 
-    def _fail(self, reason: str) -> None:
+    def _log(self, error: Exception) -> None:
+        if isinstance(error, HopbackError):
+            _LOG.warning("%s: %s", self._name, error)
+
+    def _fail(self, reason: str, error: Exception | None = None) -> None:
         self._failures += 1
         self.reason = reason
+        if error is not None:
+            self.trouble = error
+            self.tried.set()
+            self._on_failure(error)
 
     async def _connected(self) -> None:
         connection = await self._broker.connect(self._name)
@@ -167,7 +196,8 @@ class Supervised:
         self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)
 
     def _enter(self, state: LineState, reason: str) -> None:
-        changed = state is not self.state or state is LineState.CONNECTING
+        changed = state is not self.state or reason != self._told or not self._begun
+        self._begun, self._told = True, reason
         self.state = state
         self.reason = reason
         if changed and self._on_state is not None:

@@ -201,7 +201,7 @@ async def _follow(line: ParentLine, service: Service, stopper: Stopper) -> None:
     """Tell the parent that we are ready; end when it is gone."""
     async with _beside(line.broken()) as broken, _beside(service.ready.wait()) as ready:
         await asyncio.wait({broken, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
+        if ready.done() and not ready.exception():
             line.say(ready=True)
         await broken
     stopper()

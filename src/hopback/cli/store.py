@@ -139,9 +139,13 @@ async def _relay(url: str, broker: RabbitMQ, idle: float) -> int:
         # The owner of leases: a name that no other relay has, and that tells an operator whose they are.
         owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         outbox = Outbox(engine, owner, SystemClock())
-        async with Publisher(broker, name="hopback relay", on_state=_log_state) as publisher:
+        publisher = Publisher(broker, name="hopback relay", on_state=_log_state)
+        publisher.start()  # a broker that is not up yet is waited for
+        try:
             found = Relay(outbox, publisher.publish, idle=idle)
             await _until_stopped(found, idle)
+        finally:
+            await publisher.close()
         return found.published
 
 

@@ -148,7 +148,7 @@ class TextLog(EventLog):
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """Everything that a terminal would obey is replaced by a visible sign."""
-        first = [key for key in _FIRST if key in details]
+        first = [key for key in _FIRST if details.get(key, "") != ""]
         rest = [key for key in details if key not in _FIRST and key not in _BLOCKS]
         told = " ".join(f"{key}={_quoted(details[key])}" for key in (*first, *rest))
         text = f"{moment:%H:%M:%S} {level:7} {one_line(event)} {told}".rstrip()

@@ -10,7 +10,7 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hopback.broker.declare import Ownership
 from hopback.broker.port import count_now
@@ -231,6 +231,27 @@ class ServiceOptions:
         require("watch", self.watch > 0, "more than 0 seconds", self.watch)
 
 
+class _Ready(asyncio.Event):
+    """An event that may never come: who waits for it is told why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended: BaseException | None = None
+
+    def end(self, error: BaseException) -> None:
+        """It will not come any more; if it has come already, nothing changes."""
+        if not self.is_set() and self._ended is None:
+            self._ended = error
+            self.set()
+
+    async def wait(self) -> Literal[True]:
+        """Return when it has come; raises why it never will."""
+        await super().wait()
+        if self._ended is not None:
+            raise self._ended
+        return True
+
+
 class Service:
     """An application at work on a broker. Made and run on the same event loop.
 
@@ -258,6 +279,7 @@ class Service:
             name=f"{app.name} publisher",
             backoff=self.world.reconnect,
             on_state=self._state_of("publishing"),
+            on_failure=partial(self._tell_failure, "publishing"),
         )
         self._line = Supervised(
             broker,
@@ -265,6 +287,7 @@ class Service:
             self._session,
             backoff=self.world.reconnect,
             on_state=self._state_of("consuming"),
+            on_failure=partial(self._tell_failure, "consuming"),
         )
         self.upkeep = Upkeep(self.topology, self.options.ownership, self.world)
         self.delays = DelayQueues(self.topology, self.world.clock)
@@ -283,8 +306,9 @@ class Service:
         )
         self._stopping = Stopping()
         self._checked = False
-        self.ready = asyncio.Event()
-        """Set when every consumer has been started for the first time."""
+        self.ready = _Ready()
+        """Set when every consumer has been started for the first time; `wait` raises what `run` raised."""
+        self._told: dict[str, str] = {}
 
     def _wanted_queues(self) -> tuple[str, ...]:
         wanted = self.options.queues
@@ -303,6 +327,15 @@ class Service:
             self.world.bus.emit("connection.state", fields)
 
         return tell
+
+    def _tell_failure(self, purpose: str, error: Exception) -> None:
+        """One line for each try: of both connections the second says nothing new."""
+        told = f"{type(error).__name__}: {error}"
+        if self._told.get("consuming" if purpose == "publishing" else "publishing") == told:
+            self._told.clear()
+            return
+        self._told[purpose] = told
+        _LOG.warning("%s", error)
 
     @property
     def lines(self) -> dict[str, LineState]:
@@ -349,7 +382,11 @@ class Service:
         try:
             async with self.app.lifespan(), self._assembly.started():
                 return await self._consume()
+        except BaseException as error:
+            self.ready.end(error)
+            raise
         finally:
+            self.ready.end(RuntimeError(f"{self.app.name} was stopped before it was ready"))
             self.app.connected(None)
             await self._publisher.close()
 

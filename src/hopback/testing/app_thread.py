@@ -12,6 +12,7 @@ from hopback.observe.events import Bus
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import Happening
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,14 +76,11 @@ class AppThread:
         world = Environment(bus=Bus(self._note), host="test")
         service = Service(self._app, RabbitMQ(self._url), world=world)
         self._loop, self._service = asyncio.get_running_loop(), service
-        async with asyncio.TaskGroup() as group:
-            announcing = group.create_task(self._announce(service))
-            self.report = await service.run()
-            announcing.cancel()
-
-    async def _announce(self, service: Service) -> None:
-        await service.ready.wait()
-        self._ready.set()
+        running = asyncio.create_task(service.run())
+        await first_of(running, service.ready.wait())
+        if not running.done():
+            self._ready.set()
+        self.report = await running
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
         self.events.append(Happening(name, fields, time.time()))

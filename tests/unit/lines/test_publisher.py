@@ -11,6 +11,7 @@ from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import Backoff
 from hopback.errors import (
     ConnectionFailed,
+    LoginRefused,
     Nacked,
     ProtocolError,
     PublishInterrupted,
@@ -153,9 +154,23 @@ async def test_no_broker_in_time_says_that_nothing_was_sent() -> None:
     """The reason of the last failure is in the error."""
     broker = _Broker()
     broker.failure = ConnectionFailed("nobody there")
-    async with Publisher(broker, timeout=0.02, backoff=_QUICK) as publisher:
-        with pytest.raises(ConnectionFailed, match=r"nothing was sent.*nobody there"):
-            await publisher.publish(Message("", "q", b"x"))
+    publisher = Publisher(broker, timeout=0.02, backoff=_QUICK)
+    publisher.start()
+    with pytest.raises(ConnectionFailed, match=r"nothing was sent.*nobody there"):
+        await publisher.publish(Message("", "q", b"x"))
+    await publisher.close()
+
+
+@pytest.mark.parametrize("kind", [ConnectionFailed, LoginRefused])
+async def test_entering_fails_at_once_where_there_is_no_broker(
+    kind: type[ConnectionFailed],
+) -> None:
+    """The reason of the first try, and not half a minute later at the first publish."""
+    broker = _Broker()
+    broker.failure = kind("nobody there")
+    with pytest.raises(kind, match="nobody there"):
+        async with Publisher(broker, timeout=3600):
+            raise AssertionError("expected no publisher")
 
 
 async def test_a_closed_publisher_refuses() -> None:

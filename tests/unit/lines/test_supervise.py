@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.broker.supervise import Backoff, LineState, Supervised
-from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, TopologyConflict
+from hopback.errors import (
+    BrokerError,
+    ConnectionFailed,
+    ConnectionLost,
+    LoginRefused,
+    TopologyConflict,
+)
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -132,7 +138,7 @@ async def test_the_back_off_grows_to_its_bound() -> None:
     world = _World(_Broker(refusals=6))
     task = await world.running()
     assert world.pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
-    assert world.states == ["connecting"] * 7 + ["ready"]
+    assert world.states == ["connecting", "connecting", "ready"]  # the second one has a reason
     world.supervised.stop()
     await task
 
@@ -209,3 +215,59 @@ def test_the_back_off_keeps_its_bounds(failures: int, chance: float) -> None:
     delay = backoff.delay(failures, chance)
     step = min(30.0, 0.25 * 2.0 ** min(max(failures, 1) - 1, 64))
     assert step / 2 <= delay <= step
+
+
+class _Refusing(_Broker):
+    """Takes the first connections, then refuses the user."""
+
+    def __init__(self, taken: int) -> None:
+        super().__init__()
+        self._taken = taken
+
+    async def connect(self, name: str = "hopback") -> Connection:
+        if len(self.lines) >= self._taken:
+            raise LoginRefused("no such user")
+        return await super().connect(name)
+
+
+async def test_a_refused_user_ends_the_loop_at_the_first_try() -> None:
+    """A wrong password does not become right by trying again."""
+    world = _World(_Refusing(0))
+    with pytest.raises(LoginRefused, match="no such user"):
+        await world.supervised.run()
+    assert world.pauses == []
+
+
+async def test_a_user_that_is_refused_later_is_tried_again() -> None:
+    """A password may be changed under a program that runs: it goes on when it has the right one."""
+    broker = _Refusing(1)
+    world = _World(broker)
+    task = await world.running()
+    broker.lines[0].end(ConnectionLost("gone"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(world.pauses) >= 3
+    assert not task.done()
+    world.supervised.stop()
+    await task
+
+
+async def test_who_asks_for_it_is_told_of_each_failure_instead_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A service says it once for its two connections."""
+    told: list[Exception] = []
+    supervised = Supervised(
+        _Broker(refusals=3),
+        "test",
+        lambda _connection: asyncio.sleep(3600),
+        on_failure=told.append,
+        sleep=lambda _seconds: asyncio.sleep(0),
+    )
+    task = asyncio.create_task(supervised.run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    supervised.stop()
+    await task
+    assert [str(one) for one in told] == ["nobody there"] * 3
+    assert caplog.messages == []

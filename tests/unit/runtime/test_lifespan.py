@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, compose
+from hopback import App, EmbeddedBroker, Service, compose
+from hopback.broker.embedded import Fault
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:
@@ -59,3 +61,27 @@ async def test_one_that_cannot_be_entered_ends_the_run() -> None:
     assert diary == ["opened"]
     with pytest.raises(RuntimeError, match="not running"):
         await app.publish("", "orders", "late")
+
+
+async def test_who_waits_for_readiness_is_told_why_it_will_not_come() -> None:
+    """`await service.ready.wait()` raises what `run` raised, instead of waiting for ever."""
+
+    service = Service(_app([], fails=True), EmbeddedBroker())
+    running = asyncio.create_task(service.run())
+    with pytest.raises(ConnectionError, match="no database"):
+        await service.ready.wait()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_service_that_was_stopped_before_it_was_ready_says_so() -> None:
+    """Nobody waits for it any more."""
+    broker = EmbeddedBroker()
+    broker.faults.inject(Fault.REFUSE_CONNECTION, times=1000)
+    service = Service(App("shop"), broker)
+    running = asyncio.create_task(service.run())
+    waiting = asyncio.create_task(service.ready.wait())
+    await asyncio.sleep(0)
+    service.stop()
+    await running
+    with pytest.raises(RuntimeError, match="shop was stopped before it was ready"):
+        await waiting

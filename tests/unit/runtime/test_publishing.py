@@ -116,9 +116,11 @@ async def test_a_publisher_without_a_broker_says_that_nothing_was_sent() -> None
     """After its time it tells why there is no line."""
     broker = EmbeddedBroker()
     broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
-    async with Publisher(broker, timeout=5) as publisher:
-        with pytest.raises(ConnectionFailed, match=r"nothing was sent.*refused the connection"):
-            await publisher.publish(compose("", "invoices", {}))
+    publisher = Publisher(broker, timeout=5)
+    publisher.start()
+    with pytest.raises(ConnectionFailed, match=r"nothing was sent.*refused the connection"):
+        await publisher.publish(compose("", "invoices", {}))
+    await publisher.close()
 
 
 @in_virtual_time

@@ -60,11 +60,14 @@ class RabbitMQ:
         """A new connection to the first host that answers; ConnectionFailed names every attempt."""
         failures: list[str] = []
         refused = True
-        for host, port in self._address.hosts:
+        hosts = self._address.hosts
+        for host, port in hosts:
             try:
                 return await self._connect_to(host, port, name)
             except (ConnectionFailed, OSError) as error:
-                failures.append(f"{host}:{port}: {_reason(error)}")
+                # The address says which host it was, where there is but one.
+                which = f"{host}:{port}: " if len(hosts) > 1 else ""
+                failures.append(f"{which}{_reason(error)}")
                 refused = refused and isinstance(error, LoginRefused)
         kind = LoginRefused if refused else ConnectionFailed
         raise kind(f"no connection to {self.address}: {'; '.join(failures)}")
