@@ -136,6 +136,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.deadletters.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.push": frozenset({"httpx"}),
+    "hopback.runtime.schemas": frozenset({"msgspec"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),

@@ -97,6 +97,9 @@ _COMMANDS = {
         "Serve AMQP on this machine, without RabbitMQ: development and tests.",
     ),
     "run": LazyCommand("hopback.cli.run:run", "Run an application's handlers."),
+    "publish": LazyCommand(
+        "hopback.cli.publish:publish", "Publish a message, and have it confirmed."
+    ),
     "pause": LazyCommand(
         "hopback.cli.run:pause",
         "Let a running service take no deliveries of a queue.",
@@ -160,9 +163,9 @@ _TOPOLOGY = {
     short_help="Show, check, export and draw a topology; compare it with a broker.",
 )
 def topology() -> None:
-    """Topologies: a documented SYSTEM (`hopback systems`), or a FILE.
+    """Topologies: a documented SYSTEM (`hopback systems`), a FILE, or what an application declares.
 
-    A .toml file is Hopback's own form, a .json file RabbitMQ's definitions.
+    A .toml file is Hopback's own form, a .json file RabbitMQ's definitions, MODULE:APP an `App`.
     """
 
 

@@ -53,7 +53,7 @@ def plan(
     form: str,
     detailed_exit_code: bool,
 ) -> int:
-    """Compare a SYSTEM or FILE with a live broker and say what `apply` would do."""
+    """Compare a SYSTEM, FILE or application with a live broker and say what `apply` would do."""
     access = Access(broker, management, amqp_only)
     planned = asyncio.run(_live_plan(access, TopologySource(name, hardened, params).topology()))
     if form == "json":
@@ -104,7 +104,7 @@ def apply(
     skip_conflicts: bool,
     lift_main_limits: bool,
 ) -> int:
-    """Create on a live broker what a SYSTEM or FILE has and the broker lacks.
+    """Create on a live broker what a SYSTEM, FILE or application has and the broker lacks.
 
     Shows the plan first and asks. Nothing is deleted or replaced unless named with --replace. Safe
     to repeat; after an interruption simply run it again.
@@ -307,7 +307,7 @@ def migrate(
     yes: bool,
     dry_run: bool,
 ) -> int:
-    """Bring the queues of a live broker to the form that a SYSTEM or FILE declares.
+    """Bring the queues of a live broker to the form that a SYSTEM, FILE or application declares.
 
     Each queue that differs is replaced through a shadow queue; its messages, bindings and counted
     attempts are kept. Stop the consumers first. After an interruption run it again.

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from hopback.broker.management import Management
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
+    from hopback.runtime.app import App
     from hopback.topology.model import Topology
 
 __all__ = [
     "EMBEDDED",
+    "LOCAL_BROKER",
     "Access",
     "HttpAddress",
     "Reached",
@@ -50,7 +52,7 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 _MOST_BYTES = 64 * 1024 * 1024
 
 
-# --- a topology: a documented design by its name, or a file
+# --- a topology: a documented design by its name, a file, or an application
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class TopologySource:
     vhost: str | None = None
 
     def topology(self) -> Topology:
-        """The design, or what the file holds; CommandFailed (5) if there is neither."""
+        """The design, what the file holds or what the application declares; CommandFailed (5) if
+        there is none of them."""
         from hopback.designs import DESIGNS
 
         design = DESIGNS.get(self.name)
@@ -74,19 +77,29 @@ class TopologySource:
                 listed = f"`hopback systems {self.name}` lists its parameters."
                 raise CommandFailed(str(error), do=listed, code=Exit.USAGE) from error
         path = Path(self.name)
-        if not path.is_file():
+        app = None if path.is_file() else self.app()
+        if app is None and not path.is_file():
             raise CommandFailed(
-                f"expected a system or a file, found neither under the name {self.name!r}",
-                do=f"{did_you_mean(self.name, DESIGNS)}Name one of {', '.join(DESIGNS)}, or a .toml"
-                " or definitions .json file.",
+                f"expected a system, a file or an application, found none under the name {self.name!r}",
+                do=f"{did_you_mean(self.name, DESIGNS)}Name one of {', '.join(DESIGNS)}, a .toml"
+                " or definitions .json file, or an application as MODULE:APP.",
                 code=Exit.NOT_FOUND,
             )
         if self.hardened or self.params:
             option = "--hardened" if self.hardened else "--param"
             raise click.UsageError(
-                f"{option} is for a documented system; a file says itself what it declares."
+                f"{option} is for a documented system; a file or an application says itself what it"
+                " declares."
             )
-        return _read(path, self.vhost)
+        return _read(path, self.vhost) if app is None else app.topology
+
+    def app(self) -> App | None:
+        """The application that is named as MODULE:APP; None where something else is named."""
+        if ":" not in self.name or Path(self.name).is_file():
+            return None
+        from hopback.cli.run import load_app
+
+        return load_app(self.name)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -126,8 +139,8 @@ def _read(path: Path, vhost: str | None) -> Topology:
 
 
 def topology_source(command: _Command) -> _Command:
-    """Give a command SYSTEM | FILE, --hardened and --param: the fields of a `TopologySource`."""
-    return topology_source_as("(SYSTEM | FILE)")(command)
+    """Give a command SYSTEM | FILE | MODULE:APP, --hardened and --param: a `TopologySource`."""
+    return topology_source_as("(SYSTEM | FILE | MODULE:APP)")(command)
 
 
 def topology_source_as(metavar: str) -> Callable[[_Command], _Command]:
@@ -204,6 +217,10 @@ def vhost_option(command: _Command) -> _Command:
 
 EMBEDDED = "embedded"
 """The broker URL that stands for the broker inside the process."""
+
+
+LOCAL_BROKER = "amqp://guest:guest@127.0.0.1:5672/"
+"""A broker on this machine as RabbitMQ is installed, and where `--broker embedded` listens if it can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ __all__ = ["RunSettings", "load_app", "pause", "resume", "run"]
     envvar="HOPBACK_BROKER",
     required=True,
     metavar="URL",
-    help="amqp(s):// address, or `embedded` for a broker in the process; also HOPBACK_BROKER.",
+    help="amqp(s):// address, or `embedded`: a broker as long as it runs; also HOPBACK_BROKER.",
 )
 @click.option(
     "--management",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hopback.broker.declare import Ownership
-from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.management import Management, ManagementAddress, virtual_host
-from hopback.cli.options import cannot_listen, rabbitmq, url_host
+from hopback.cli.options import LOCAL_BROKER, cannot_listen, rabbitmq, url_host
+from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
 from hopback.endpoint import Endpoint
 from hopback.observe.bridge import LogBridge
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from hopback.broker.port import Connection
+    from hopback.broker.rabbitmq import RabbitMQ
     from hopback.cli.run import RunSettings
     from hopback.observe.logs import EventLog
     from hopback.observe.metrics import Metrics
@@ -108,7 +109,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     async with AsyncExitStack() as stack:
         service = Service(
             app,
-            EmbeddedBroker() if settings.embedded else rabbitmq(settings.broker),
+            await _broker(settings, app, stack),
             options=_options(settings),
             world=Environment(bus=bus, survivor=_survivor(line), **_tracing(settings)),
             beside=await _watchers(app, settings, metrics, stack),
@@ -122,6 +123,28 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         if line is not None:
             line.say(report=asdict(report))
         return report, stopper.forced
+
+
+async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> RabbitMQ:
+    """The broker that was named; `embedded` is one that lives as long as we do, on a socket."""
+    if not settings.embedded:
+        return rabbitmq(settings.broker)
+    from hopback.broker.server import BrokerServer, ServerSettings
+
+    server = BrokerServer(ServerSettings(http_port=None))
+    try:
+        await server.start()
+    except OSError:  # something listens there already, perhaps a RabbitMQ
+        server = BrokerServer(ServerSettings(port=0, http_port=None))
+        await server.start()
+    stack.push_async_callback(server.stop)
+    url = server.url.replace("amqp://", "amqp://guest:guest@") + "/"
+    queue = next(iter(app.handlers), "QUEUE")
+    there = "" if url == LOCAL_BROKER else f" --broker {url}"
+    click.echo(f"The broker of this process, in memory: {url}")
+    click.echo(safe(f"Publish from another terminal: hopback publish {queue} '{{}}'{there}"))
+    sys.stdout.flush()
+    return rabbitmq(url)
 
 
 def _survivor(line: ParentLine | None) -> Survivor | None:

@@ -25,6 +25,7 @@ from hopback.cli.terminal import document, json_text, on_terminal, safe, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hopback.topology.asyncapi import PayloadSchemas
     from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
@@ -48,11 +49,10 @@ def show(
     vhost: str | None,
     form: str,
 ) -> None:
-    """Show the exchanges, queues, bindings and plans of a SYSTEM or FILE."""
-    topology = TopologySource(name, hardened, params, vhost).topology()
-    _print_form(
-        _discreet(topology, form, "`topology export --with-secrets` writes"), form, version, vhost
-    )
+    """Show the exchanges, queues, bindings and plans of a SYSTEM, FILE or application."""
+    source = TopologySource(name, hardened, params, vhost)
+    topology = _discreet(source.topology(), form, "`topology export --with-secrets` writes")
+    _print_form(topology, form, version, vhost, source)
 
 
 @click.command(short_help="Write definitions for RabbitMQ, or another form.")
@@ -74,11 +74,12 @@ def export(
     with_secrets: bool,
     form: str,
 ) -> None:
-    """Write a SYSTEM or FILE in another form, by default as definitions that RabbitMQ imports."""
-    topology = TopologySource(name, hardened, params, vhost).topology()
+    """Write a SYSTEM, FILE or application in another form; by default definitions for RabbitMQ."""
+    source = TopologySource(name, hardened, params, vhost)
+    topology = source.topology()
     if not with_secrets:
         topology = _discreet(topology, form, "`--with-secrets` keeps")
-    _print_form(topology, form, version, vhost)
+    _print_form(topology, form, version, vhost, source)
 
 
 @click.command(short_help="Draw it as Mermaid.")
@@ -101,7 +102,7 @@ def diagram(
     queue: str | None,
     form: str,
 ) -> None:
-    """Draw a SYSTEM or FILE as Mermaid."""
+    """Draw a SYSTEM, FILE or application as Mermaid."""
     document(_drawn(TopologySource(name, hardened, params).topology(), kind, queue))
 
 
@@ -117,7 +118,11 @@ def _discreet(topology: Topology, form: str, how: str) -> Topology:
 
 
 def _print_form(
-    topology: Topology, form: str, version: BrokerVersion | None, vhost: str | None
+    topology: Topology,
+    form: str,
+    version: BrokerVersion | None,
+    vhost: str | None,
+    source: TopologySource,
 ) -> None:
     """Print a topology in one of its forms; each loads only what it needs."""
     match form:
@@ -138,7 +143,7 @@ def _print_form(
         case "asyncapi":
             from hopback.topology.asyncapi import write_asyncapi
 
-            document(json_text(write_asyncapi(topology)))
+            document(json_text(write_asyncapi(topology, payloads=_payloads(source))))
         case "definitions":
             from hopback.topology.definitions import write_definitions
 
@@ -146,6 +151,16 @@ def _print_form(
             for sentence in left_out:
                 click.echo(f"Note: {safe(sentence)}", err=True)
             document(json_text(definitions))
+
+
+def _payloads(source: TopologySource) -> PayloadSchemas | None:
+    """What the handlers of an application take; a design or a file does not say."""
+    app = source.app()
+    if app is None:
+        return None
+    from hopback.runtime.schemas import payload_schemas
+
+    return payload_schemas(app)
 
 
 def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
@@ -179,7 +194,7 @@ def check(
     form: str,
     detailed_exit_code: bool,
 ) -> int:
-    """Report the hazards of a SYSTEM or FILE: place, explanation and fix.
+    """Report the hazards of a SYSTEM, FILE or application: place, explanation and fix.
 
     Leaves with 1 if there is an error among them, with 0 otherwise.
     """

@@ -86,8 +86,8 @@ _BROKER = (
         "--topology",
         "topologies",
         multiple=True,
-        metavar="(SYSTEM | FILE)",
-        help="A design or file whose plans hold for the queues; repeatable.",
+        metavar="(SYSTEM | FILE | MODULE:APP)",
+        help="A design, file or application whose plans hold for the queues; repeatable.",
     ),
     click.option("--hardened", is_flag=True, help="The hardened form of the design."),
     click.option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.topology.durations import format_duration
@@ -20,17 +21,29 @@ if TYPE_CHECKING:
     from hopback.topology.model import Exchange, Queue, Topology
     from hopback.topology.plan import Plan
 
-__all__ = ["write_asyncapi"]
+__all__ = ["PayloadSchemas", "write_asyncapi"]
 
 _AMQP = "0.3.0"
 _KNOWN_TYPES = frozenset({*ExchangeType, "default"})
 
 
-def write_asyncapi(topology: Topology, *, version: str = "1.0.0") -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class PayloadSchemas:
+    """What handlers take: a JSON Schema by queue, and the ones that these refer to by name."""
+
+    queues: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    shared: Mapping[str, object] = field(default_factory=dict)
+
+
+def write_asyncapi(
+    topology: Topology, *, version: str = "1.0.0", payloads: PayloadSchemas | None = None
+) -> dict[str, object]:
     """The document; `version` is that of your API, which a topology does not know.
 
-    Arguments that JSON cannot carry are left out.
+    `payloads` are the schemas of what an application's handlers take: each is the message of its
+    queue and of the keys that lead there. Arguments that JSON cannot carry are left out.
     """
+    payloads = payloads or PayloadSchemas()
     topology, _ = without_what_json_lacks(topology)
     names = _Names()
     roles = queue_roles(topology)
@@ -38,18 +51,37 @@ def write_asyncapi(topology: Topology, *, version: str = "1.0.0") -> dict[str, o
     operations: dict[str, object] = {}
     for exchange in topology.exchanges:
         for key in sorted(_keys(topology, exchange.name)):
-            channels[names.of(f"{exchange.name} {key}")] = _entrance(exchange, key)
+            taken = {
+                binding.destination: payloads.queues[binding.destination]
+                for binding in topology.bindings
+                if (binding.source, binding.routing_key) == (exchange.name, key)
+                and not binding.to_exchange
+                and binding.destination in payloads.queues
+            }
+            channels[names.of(f"{exchange.name} {key}")] = _entrance(exchange, key, taken)
     for queue in topology.queues:
         ident = names.of(queue.name)
-        channels[ident] = _queue_channel(queue, roles[queue.name])
+        taken = {name: payloads.queues[name] for name in (queue.name,) if name in payloads.queues}
+        channels[ident] = _queue_channel(queue, roles[queue.name], taken)
         if roles[queue.name] in {Role.MAIN, Role.PLAIN}:
             operations[f"receive_{ident}"] = _receiving(ident, topology.plan(queue.name))
-    return {
+    document: dict[str, object] = {
         "asyncapi": "3.0.0",
         "info": {"title": topology.name, "version": version},
         "defaultContentType": "application/json",
         "channels": channels,
         "operations": operations,
+    }
+    if payloads.shared:
+        document["components"] = {"schemas": dict(payloads.shared)}
+    return document
+
+
+def _messages(taken: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """A message for each queue whose handler says what it takes."""
+    return {
+        re.sub(r"[^A-Za-z0-9_-]+", "_", queue): {"name": queue, "payload": dict(schema)}
+        for queue, schema in taken.items()
     }
 
 
@@ -78,7 +110,9 @@ def _keys(topology: Topology, exchange: str) -> set[str]:
     }
 
 
-def _entrance(exchange: Exchange, key: str) -> dict[str, object]:
+def _entrance(
+    exchange: Exchange, key: str, taken: Mapping[str, Mapping[str, object]]
+) -> dict[str, object]:
     described: dict[str, object] = {
         "name": exchange.name,
         "durable": exchange.durable,
@@ -88,15 +122,17 @@ def _entrance(exchange: Exchange, key: str) -> dict[str, object]:
         described["type"] = str(exchange.type)
     return {
         "address": key,
-        "messages": {},
+        "messages": _messages(taken),
         "bindings": {"amqp": {"is": "routingKey", "exchange": described, "bindingVersion": _AMQP}},
     }
 
 
-def _queue_channel(queue: Queue, role: Role) -> dict[str, object]:
+def _queue_channel(
+    queue: Queue, role: Role, taken: Mapping[str, Mapping[str, object]]
+) -> dict[str, object]:
     return {
         "address": queue.name,
-        "messages": {},
+        "messages": _messages(taken),
         "bindings": {
             "amqp": {
                 "is": "queue",

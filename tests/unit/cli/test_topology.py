@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from hopback.topology.table import write_table
 from hopback.topology.toml import read_toml
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _Output = pytest.CaptureFixture[str]
@@ -152,3 +154,77 @@ def test_a_virtual_host_is_chosen_and_named(capsys: _Output, tmp_path: Path) -> 
     assert list(shown["queues"]) == ["q2"]
     raffle = json.loads(_out(capsys, "topology", "export", "raffle", "--vhost", "/"))
     assert {item["vhost"] for kind in ("queues", "bindings") for item in raffle[kind]} == {"/"}
+
+
+_APP = """
+from dataclasses import dataclass
+from hopback import App
+
+app = App("code_first")
+
+@dataclass
+class Order:
+    id: int
+    note: str = ""
+
+@app.handler("orders", retry=["30s"], bind={"events": "order.*"})
+async def handle(order: Order) -> None: ...
+
+@app.batch("rows", retry=["30s"])
+async def insert(rows: list[Order]) -> None: ...
+
+@app.handler("raw", retry=["30s"])
+async def raw(body: bytes) -> None: ...
+"""
+
+
+@pytest.fixture
+def code_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An application in the current directory, by its name."""
+    (tmp_path / "code_first.py").write_text(_APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield "code_first:app"
+    sys.modules.pop("code_first", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["topology", "show"], "orders.retry.30s"),
+        (["topology", "check"], "Found 1 info."),
+        (["topology", "export"], '"orders.dlq"'),
+        (["topology", "diagram"], "flowchart LR"),
+        (["simulate", "--queue", "orders", "--fail", "always"], "rests in orders.dlq"),
+    ],
+)
+def test_what_an_application_declares_is_a_topology(
+    code_first: str, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    """MODULE:APP stands wherever a system or a file does."""
+    assert run([*arguments, code_first]) == 0
+    assert told in capsys.readouterr().out
+
+
+def test_asyncapi_has_the_schemas_of_the_payloads(
+    code_first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each queue whose handler says what it takes, and of the keys that lead there."""
+    assert run(["topology", "show", code_first, "-o", "asyncapi"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    order = {"$ref": "#/components/schemas/Order"}
+    channels = document["channels"]
+    assert channels["orders"]["messages"] == {"orders": {"name": "orders", "payload": order}}
+    assert channels["rows"]["messages"]["rows"]["payload"] == order
+    assert channels["raw"]["messages"] == {}
+    (entrance,) = (one for one in channels.values() if one["address"] == "order.*")
+    assert entrance["messages"]["orders"]["payload"] == order
+    properties = document["components"]["schemas"]["Order"]["properties"]
+    assert properties["id"] == {"type": "integer"}
+
+
+def test_an_application_takes_no_form(code_first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says itself what it declares."""
+    assert run(["topology", "show", code_first, "--hardened"]) == 2
+    assert "--hardened is for a documented system" in capsys.readouterr().err

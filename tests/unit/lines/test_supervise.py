@@ -252,6 +252,10 @@ async def test_a_user_that_is_refused_later_is_tried_again() -> None:
     await task
 
 
+async def _for_ever(_connection: Connection) -> None:
+    await asyncio.Event().wait()
+
+
 async def test_who_asks_for_it_is_told_of_each_failure_instead_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -260,7 +264,7 @@ async def test_who_asks_for_it_is_told_of_each_failure_instead_of_the_log(
     supervised = Supervised(
         _Broker(refusals=3),
         "test",
-        lambda _connection: asyncio.sleep(3600),
+        _for_ever,
         on_failure=told.append,
         sleep=lambda _seconds: asyncio.sleep(0),
     )

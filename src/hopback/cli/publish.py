@@ -1,0 +1,142 @@
+"""`hopback publish`: a message for a queue or an exchange, confirmed before the command ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import LOCAL_BROKER, rabbitmq
+from hopback.cli.terminal import safe
+from hopback.errors import ConnectionLost, PublishFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hopback.message import Message
+
+__all__ = ["publish"]
+
+_LONGEST_LINE = 128 * 1024 * 1024
+"""The largest body that RabbitMQ takes by default up to 3.12; a line without end must not fill the memory."""
+
+
+@click.command(short_help="Publish a message, and have it confirmed.")
+@click.argument("target", metavar="(QUEUE | EXCHANGE KEY)", nargs=-1, required=True)
+@click.argument("payload", metavar="(JSON | -)")
+@click.option(
+    "--broker",
+    envvar="HOPBACK_BROKER",
+    default=LOCAL_BROKER,
+    show_default=True,
+    metavar="URL",
+    help="amqp(s):// address; also HOPBACK_BROKER, which keeps it out of process lists.",
+)
+@click.option("--message-id", metavar="ID", help="By default each message has one of its own.")
+@click.option("--type", "message_type", metavar="NAME", help="The message's type.")
+@click.option("--correlation-id", metavar="ID", help="What the message belongs to.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="A header of the message; repeatable.",
+)
+@click.option("--raw", is_flag=True, help="The body is the text as it is, not JSON.")
+def publish(
+    target: tuple[str, ...],
+    payload: str,
+    broker: str,
+    message_id: str | None,
+    message_type: str | None,
+    correlation_id: str | None,
+    headers: tuple[str, ...],
+    raw: bool,
+) -> int:
+    """Publish JSON to QUEUE, or to EXCHANGE with the routing key KEY; `-` takes a message from each
+    line of stdin.
+
+    Each message is persistent and mandatory, and the broker has confirmed it when the command ends:
+    one that no queue wants is an error (1). At an error, what was confirmed before is said.
+    """
+    from hopback.runtime.context import compose
+
+    exchange, key = _target(target)
+    lines = _lines() if payload == "-" else iter((payload,))
+    messages = (
+        compose(
+            exchange,
+            key,
+            line.encode() if raw else _document(line, number),
+            message_id=message_id,
+            message_type=message_type,
+            correlation_id=correlation_id,
+            headers=_pairs(headers),
+        )
+        for number, line in enumerate(lines, 1)
+    )
+    place = key if not exchange else f"{exchange} with key {key}"
+    asyncio.run(_publish(broker, messages, place))
+    return Exit.OK
+
+
+def _target(target: tuple[str, ...]) -> tuple[str, str]:
+    match target:
+        case (queue,):
+            return "", queue
+        case (exchange, key):
+            return exchange, key
+    raise click.UsageError(
+        "expected QUEUE JSON or EXCHANGE KEY JSON, got more: is the JSON in quotes?"
+    )
+
+
+def _pairs(headers: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for header in headers:
+        name, equals, value = header.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"expected NAME=TEXT, got {header!r}.", param_hint="--header")
+        found[name] = value
+    return found
+
+
+def _lines() -> Iterator[str]:
+    """The lines of stdin, without empty ones; each is a message."""
+    while line := sys.stdin.readline(_LONGEST_LINE):
+        if line.strip():
+            yield line.rstrip("\r\n")
+
+
+def _document(text: str, number: int) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandFailed(
+            f"expected JSON as message {number}, got {text[:80]!r}: {error}",
+            do="Put it into single quotes, as in '{\"id\": 7}'; --raw sends a text as it is.",
+            code=Exit.USAGE,
+        ) from error
+
+
+async def _publish(url: str, messages: Iterable[Message], place: str) -> None:
+    """One after the other: each is confirmed before the next is read."""
+    connection = await rabbitmq(url).connect("hopback publish")
+    confirmed = 0
+    try:
+        channel = await connection.open_channel()
+        for message in messages:
+            await channel.room()
+            await channel.publish(message, mandatory=True)
+            confirmed += 1
+    except (PublishFailed, ConnectionLost) as error:
+        raise CommandFailed(str(error), do=error.remedy) from error
+    finally:
+        await connection.close()
+        if confirmed:
+            word = "message" if confirmed == 1 else "messages"
+            click.echo(safe(f"{confirmed} {word} confirmed for {place}."))
