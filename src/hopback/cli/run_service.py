@@ -18,7 +18,6 @@ from hopback.broker.management import Management, ManagementAddress, virtual_hos
 from hopback.cli.options import LOCAL_BROKER, cannot_listen, rabbitmq, url_host
 from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
-from hopback.endpoint import Endpoint
 from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, TextLog
@@ -29,6 +28,7 @@ from hopback.runtime.processes import ParentLine, deaths_in
 from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
+from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -213,11 +213,13 @@ async def _attend(
     stack: AsyncExitStack,
 ) -> None:
     """Start what lives beside the service: its health and its HTTP endpoint."""
+    watchdog = stack.enter_context(Watchdog())
     health = Health(service, time=asyncio.get_running_loop().time)
     await stack.enter_async_context(_beside(health.run()))
     if settings.http is not None:
         render = None if metrics is None else _rendering(service, metrics)
-        await _listen(Endpoint(ControlEndpoint(service, health, render)), settings.http, stack)
+        control = ControlEndpoint(service, health, render)
+        await _listen(ThreadEndpoint(control, watchdog), settings.http, stack)
 
 
 async def _follow(line: ParentLine, service: Service, stopper: Stopper) -> None:
@@ -239,7 +241,9 @@ def _rendering(service: Service, metrics: Metrics) -> Callable[[], tuple[str, by
     return render
 
 
-async def _listen(endpoint: Endpoint, address: tuple[str, int], stack: AsyncExitStack) -> None:
+async def _listen(
+    endpoint: ThreadEndpoint, address: tuple[str, int], stack: AsyncExitStack
+) -> None:
     try:
         host, port = await endpoint.open(*address)
     except OSError as error:

@@ -39,4 +39,6 @@ def _details(record: logging.LogRecord) -> dict[str, Any]:
     details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
     if record.exc_info and record.exc_info[0] is not None:
         details["stack"] = "".join(traceback.format_exception(*record.exc_info))
+    elif (stack := getattr(record, "hopback_stack", None)) is not None:
+        details["stack"] = stack
     return details
