@@ -11,6 +11,7 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from hopback import App
+from hopback.cli.app import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,3 +103,30 @@ def test_an_unknown_option_of_the_marker_is_an_error(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "expected clock and version, got clok" in ran.stdout
     assert "1 error" in ran.stdout
+
+
+def test_the_plugin_and_the_kit_have_the_same_words(
+    hopback_broker: BrokerThread, hopback_app: Callable[[App], AppThread]
+) -> None:
+    """`happened` takes fields, assertions say what happened instead, and events can be waited for."""
+    app = App("shop")
+
+    @app.handler("orders", retry=None)
+    async def handle(order: int) -> None:
+        if order == 13:
+            raise LookupError("no such customer")
+
+    running = hopback_app(app)
+    for order in ("7", "13", "8"):
+        assert run(["publish", "orders", order, "--broker", hopback_broker.url]) == 0
+    running.wait_for("delivery.done", queue="orders", times=2)
+    running.wait_for("delivery.parked", queue="orders", reason="no such customer")
+    running.assert_done("orders", times=2)
+    running.assert_parked("orders", times=1, attempt=1)
+    assert running.happened("delivery.done", queue="orders", attempt=2) == ()
+    with pytest.raises(AssertionError, match=r"expected at least one delivery.retried .*no such"):
+        running.assert_retried("orders")
+    with pytest.raises(LookupError, match=r"\(orders\), got 'order'"):
+        running.assert_done("order")
+    with pytest.raises(TimeoutError, match=r"expected 1 delivery.held .* What happened:"):
+        running.wait_for("delivery.held", within=0.01)

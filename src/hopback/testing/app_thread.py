@@ -11,7 +11,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.observe.events import Bus
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
-from hopback.testing.captured import Happening
+from hopback.testing.captured import EventRecord, Happening
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -25,20 +25,22 @@ __all__ = ["AppThread"]
 _PATIENCE_S = 60.0  # far more than a start takes on a slow machine: what takes longer hangs
 
 
-class AppThread:
+class AppThread(EventRecord):
     """A running application; use it as a context manager.
 
-    `events` grows while it runs. `stop` ends it in order and returns the report.
+    `events` grows while it runs, and `wait_for` waits for one. `stop` ends it in order and returns
+    the report.
     """
 
     def __init__(self, app: App, url: str) -> None:
         self._app = app
         self._url = url
-        self.events: list[Happening] = []
+        super().__init__()
         self.report: Report | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: Service | None = None
         self._error: BaseException | None = None
+        self._news = threading.Condition()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"hopback {app.name}")
 
@@ -60,9 +62,31 @@ class AppThread:
         self._thread.join(_PATIENCE_S)
         return self.report
 
-    def happened(self, name: str) -> list[Happening]:
-        """The events of that name so far."""
-        return [each for each in tuple(self.events) if each.name == name]
+    def wait_for(
+        self, name: str, *, times: int = 1, within: float = _PATIENCE_S, **fields: Any
+    ) -> tuple[Happening, ...]:
+        """The events of that name with those fields, once there are so many of them.
+
+        TimeoutError tells what happened instead within so many seconds.
+        """
+
+        def found() -> tuple[Happening, ...]:
+            return self.happened(name, **fields)
+
+        with self._news:
+            if not self._news.wait_for(lambda: len(found()) >= times, within):
+                told = "; ".join(one.told for one in tuple(self.events)) or "nothing"
+                raise TimeoutError(
+                    f"expected {times} {name} with {fields or 'any fields'} within {within:g} s,"
+                    f" got {len(found())}. What happened: {told}"
+                )
+        return found()
+
+    def _plan(self, queue: str) -> object:
+        if queue not in self._app.handlers:
+            known = ", ".join(self._app.handlers)
+            raise LookupError(f"expected a queue that is handled ({known}), got {queue!r}")
+        return self._app.handlers[queue]
 
     def _run(self) -> None:
         try:
@@ -83,4 +107,6 @@ class AppThread:
         self.report = await running
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
-        self.events.append(Happening(name, fields, time.time()))
+        with self._news:
+            self.events.append(Happening(name, fields, time.time()))
+            self._news.notify_all()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Happening", "Tally", "tally_of"]
+__all__ = ["EventRecord", "Happening", "Tally", "tally_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,59 @@ class Happening:
             if field == "reason"
             else self.fields.get(field) == value
             for field, value in wanted.items()
+        )
+
+    @property
+    def told(self) -> str:
+        """What happened, in short: the name, the attempt and the reason."""
+        reason, attempt = self.fields.get("reason"), self.fields.get("attempt")
+        return self.name + (f" #{attempt}" if attempt else "") + (f" ({reason})" if reason else "")
+
+
+class EventRecord:
+    """What an application said while a test ran it, and what a test says of that.
+
+    The test kit and the pytest plugin have the same words. A field of an event can be asked for by
+    its name (`tier="5m"`, `attempt=2`, `message_id=…`); of `reason` a part is enough.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Happening] = []
+
+    def happened(self, name: str, **fields: Any) -> tuple[Happening, ...]:
+        """The events of that name with those fields, so far."""
+        return tuple(one for one in tuple(self.events) if one.fits(name, fields))
+
+    def assert_done(self, queue: str, *, times: int | None = None, **fields: Any) -> None:
+        """Fail unless messages of the queue were handled (so many, if `times` is given)."""
+        self._expect("delivery.done", queue, times, fields)
+
+    def assert_retried(
+        self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
+    ) -> None:
+        """Fail unless messages of the queue went to a retry queue, for such a reason."""
+        self._expect("delivery.retried", queue, times, {"reason": reason, **fields})
+
+    def assert_parked(
+        self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
+    ) -> None:
+        """Fail unless messages of the queue were parked, for such a reason."""
+        self._expect("delivery.parked", queue, times, {"reason": reason, **fields})
+
+    def _plan(self, queue: str) -> object:
+        """LookupError for a queue that the application does not handle."""
+        raise NotImplementedError
+
+    def _expect(self, name: str, queue: str, times: int | None, fields: dict[str, Any]) -> None:
+        self._plan(queue)
+        found = len(self.happened(name, queue=queue, **fields))
+        if found == times or (times is None and found):
+            return
+        wanted = "at least one" if times is None else times
+        told = [one.told for one in tuple(self.events) if one.fields.get("queue") == queue]
+        raise AssertionError(
+            f"expected {wanted} {name} of {queue} with {fields or 'any fields'}, got {found}. "
+            f"What happened: {'; '.join(told) or 'nothing'}"
         )
 
 

@@ -18,7 +18,7 @@ from hopback.observe.events import Bus
 from hopback.runtime.context import compose
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
-from hopback.testing.captured import Happening, Tally, tally_of
+from hopback.testing.captured import EventRecord, Happening, Tally, tally_of
 from hopback.testing.producing import Producer
 from hopback.topology.delays import DUE, is_delay_level
 from hopback.topology.expand import retry_queues
@@ -57,7 +57,7 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     return run
 
 
-class AppTest:
+class AppTest(EventRecord):
     """An application at work on an embedded broker of its own; an async context manager.
 
     `events` is everything the application said, `broker` the broker with its fault switches,
@@ -77,7 +77,7 @@ class AppTest:
         self.app = app
         self._overrides = overrides or {}
         self.broker = broker or EmbeddedBroker()
-        self.events: list[Happening] = []
+        super().__init__()
         self.failures: list[BaseException] = []
         """Every exception behind a failed run, as it was raised."""
         self.report: Report | None = None
@@ -226,56 +226,22 @@ class AppTest:
         """The switches that make things go wrong on the way to the broker."""
         return self.broker.faults
 
-    def happened(self, name: str, **fields: Any) -> tuple[Happening, ...]:
-        """The events of that name with those fields; of `reason` a part is enough."""
-        return tuple(one for one in self.events if one.fits(name, fields))
-
     def dead_letters(self, queue: str) -> tuple[StoredMessage, ...]:
         """What lies in the dead-letter queue of a queue, oldest first."""
         parking = self._plan(queue).parking.queue
         return self.broker.snapshot().queue(parking).messages
 
-    def assert_done(self, queue: str, *, times: int | None = None) -> None:
-        """Fail unless messages of the queue were handled (so many, if `times` is given)."""
-        self._expect("delivery.done", queue, times, {})
-
-    def assert_retried(
-        self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
-    ) -> None:
-        """Fail unless messages of the queue went to a retry queue, for such a reason.
-
-        Further fields of the event can be asked for: `tier="5m"`, `attempt=2`, `message_id=…`.
-        """
-        self._expect("delivery.retried", queue, times, {"reason": reason, **fields})
-
     def assert_parked(
         self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
     ) -> None:
         """Fail unless messages of the queue were parked for such a reason and are in its DLQ."""
-        found = self._expect("delivery.parked", queue, times, {"reason": reason, **fields})
+        super().assert_parked(queue, times=times, reason=reason, **fields)
+        found = len(self.happened("delivery.parked", queue=queue, reason=reason, **fields))
         resting = len(self.dead_letters(queue))
         if resting < found:
             raise AssertionError(
                 f"{queue}: {found} parked, but its dead-letter queue has {resting}"
             )
-
-    def _expect(self, name: str, queue: str, times: int | None, fields: dict[str, Any]) -> int:
-        self._plan(queue)
-        found = len(self.happened(name, queue=queue, **fields))
-        if found == times or (times is None and found):
-            return found
-        wanted = "at least one" if times is None else times
-        told = [_told(one) for one in self.events if one.fields.get("queue") == queue]
-        raise AssertionError(
-            f"expected {wanted} {name} of {queue} with {fields or 'any fields'}, got {found}. "
-            f"What happened: {'; '.join(told) or 'nothing'}"
-        )
-
-
-def _told(one: Happening) -> str:
-    reason = one.fields.get("reason")
-    attempt = one.fields.get("attempt")
-    return one.name + (f" #{attempt}" if attempt else "") + (f" ({reason})" if reason else "")
 
 
 def _raise_first(failures: list[BaseException], events: list[Happening]) -> None:
@@ -286,4 +252,4 @@ def _raise_first(failures: list[BaseException], events: list[Happening]) -> None
         raise failures[0]
     said = [one for one in events if one.name in ("delivery.retried", "delivery.parked")]
     if said:
-        raise AssertionError(_told(said[0]))
+        raise AssertionError(said[0].told)

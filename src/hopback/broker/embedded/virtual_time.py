@@ -2,14 +2,19 @@
 
 `asyncio.sleep`, timeouts and the embedded broker's own deadlines all follow it, so half an hour of
 waiting takes no time and every run is the same. Sockets and threads still work: time stands still
-while a thread is busy for the loop.
+while a thread is busy for the loop, and while somebody outside owes it an answer. That is so after
+something was written to a socket until something is read from it, while a connection is being made,
+and for a moment after each answer, because the rest of it may be on its way. A connection that is
+only open, as those of a pool are, holds nothing up; neither does one between two ends in this loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -25,6 +30,11 @@ Ts = TypeVarTuple("Ts")
 
 _START = 1_700_000_000.0
 _PATIENCE = 400 * 24 * 3600.0
+_ANSWER_S = 10.0
+"""Real seconds in which an answer is expected: far more than a database on this machine takes. A peer
+that lets them pass is not waited for again before it has spoken: it may only listen, as a log does."""
+_REST_S = 0.05
+"""Real seconds in which the next part of an answer is expected; loss on a local line is rarer."""
 _IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
 """Whoever has threads of its own, and wakes the loop by a future when they are done."""
 
@@ -44,6 +54,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual_now = start
         self._until = start + patience
         self._threads = 0
+        self._selector: _JumpingSelector
         super().__init__(_JumpingSelector(self))
         # The loop runs what is due before now + resolution; the usual nanosecond is lost when it
         # is added to seconds since 1970.
@@ -87,6 +98,39 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_done)
         return future
 
+    def _make_socket_transport(self, sock: socket.socket, *args: Any, **options: Any) -> Any:
+        made = super()._make_socket_transport(sock, *args, **options)  # type: ignore[misc]
+        self._watch(sock, options)
+        return made
+
+    def _make_ssl_transport(self, rawsock: socket.socket, *args: Any, **options: Any) -> Any:
+        made = super()._make_ssl_transport(rawsock, *args, **options)  # type: ignore[misc]
+        self._watch(rawsock, options)
+        return made
+
+    def _watch(self, sock: socket.socket, options: Mapping[str, Any]) -> None:
+        """Note when something is written; a server's own end answers and waits for nobody."""
+        if options.get("server") is not None:
+            return
+        descriptor = sock.fileno()
+        transport = self.transports()[descriptor]
+        for name in ("write", "writelines"):
+            write = getattr(transport, name)
+
+            def written(data: Any, write: Callable[[Any], None] = write) -> None:
+                self._selector.on_asked(descriptor)
+                write(data)
+
+            setattr(transport, name, written)
+
+    def transports(self) -> Mapping[int, Any]:
+        """The open transports by descriptor."""
+        return self._transports  # type: ignore[attr-defined,no-any-return]
+
+    def own_pipe(self) -> int:
+        """The descriptor by which threads and signals wake the loop."""
+        return int(self._ssock.fileno())  # type: ignore[attr-defined]
+
     def create_future(self) -> asyncio.Future[Any]:
         """As usual; aiosqlite has threads of its own, and time stands still for those as well."""
         future = super().create_future()
@@ -113,6 +157,9 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
         self._real = selectors.DefaultSelector()
+        self._asked: set[int] = set()
+        self._silent: set[int] = set()
+        self._read_at = float("-inf")
 
     def register(
         self, fileobj: FileDescriptorLike, events: int, data: Any = None
@@ -120,7 +167,14 @@ class _JumpingSelector(selectors.BaseSelector):
         return self._real.register(fileobj, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
+        key = self._real.unregister(fileobj)
+        self._asked.discard(key.fd)
+        self._silent.discard(key.fd)
+        return key
+
+    def on_asked(self, descriptor: int) -> None:
+        """Something is written to a socket: its peer may owe an answer."""
+        self._asked.add(descriptor)
 
     def modify(
         self, fileobj: FileDescriptorLike, events: int, data: Any = None
@@ -137,14 +191,72 @@ class _JumpingSelector(selectors.BaseSelector):
         if self._loop.threads_at_work and timeout != 0:
             return self._real.select(None)
         found = self._real.select(0)
+        if not found and timeout != 0:
+            found = self._answers()
         if found or timeout == 0:
-            return found
+            return self._seen(found)
         if timeout is not None:
             self._loop.jump(timeout)
             return []
         if len(self._real.get_map()) > 1:
             return self._real.select(None)  # more than the loop's own pipe: a socket may speak
         raise self._loop.stuck()
+
+    def _seen(
+        self, found: list[tuple[selectors.SelectorKey, int]]
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        for key, events in found:
+            if events & selectors.EVENT_READ and key.fd in self._loop.transports():
+                self._asked.discard(key.fd)
+                self._silent.discard(key.fd)
+                self._read_at = time.monotonic()
+        return found
+
+    def _answers(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait, in real time, for those outside who owe an answer; nothing if nobody does."""
+        owed = self._owed()
+        if owed:
+            found = self._real.select(_ANSWER_S)
+            if not found:
+                self._silent |= owed
+            return found
+        rest = self._read_at + _REST_S - time.monotonic()
+        return self._real.select(rest) if rest > 0 else []
+
+    def _owed(self) -> set[int]:
+        """The sockets that somebody outside has to speak on before time may pass."""
+        transports: Mapping[int, Any] = self._loop.transports()
+        open_ones = {key.fd: key for key in self._real.get_map().values()}
+        # What is registered without a transport is waited for by a task at this moment.
+        direct = {
+            fd
+            for fd, key in open_ones.items()
+            if fd not in transports and fd != self._loop.own_pipe() and not _listens(key)
+        }
+        asked = {fd for fd in self._asked - self._silent if fd in transports}
+        if asked:
+            ends = {_name(one, "sockname") for one in tuple(transports.values())}
+            inside = {fd for fd in asked if _name(transports[fd], "peername") in ends}
+            self._asked -= inside
+            asked -= inside
+        return (asked | direct) - self._silent
+
+
+def _name(transport: Any, what: str) -> object:
+    """The address of an end; one of a pair without names is taken for the other."""
+    return transport.get_extra_info(what) or ""
+
+
+def _listens(key: selectors.SelectorKey) -> bool:
+    """Whether it is the socket of a server: nobody has to connect."""
+    try:
+        with socket.socket(fileno=key.fd) as sock:
+            try:
+                return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            finally:
+                sock.detach()
+    except OSError:
+        return False  # a pipe
 
 
 class LoopClock:
