@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hopback.broker.port import Connection
+    from hopback.fields import FieldValue
     from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
 
@@ -127,3 +128,20 @@ async def test_the_command(amqp_url: str, rabbitmq: SharedNode) -> None:
     data = json.loads(result.stdout)
     assert (result.return_value, data["healthy"], data["alarms"]) == (0, True, [])
     assert "guest:guest" not in result.output
+
+
+async def test_findings_in_a_pipe_are_lines_that_can_be_read(
+    amqp_url: str, rabbitmq: SharedNode, connection: Connection
+) -> None:
+    """Off a terminal no column is as wide as the longest sentence."""
+    channel = await connection.open_channel()
+    arguments: dict[str, FieldValue] = {"x-dead-letter-exchange": "nowhere", "x-max-length": 5}
+    await channel.declare_queue(Queue("doctor.unread", QueueType.CLASSIC, arguments=arguments))
+    options = ["--broker", amqp_url, "--management", rabbitmq.management_url]
+    result = await asyncio.to_thread(
+        lambda: CliRunner().invoke(doctor_command, options, standalone_mode=False)
+    )
+    assert result.exception is None
+    assert "doctor.unread" in result.stdout
+    findings, _, _ = result.stdout.partition("\n- ")
+    assert max(map(len, findings.splitlines()[1:])) <= 96

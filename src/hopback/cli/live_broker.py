@@ -19,7 +19,16 @@ from hopback.cli.options import (
     reach,
     topology_source,
 )
-from hopback.cli.terminal import ask, document, json_text, safe, safe_lines, table
+from hopback.cli.terminal import (
+    ask,
+    document,
+    json_text,
+    on_terminal,
+    safe,
+    safe_lines,
+    table,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -413,8 +422,11 @@ def _print_examination(found: Examination) -> None:
     for finding in found.findings:
         words = f"{finding.explanation} Fix: {finding.fix} [{finding.rule}]"
         rows.append((str(finding.severity), finding.place, words))
-    if rows:
+    if rows and on_terminal():
         table(("severity", "place", "what it is and what to do"), rows)
+    else:  # a column of sentences is as wide as the longest of them: no line that anybody can read
+        for severity, place, words in rows:
+            click.echo(f"{wrapped(f'{severity}: {place}')}\n{wrapped(words, '  ')}\n")
     for notice in found.notices:
         click.echo(safe(f"{'!' if notice.urgent else '-'} {notice.text}"))
     for limit in found.lifted:

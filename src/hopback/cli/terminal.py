@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import click
@@ -34,8 +35,10 @@ __all__ = [
     "safe",
     "safe_lines",
     "table",
+    "wrapped",
 ]
 
+_READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 
 
@@ -102,13 +105,22 @@ def _draw(columns: Sequence[str], rows: list[list[str]], right: Collection[str],
     from rich.table import Table
     from rich.text import Text
 
+    # An empty NO_COLOR counts as none, as https://no-color.org says.
+    console = Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err)
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        drawn.add_column(name, justify="right" if name in right else "left")
+    for place, name in enumerate(columns):
+        # Nothing is cut: a name that is not whole cannot be copied. What is in the first column,
+        # which is what the others are about, stays on one line as long as the rest has some room.
+        longest = max((len(line) for row in rows for line in row[place].split("\n")), default=0)
+        drawn.add_column(
+            name,
+            justify="right" if name in right else "left",
+            overflow="fold",
+            min_width=min(longest, console.width // 2) if place == 0 else None,
+        )
     for row in rows:
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    # An empty NO_COLOR counts as none, as https://no-color.org says.
-    Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err).print(drawn)
+    console.print(drawn)
 
 
 def _align(
@@ -122,6 +134,18 @@ def _align(
             for name, cell, width in zip(columns, line, widths, strict=True)
         )
         click.echo("  ".join(padded).rstrip(), err=err)
+
+
+def wrapped(text: str, margin: str = "") -> str:
+    """Lines of readable width; names are never broken, so that they can be searched for."""
+    return fill(
+        safe(text),
+        _READABLE_COLUMNS,
+        initial_indent=margin,
+        subsequent_indent=margin or "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def ask(question: str, *, changes: str = "this changes the broker") -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +19,7 @@ from hopback.cli.options import (
     topology_source,
     vhost_option,
 )
-from hopback.cli.terminal import document, json_text, on_terminal, safe, table
+from hopback.cli.terminal import document, json_text, on_terminal, safe, table, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "diagram", "export", "show"]
 
-_READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
 _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
 
 
@@ -230,24 +228,12 @@ def _print_findings(found: Sequence[Finding]) -> None:
         table(("severity", "place", "what it is and how to fix it"), rows)
     else:
         for one in found:
-            click.echo(_wrapped(f"{one.severity}: {one.place} [{one.rule}]"))
-            click.echo(_wrapped(one.explanation, "  "))
-            click.echo(_wrapped(f"Fix: {one.fix}", "  ") + "\n")
+            click.echo(wrapped(f"{one.severity}: {one.place} [{one.rule}]"))
+            click.echo(wrapped(one.explanation, "  "))
+            click.echo(wrapped(f"Fix: {one.fix}", "  ") + "\n")
     counts = Counter(one.severity for one in found)  # the gravest come first
     parts = [
         f"{number} {severity}" + ("s" if number > 1 and severity != "info" else "")
         for severity, number in counts.items()
     ]
     click.echo(f"Found {', '.join(parts)}." if parts else "No findings.")
-
-
-def _wrapped(text: str, margin: str = "") -> str:
-    """Lines of readable width; names are never broken, so that they can be searched for."""
-    return fill(
-        safe(text),
-        _READABLE_COLUMNS,
-        initial_indent=margin,
-        subsequent_indent=margin or "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

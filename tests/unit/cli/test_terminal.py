@@ -56,3 +56,25 @@ def test_a_document_reaches_a_file_as_it_is(capsys: pytest.CaptureFixture[str]) 
     terminal.document("a\u202eb")
     terminal.document("c\n")
     assert capsys.readouterr().out == "a\u202eb\nc\n"
+
+
+def test_on_a_terminal_no_name_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that is not whole cannot be copied; sentences are folded."""
+    monkeypatch.setattr(terminal, "on_terminal", lambda **_: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "my-service.events.dead-letters"
+    terminal.table(("queue", "messages", "why"), [(name, "3", "word " * 40)], right=("messages",))
+    shown = capsys.readouterr().out
+    assert name in shown
+    assert "…" not in shown
+    assert shown.count("word") == 40
+
+
+def test_sentences_have_a_readable_width(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are not broken, so that they can be searched for."""
+    shown = terminal.wrapped("a-name-that-is-" + "long" * 40 + " and words " * 20, "  ")
+    first, *rest = shown.split("\n")
+    assert first == "  a-name-that-is-" + "long" * 40
+    assert all(len(line) <= 96 for line in rest)
