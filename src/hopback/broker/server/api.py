@@ -58,7 +58,7 @@ __all__ = ["Api"]
 _DEEPEST = 100  # far more than arguments have; what reads them further on recurses
 
 
-_FEATURES = ([], ["used"])
+_FEATURES: tuple[list[str], ...] = ([], ["used"])
 """Below `deprecated-features`: all, and those in use; there are none here."""
 
 
@@ -267,8 +267,8 @@ class Api:
                 return Response(HTTPStatus.NO_CONTENT)  # there is one node, and all is on it
             case "DELETE", ["connections", "username", user]:
                 caller.check_own(user)
-                for client in api_connections.of_user(self._house, user):
-                    api_connections.close(client, request.headers.get("x-reason", ""))
+                for each in api_connections.of_user(self._house, user):
+                    api_connections.close(each, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case "DELETE", ["connections", name]:
                 client = api_connections.of_connection(self._house, name)
