@@ -211,7 +211,9 @@ class RedriveAction:
             return LeftOut(aim)
         flaw = self._flaws.get(aim.redrive)
         if flaw is not None:
-            return LeftOut(flaw, stops=not self._is_per_message)
+            named = self._target.exchange or self._target.routing_key
+            may_differ = not named and len(self._source.plans) > 1
+            return LeftOut(flaw, stops=not may_differ)
         return self._redrivers.get((aim.plan.queue, aim.redrive))
 
     async def explore(self, delivery: Delivery) -> None:
@@ -225,22 +227,12 @@ class RedriveAction:
         else:
             made = Redriver(aim.plan, aim.redrive, self._occasion)
             self._redrivers[aim.plan.queue, aim.redrive] = made
-            self._only = made if self._has_one_way else None
+            is_same = self._target.kind is not TargetKind.ORIGIN_EXCHANGE
+            self._only = made if is_same and len(self._source.origins) == 1 else None
 
     def _aim(self, delivery: Delivery) -> Aim | str:
         origin = origin_queue(delivery, self._source)
         return aim_at(self._target, delivery, origin, self._source, self._routes)
-
-    @property
-    def _has_one_way(self) -> bool:
-        is_same = self._target.kind is not TargetKind.ORIGIN_EXCHANGE
-        return is_same and len(self._source.origins) == 1
-
-    @property
-    def _is_per_message(self) -> bool:
-        """Whether different messages may go different ways."""
-        named = self._target.exchange or self._target.routing_key
-        return not named and len(self._source.plans) > 1
 
     async def room(self) -> None:
         """Return when the channel takes another publish."""
@@ -435,9 +427,12 @@ class _Import:
                     break
         except (HopbackError, OSError) as failed:
             problem = str(failed)
-        failed_at, why = await self._settled()
-        if failed_at is not None:
-            number, problem = failed_at, why
+        if self._fates:
+            await asyncio.wait(self._fates.values())
+        self._reap()
+        if self._fates:  # what is left was not confirmed: the first of it is where to go on
+            number = min(self._fates)
+            problem = f"line {number + 1}: {self._fates[number].exception()}"
         return Imported(number, self._published, problem)
 
     async def _publish(self, line: bytes, number: int) -> None:
@@ -474,16 +469,6 @@ class _Import:
             raise BrokerError(f"the queue {queue!r} does not exist") from None
         await channel.close()
         self._checked.add(queue)
-
-    async def _settled(self) -> tuple[int | None, str]:
-        """Wait for everything in flight; the first line that has no home, and why."""
-        if self._fates:
-            await asyncio.wait(self._fates.values())
-        self._reap()
-        if not self._fates:
-            return None, ""
-        first = min(self._fates)
-        return first, f"line {first + 1}: {self._fates[first].exception()}"
 
 
 __getattr__ = old_names(

@@ -272,16 +272,14 @@ def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
 def _named(effective: Topology, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
     """Queues that nothing but their name gives away, each with the queue it belongs to."""
     for name, role in roles.items():
-        if role is not Role.PLAIN or "x-dead-letter-exchange" in _arguments(effective, name):
+        queue = effective.queue(name)
+        if role is not Role.PLAIN or (
+            queue is not None and "x-dead-letter-exchange" in queue.arguments
+        ):
             continue
         owner = next((each for each in _owners(name) if each in roles and each != name), None)
         if owner is not None:
             yield name, owner
-
-
-def _arguments(effective: Topology, name: str) -> Mapping[str, object]:
-    queue = effective.queue(name)
-    return {} if queue is None else queue.arguments
 
 
 def _owners(name: str) -> Iterator[str]:
@@ -301,21 +299,17 @@ def _described(
     effective: Topology, name: str, known_by: str, origins: tuple[str, ...]
 ) -> DeadLetterQueue:
     plans = tuple(effective.plan(each) or stand_in_plan(each, name) for each in origins)
+    # The exchange by which messages reach the retry queue, where it is the same for all.
+    used = {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
     return DeadLetterQueue(
         name=name,
         origins=origins,
         plans=plans,
         queue=effective.queue(name),
-        retry_exchange=_retry_exchange(plans),
+        retry_exchange=next(iter(used)) if len(used) == 1 else None,
         label=origins[0] if len(origins) == 1 else name,
         known_by=known_by,
     )
-
-
-def _retry_exchange(plans: Iterable[Plan]) -> str | None:
-    """The exchange by which messages reach the retry queue, where it is the same for all."""
-    used = {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
-    return next(iter(used)) if len(used) == 1 else None
 
 
 def _overruled(

@@ -257,12 +257,11 @@ class Engine:
                 f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
             )
         self._count(done=self._selected.missing)
-        return JobState.COMPLETED, self._summary()
-
-    def _summary(self) -> str:
-        if not self._counts.failed:
-            return ""
-        return f"{self._counts.failed} could not be moved and are still in {self._queue.name!r}"
+        failed = self._counts.failed
+        left = (
+            f"{failed} could not be moved and are still in {self._queue.name!r}" if failed else ""
+        )
+        return JobState.COMPLETED, left
 
     async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a connection that ends now gives back what it held, as it would anyway."""
@@ -390,13 +389,6 @@ class Engine:
         dead_letter = read_dead_letter(delivery, self._place, self._queue)
         return self._wanted.matches(dead_letter, delivery, self._run.job.created)
 
-    def _left_out(self, item: _Item, why: LeftOut) -> None:
-        if why.stops:
-            raise _Stopped(why.reason)
-        self._keep(item.delivery)
-        self._count(skipped=int(why.guard), failed=int(not why.guard))
-        self._note(item, why.reason)
-
     def _keep(self, delivery: Delivery) -> None:
         self._selected.keep(delivery.tag)
         if self._limit is not None and spent(delivery_count(delivery), self._limit):
@@ -459,7 +451,11 @@ class Engine:
         if prepared is None:
             return False
         if isinstance(prepared, LeftOut):
-            self._left_out(item, prepared)
+            if prepared.stops:
+                raise _Stopped(prepared.reason)
+            self._keep(item.delivery)
+            self._count(skipped=int(prepared.guard), failed=int(not prepared.guard))
+            self._note(item, prepared.reason)
             return True
         self._sent += 1
         try:
@@ -566,7 +562,11 @@ class Engine:
         await self._drain()
         await self._may_go_on()
         before = self._counts.arrived_meanwhile
-        await self._watch_for(self._watch.seconds)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._watch.seconds
+        while loop.time() < until:
+            await self._control.sleep(min(until - loop.time(), _PROGRESS_S))
+            await self._may_go_on()
         seen = await self._look()
         arrived = self._counts.arrived_meanwhile - before
         if self._counts.came_back:
@@ -578,13 +578,6 @@ class Engine:
                 f"while {_messages(sent)} went back, {_messages(arrived)} arrived: probably the same;"
                 " the cause is not mended"
             )
-
-    async def _watch_for(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while loop.time() < until:
-            await self._control.sleep(min(until - loop.time(), _PROGRESS_S))
-            await self._may_go_on()
 
     async def _look(self) -> bool:
         """Count what arrived meanwhile; whether it could be looked at."""

@@ -90,7 +90,9 @@ class Term:
         if self.needs_payload:
             return self.holds_in(None if delivery is None else _payload(delivery.body))
         if self.needs_content:
-            return delivery is not None and self._holds_in_headers(delivery)
+            name = self.field.partition(".")[2]
+            headers = {} if delivery is None else delivery.properties.headers
+            return name in headers and text_matches(str(self.wanted), _shown(headers[name]))
         if isinstance(self.wanted, str):
             return any(text_matches(self.wanted, text) for text in _texts(self.field, dead_letter))
         number = _number(self.field, dead_letter, now)
@@ -100,10 +102,6 @@ class Term:
         """Whether it holds for this payload, parsed once for all terms."""
         found = _at(payload, self.field.partition(".")[2].split("."))
         return any(text_matches(str(self.wanted), text) for text in found)
-
-    def _holds_in_headers(self, delivery: Delivery) -> bool:
-        headers, name = delivery.properties.headers, self.field.partition(".")[2]
-        return name in headers and text_matches(str(self.wanted), _shown(headers[name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,31 +179,23 @@ def _terms(text: str) -> Iterator[Term]:
         found = _TERM.match(text, place)
         if found is None:
             raise BadFilter(
-                _word_at(text, place),
+                text[place:].split(maxsplit=1)[0],
                 "FIELD:VALUE or FIELD>NUMBER, as in reason:rejected or age>2h",
             )
         yield _term(found.group(), *found.groups())
         place = found.end()
 
 
-def _word_at(text: str, place: int) -> str:
-    return text[place:].split(maxsplit=1)[0]
-
-
 def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
     value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') else raw
     if field in _NUMBERS:
         return Term(field, comparison, _wanted_number(whole, field, value))
-    if field in _TEXTS or _is_path(field):
+    kind, _, path = field.partition(".")
+    if field in _TEXTS or (kind in {"header", "payload"} and path):
         if comparison != ":":
             raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
         return Term(field, comparison, value)
     raise BadFilter(whole, f"one of {_KNOWN}")
-
-
-def _is_path(field: str) -> bool:
-    kind, dot, rest = field.partition(".")
-    return kind in {"header", "payload"} and bool(dot) and bool(rest)
 
 
 def _wanted_number(whole: str, field: str, value: str) -> float:

@@ -56,7 +56,8 @@ def _mass_transit(headers: Headers) -> ForeignFailure | None:
             _text(headers, "MT-Fault-StackTrace"),
             _moment(_text(headers, "MT-Fault-Timestamp")),
         ),
-        _last_segment(_text(headers, "MT-Fault-InputAddress")),
+        # The last segment of an address: rabbitmq://host/vhost/queue?durable=true
+        _text(headers, "MT-Fault-InputAddress").partition("?")[0].rstrip("/").rpartition("/")[2],
         _number(headers, "MT-Fault-RetryCount"),
     )
 
@@ -160,10 +161,6 @@ def _stamp(headers: Headers, name: str) -> dict[str, object]:
         return {}
     last = found[-1] if isinstance(found, list) and found else found
     return last if isinstance(last, dict) else {}
-
-
-def _last_segment(address: str) -> str:
-    return address.partition("?")[0].rstrip("/").rpartition("/")[2]
 
 
 def _moment(text: str) -> float:

@@ -248,7 +248,9 @@ class Head:
 
     def ack(self, tag: int) -> None:
         """This message is done with for good."""
-        if self._consumer is not None and not self._may_go_on(self._acked + 1):
+        # Whether the consumer, with one ack more, could hand over more than was asked for.
+        too_many = self._before + self._acked + 1 + self._prefetch > self._count
+        if self._consumer is not None and too_many:
             self._late_acks.append(tag)
             self._end_soon()
             return
@@ -287,10 +289,6 @@ class Head:
             if self.taken < self._count:
                 return True
         return True
-
-    def _may_go_on(self, acked: int) -> bool:
-        """Whether the consumer, with so many acks, cannot hand over more than was asked for."""
-        return self._before + acked + self._prefetch <= self._count
 
     async def _more(self) -> bool:
         """Wait for messages; False if the queue has no more."""
@@ -379,21 +377,17 @@ class Head:
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await self._news.wait()
         except TimeoutError:
-            if self._has_room() and not self._arrived and not self._late_acks:
+            has_room = self.taken - self._before - self._acked < self._prefetch
+            if has_room and not self._arrived and not self._late_acks:
                 await self._end_consumer()
-                return bool(self._arrived) or await self._one_more()
+                if self._arrived:
+                    return True
+                # A broker may be slow; what a fetch finds, or does not find, is the truth.
+                found = await self._channel.get(self._queue)
+                if found is None:
+                    return False
+                self._on_delivery(found)
         return True
-
-    def _has_room(self) -> bool:
-        """Whether the consumer could be given more, if there was any."""
-        return self.taken - self._before - self._acked < self._prefetch
-
-    async def _one_more(self) -> bool:
-        """A broker may be slow; what a fetch finds, or does not find, is the truth."""
-        found = await self._channel.get(self._queue)
-        if found is not None:
-            self._on_delivery(found)
-        return found is not None
 
 
 async def _round_trip(channel: Channel) -> None:

@@ -178,18 +178,14 @@ class JobRunner:
     async def begin_again(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
         """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
-            await self._check_nothing_since(job)
+            # The first messages are not the same any more once another job has taken some.
+            for other in await self._journal.jobs(broker=job.spec.broker, queue=job.queue):
+                if other.id != job.id and other.updated > job.updated and other.counts.done:
+                    raise JobConflict(
+                        f"job {other.id} has worked on {job.queue!r} since; start a new one", other
+                    )
         again = _anew(job.to(JobState.RUNNING, self._clock.now()))
         return await self._start(again, snapshot, None)
-
-    async def _check_nothing_since(self, job: JobRecord) -> None:
-        """The first messages are not the same any more once another job has taken some."""
-        others = await self._journal.jobs(broker=job.spec.broker, queue=job.queue)
-        for other in others:
-            if other.id != job.id and other.updated > job.updated and other.counts.done:
-                raise JobConflict(
-                    f"job {other.id} has worked on {job.queue!r} since; start a new one", other
-                )
 
     async def _start(
         self, job: JobRecord, snapshot: BrokerSnapshot, held: ChosenMessages | None
@@ -440,7 +436,12 @@ class JobRunner:
                 yield job
             if not job.is_active:
                 return
-            await _changed(run)
+            if run is None:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN_S):
+                    await run.changed.wait()
 
     async def join(self, job_id: str) -> None:
         """Return when the run of this job here has ended, if there is one."""
@@ -488,16 +489,6 @@ def _ending(job: JobRecord, now: float) -> AuditEntry:
 def _prefetch(spec: JobSpec) -> int:
     """Thrice the window: while one part is on its way, the marks of two are written down at once."""
     return 3 * spec.pace.in_flight
-
-
-async def _changed(run: JobRun | None) -> None:
-    """Until there is news, or it is time to look again."""
-    if run is None:
-        await asyncio.sleep(_LOOK_AGAIN_S)
-        return
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LOOK_AGAIN_S):
-            await run.changed.wait()
 
 
 __getattr__ = old_names(

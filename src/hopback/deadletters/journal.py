@@ -444,18 +444,16 @@ class MemoryJournal:
 
     async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
         """Entries of the audit, the newest first."""
-        found = (entry for entry in reversed(self._audit) if _wanted(entry, query))
+        found = (
+            entry
+            for entry in reversed(self._audit)
+            if (not query.by or entry.by == query.by)
+            and (not query.action or entry.action == query.action)
+            and (not query.queue or entry.queue == query.queue)
+            and (not query.job or entry.job == query.job)
+            and (query.before is None or entry.number < query.before)
+        )
         return tuple(islice(found, query.limit))
-
-
-def _wanted(entry: AuditEntry, query: AuditQuery) -> bool:
-    return (
-        (not query.by or entry.by == query.by)
-        and (not query.action or entry.action == query.action)
-        and (not query.queue or entry.queue == query.queue)
-        and (not query.job or entry.job == query.job)
-        and (query.before is None or entry.number < query.before)
-    )
 
 
 __getattr__ = old_names(

@@ -170,7 +170,10 @@ class LiveQueues:
 
         NoSuch if there is no such queue, UnsafeOperation if nobody tells how many it has.
         """
-        version = await self._known_version()
+        version = self._version
+        if version is None:
+            async with self.connected() as connection:
+                version = connection.version
         live, operators = None, tuple[Policy, ...]()
         topology = joined(self._declared)
         if self._management is not None:
@@ -210,12 +213,6 @@ class LiveQueues:
                 if each.operator_policy and each.effective_policy
             )
 
-    async def _known_version(self) -> BrokerVersion:
-        if self._version is None:
-            async with self.connected() as connection:
-                return connection.version
-        return self._version
-
     # --- how deep
 
     async def readings(self) -> dict[str, QueueReading] | None:
@@ -229,18 +226,13 @@ class LiveQueues:
     ) -> dict[str, tuple[Depth, QueueReading | None]]:
         """The depth of each, by these readings where there are any; what is missing is left out."""
         wanted = tuple(names)
-        if readings is None:
-            return await self._depths_by_amqp(wanted)
-        return {
-            name: (_told(readings[name]), readings[name]) for name in wanted if name in readings
-        }
-
-    async def _depths_by_amqp(
-        self, names: tuple[str, ...]
-    ) -> dict[str, tuple[Depth, QueueReading | None]]:
+        if readings is not None:
+            return {
+                name: (_told(readings[name]), readings[name]) for name in wanted if name in readings
+            }
         found: dict[str, tuple[Depth, QueueReading | None]] = {}
         async with self.connected() as connection:
-            for name in names:
+            for name in wanted:
                 counted = await self._counted(connection, name)
                 if counted is not None:
                     found[name] = counted, None
@@ -258,7 +250,11 @@ class LiveQueues:
             reading = await self._management.queue(self._vhost, name)
         except ManagementNotFound:
             return counted, None
-        return _completed(counted, reading), reading
+        if counted.ready is None:
+            return _told(reading), reading
+        counts = reading.counts
+        complete = structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
+        return complete, reading
 
     async def _counted(self, connection: Connection, name: str) -> Depth | None:
         channel = await connection.open_channel()
@@ -353,15 +349,6 @@ def _told(reading: QueueReading) -> Depth:
         Moment(counts.read_at),
         counts.lag_s,
         counts.held_back,
-    )
-
-
-def _completed(exact: Depth, reading: QueueReading) -> Depth:
-    """The exact counts, with what only the management API tells."""
-    if exact.ready is None:
-        return _told(reading)
-    return structs.replace(
-        exact, unacked=reading.counts.unacked, held_back=reading.counts.held_back
     )
 
 

@@ -214,11 +214,12 @@ def envelope_of(delivery: Delivery) -> Envelope:
     """What the message says it is, by its properties, its headers, then its body."""
     properties = delivery.properties
     headers = properties.headers
-    body = _object(parsed_body(delivery.body))
+    parsed = parsed_body(delivery.body)
+    body = parsed if isinstance(parsed, dict) else {}
+    kind = _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
     return Envelope(
-        _shortened(
-            _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
-        ),
+        # A .NET type without its assembly, a MassTransit URN without its scheme.
+        kind.split(";")[0].split(",")[0].removeprefix("urn:message:").strip(),
         _first((properties.message_id, *_of(headers, _ID_HEADERS), *_of(body, _ID_FIELDS))),
         _first((*_of(headers, _TIME_HEADERS), *_of(body, _TIME_FIELDS))),
     )
@@ -240,10 +241,6 @@ def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None
     return found
 
 
-def _object(found: object) -> Mapping[str, object]:
-    return found if isinstance(found, dict) else {}
-
-
 def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterator[object]:
     return (values.get(name) for name in names)
 
@@ -255,11 +252,6 @@ def _first(candidates: Iterable[object]) -> str:
         if isinstance(found, str) and found:
             return clipped(found, _NAME_BYTES)
     return ""
-
-
-def _shortened(name: str) -> str:
-    """A .NET type without its assembly, a MassTransit URN without its scheme."""
-    return name.split(";")[0].split(",")[0].removeprefix("urn:message:").strip()
 
 
 _HASHED_BYTES = 512 * 1024  # of either end of a body: hashing takes a millisecond then
@@ -277,7 +269,9 @@ def read_dead_letter(
     foreign = foreign_failure(headers)
     origin = origin_queue(delivery, source, foreign)
     failure, recorded_by = _failure(headers, foreign)
-    died = _death_in(headers, origin)
+    known_deaths = deaths(headers)
+    died = next((death for death in known_deaths if death.queue == origin), None)
+    died = died or next(iter(known_deaths), None)  # in the queue of origin, else the most recent
     reason = _reason(headers, died, origin, recorded_by)
     known = read_history(headers, origin)
     said = envelope_of(delivery)
@@ -294,7 +288,10 @@ def read_dead_letter(
         sent=plain_text(said.time),
         error=plain_text(failure.type),
         error_message=plain_text(failure.message),
-        fingerprint=plain_text(failure.fingerprint or _fingerprint(reason, origin)),
+        fingerprint=plain_text(
+            # Of a message without any record of its failure: why it died, and where.
+            failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
+        ),
         recorded_by=recorded_by,
         attempts=_attempts(headers, origin, source, failure, foreign),
         redrives=known.redrives,
@@ -396,12 +393,6 @@ def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure,
     return _NO_FAILURE, ""
 
 
-def _death_in(headers: Headers, origin: str) -> Death | None:
-    """The death in the queue of origin, else the most recent one."""
-    known = deaths(headers)
-    return next((death for death in known if death.queue == origin), next(iter(known), None))
-
-
 def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
     """Why it is here: the broker's word if its last death was in the queue of origin.
 
@@ -412,11 +403,6 @@ def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str)
     if died is None or (recorded and last_death_queue(headers) != origin):
         return "parked" if recorded else "unknown"
     return clipped(died.reason, _TEXT_BYTES)
-
-
-def _fingerprint(reason: str, origin: str) -> str:
-    """Of a message without any record of its failure: why it died, and where."""
-    return failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
 
 
 def _attempts(
@@ -475,7 +461,10 @@ _BROKER = {
 
 def what_happened(dead_letter: DeadLetter) -> str:
     """One sentence or two that say why this message is here."""
-    return f"{_cause(dead_letter)}.{_before(dead_letter)}"
+    times, before = dead_letter.redrives, ""
+    if times:
+        before = f" It was re-driven{_times(times) or ' once'} before{_by(dead_letter)}."
+    return f"{_cause(dead_letter)}.{before}"
 
 
 def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
@@ -541,12 +530,6 @@ def _after(dead_letter: DeadLetter) -> str:
         if dead_letter.attempts == 1
         else f" after {dead_letter.attempts} attempts"
     )
-
-
-def _before(dead_letter: DeadLetter) -> str:
-    if not dead_letter.redrives:
-        return ""
-    return f" It was re-driven{_times(dead_letter.redrives) or ' once'} before{_by(dead_letter)}."
 
 
 def _by(dead_letter: DeadLetter) -> str:

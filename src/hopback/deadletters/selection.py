@@ -30,7 +30,7 @@ from hopback.renamed import old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Broker, Channel
+    from hopback.broker.port import Broker
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import SelectionSnapshot
     from hopback.message import Delivery
@@ -94,20 +94,16 @@ class Watch:
             seen = None
             may_look = self._may_look and (self._in_order or not holding)
             if arrived and not expected and may_look:
-                seen = await self._count_ours(channel, min(arrived, _LOOKED_AT))
+                seen = 0
+                for _ in range(min(arrived, _LOOKED_AT)):
+                    delivery = await channel.get(self._queue)
+                    if delivery is None:
+                        break
+                    seen += delivery.properties.headers.get(REDRIVE_JOB) == self._job
+                await channel.close()
             return Arrivals(arrived, 0 if not arrived else seen, state.messages)
         finally:
             await connection.close()
-
-    async def _count_ours(self, channel: Channel, count: int) -> int:
-        found = 0
-        for _ in range(count):
-            delivery = await channel.get(self._queue)
-            if delivery is None:
-                break
-            found += delivery.properties.headers.get(REDRIVE_JOB) == self._job
-        await channel.close()
-        return found
 
 
 _MARKED_BYTES = (

@@ -385,7 +385,10 @@ class Sessions:
             await connection.close()
             raise
         self._sessions[session.id] = session
-        self._forget()
+        # The oldest of those that are over go; why the others ended can still be told.
+        over = [known for known, each in self._sessions.items() if not each.is_open]
+        for known in over[: max(len(self._sessions) - _REMEMBERED, 0)]:
+            del self._sessions[known]
         return session
 
     def _check(self, window: Window) -> None:
@@ -398,12 +401,6 @@ class Sessions:
             raise BadRequest("ttlSeconds", f"up to {limits.session_s:g}, got {window.seconds:g}")
         if len(self.opened()) >= limits.sessions:
             raise BadRequest("session", f"at most {limits.sessions} at once; release one first")
-
-    def _forget(self) -> None:
-        """Drop the oldest of those that are over; why the others ended can still be told."""
-        over = [session_id for session_id, session in self._sessions.items() if not session.is_open]
-        for session_id in over[: max(len(self._sessions) - _REMEMBERED, 0)]:
-            del self._sessions[session_id]
 
     def opened(self) -> tuple[BrowseSession, ...]:
         """Every session that holds something now."""

@@ -106,10 +106,6 @@ async def target_flaw(
     except AccessRefused as refused:
         return f"the target may not be used: {refused.text}"
     await channel.close()
-    return _no_route(way, table)
-
-
-def _no_route(way: Redrive, table: RoutingTable | None) -> str | None:
     if table is None or not way.exchange:
         return None
     try:
