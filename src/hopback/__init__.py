@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Environment
+    from hopback.runtime.sync_publisher import SyncPublisher
     from hopback.topology.check import Finding, Severity, check
     from hopback.topology.feed import Feed
     from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
@@ -80,6 +81,7 @@ __all__ = [
     "ServiceOptions",
     "Severity",
     "Snooze",
+    "SyncPublisher",
     "SystemClock",
     "Topology",
     "Verdict",
@@ -114,6 +116,7 @@ _HOMES = {
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Environment",),
+    "hopback.runtime.sync_publisher": ("SyncPublisher",),
     "hopback.topology.check": ("Finding", "Severity", "check"),
     "hopback.topology.feed": ("Feed",),
     "hopback.topology.model": ("Binding", "Exchange", "Queue", "QueueType", "Topology"),

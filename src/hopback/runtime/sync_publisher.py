@@ -1,0 +1,189 @@
+"""Publishing from programs without an event loop: Django and Flask views, scripts, other threads.
+
+The connections live on a loop in a thread of their own. Whoever publishes waits for the confirm of
+its own message alone; messages of several threads are in flight at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import threading
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from hopback.broker.publisher import Publisher
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.errors import ConnectionFailed
+from hopback.runtime.context import compose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Unpack
+
+    from hopback.broker.port import Broker
+    from hopback.message import Message
+    from hopback.runtime.context import PublishOptions
+
+__all__ = ["SyncPublisher"]
+
+_IN_FLIGHT = 500
+"""Messages of one call of `send_all` on their way at once: enough to fill a line, bounded in memory."""
+
+
+class SyncPublisher:
+    """Publishes confirmed from any thread; a context manager, or closed when the program ends.
+
+    It connects at the first publish, and anew in a process that was forked since. `connections` is
+    how many it spreads its messages over; `timeout` how long (seconds) a publish waits for a usable
+    connection before ConnectionFailed says that nothing was sent.
+    """
+
+    def __init__(
+        self,
+        broker: Broker | str,
+        *,
+        name: str = "hopback publisher",
+        connections: int = 1,
+        timeout: float = 30.0,
+    ) -> None:
+        if connections < 1:
+            raise ValueError(f"expected at least 1 connection, got {connections}")
+        self._broker: Broker = RabbitMQ(broker) if isinstance(broker, str) else broker
+        self._name = name
+        self._connections = connections
+        self._timeout = timeout
+        self._starting = threading.Lock()
+        self._running: _Running | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self._loop()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        """Publish and return when the broker has confirmed; PublishFailed says why it did not."""
+        self.send(compose(exchange, routing_key, payload, **options))
+
+    def send(self, message: Message) -> None:
+        """Publish a message that is composed already."""
+        running = self._loop()
+        asyncio.run_coroutine_threadsafe(running.publish(message), running.loop).result()
+
+    def send_all(self, messages: Iterable[Message]) -> int:
+        """Publish many, side by side, and tell how many; an ExceptionGroup has every failure."""
+        running, errors, number = self._loop(), list[Exception](), 0
+        source = iter(messages)
+        while some := list(itertools.islice(source, _IN_FLIGHT)):
+            work = asyncio.run_coroutine_threadsafe(running.publish_all(some), running.loop)
+            errors += work.result()
+            number += len(some)
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} of {number} messages were not published", errors)
+        return number
+
+    def close(self) -> None:
+        """Wait for what is in flight and end the connections. Safe to repeat; nothing goes after it."""
+        with self._starting:
+            running, self._running, self._closed = self._running, None, True
+        if running is not None and running.process == os.getpid():
+            running.stop()
+            atexit.unregister(self.close)
+
+    def _loop(self) -> _Running:
+        """The thread with the connections, started when it is first needed in this process."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError(
+                "SyncPublisher would stop the event loop that runs here: "
+                "use `Publisher`, and `await publisher.publish(…)`"
+            )
+        running = self._running
+        if running is not None and running.process == os.getpid():
+            return running
+        with self._starting:
+            if self._closed:
+                raise ConnectionFailed("nothing was sent: the publisher is closed")
+            if self._running is None or self._running.process != os.getpid():
+                made = _Running(self._broker, self._name, self._connections, self._timeout)
+                self._running = made
+                atexit.register(self.close)
+            return self._running
+
+
+class _Running:
+    """A loop in a thread, and the publishers on it. It belongs to the process that made it."""
+
+    def __init__(self, broker: Broker, name: str, connections: int, timeout: float) -> None:
+        self.process = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._publishers: list[Publisher] = []
+        self._next = itertools.count()
+        self._ending = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._in_flight = 0
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        # A daemon: a program that ends without closing must not hang; `atexit` closes in order.
+        make = partial(Publisher, broker, name=name, timeout=timeout)
+        self._thread = threading.Thread(
+            target=self._run, args=(make, connections), name=name, daemon=True
+        )
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def publish(self, message: Message) -> None:
+        """Publish on the next connection in turn."""
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            await self._publishers[next(self._next) % len(self._publishers)].publish(message)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def publish_all(self, messages: list[Message]) -> list[Exception]:
+        """Publish side by side; what was raised, in order."""
+        fates = await asyncio.gather(*map(self.publish, messages), return_exceptions=True)
+        return [fate for fate in fates if isinstance(fate, Exception)]
+
+    def stop(self) -> None:
+        """End in order, and wait for it."""
+        self.loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+
+    def _run(self, make: Callable[[], Publisher], connections: int) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self._serve(make, connections))
+        except BaseException as error:
+            self._error = error  # told to the thread that waits for the start
+        finally:
+            self._started.set()
+
+    async def _serve(self, make: Callable[[], Publisher], connections: int) -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(connections):
+                self._publishers.append(await stack.enter_async_context(make()))
+            self._started.set()
+            await self._ending.wait()
+            if self._in_flight:
+                await self._idle.wait()  # threads that wait for a confirm get it
