@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App, Router
     from hopback.runtime.context import Context, compose
     from hopback.runtime.dependencies import Depends, Scope
+    from hopback.runtime.message_types import by_cloudevents, by_header, by_property
     from hopback.runtime.middleware import Middleware, NextRun
     from hopback.runtime.relay import Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
@@ -86,6 +87,9 @@ __all__ = [
     "Topology",
     "Verdict",
     "__version__",
+    "by_cloudevents",
+    "by_header",
+    "by_property",
     "check",
     "compose",
     "recommended",
@@ -112,6 +116,7 @@ _HOMES = {
     "hopback.runtime.app": ("App", "Router"),
     "hopback.runtime.context": ("Context", "compose"),
     "hopback.runtime.dependencies": ("Depends", "Scope"),
+    "hopback.runtime.message_types": ("by_cloudevents", "by_header", "by_property"),
     "hopback.runtime.middleware": ("Middleware", "NextRun"),
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),

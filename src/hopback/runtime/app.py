@@ -29,6 +29,7 @@ from hopback.runtime.handler import (
     wait_ms,
     waits_ms,
 )
+from hopback.runtime.message_types import TypedHandlers, by_property
 from hopback.runtime.middleware import check_middleware
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Provider
     from hopback.runtime.failures import OnError
+    from hopback.runtime.message_types import TypeOf
     from hopback.runtime.middleware import Middleware
     from hopback.runtime.service import Service
     from hopback.topology.feed import Bind, Feed
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnyHandler", "App", "Router", "Waits"]
 
-AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler
+AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler | TypedHandlers
 H = TypeVar("H", bound="Callable[..., Outcome | Awaitable[Outcome | None] | None]")
 B = TypeVar("B", bound="Callable[..., Awaitable[Sequence[Outcome | None] | None]]")
 M = TypeVar("M", bound="Middleware")
@@ -121,6 +123,7 @@ class Router:
         self._exchanges: dict[str, Exchange] = {}
         self._middleware: list[Middleware] = []
         self._within: dict[str, tuple[Router, ...]] = {}
+        self._types: dict[str, tuple[TypeOf, Outcome | None]] = {}
         self._parents: list[Router] = []
 
     @property
@@ -189,8 +192,9 @@ class Router:
         deadline: float | None = None,
         key: Callable[[Delivery], str | None] | None = None,
         breaker: BreakerPolicy | None = None,
+        message_type: str | None = None,
     ) -> Callable[[H], H]:
-        """Make a function the handler of a queue.
+        """Make a function the handler of a queue, or of its messages of one type.
 
         `retry`, `attempts` and `bind` declare the queue as `queue` does. The rest is how the
         handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry.
@@ -210,10 +214,39 @@ class Router:
         )
 
         def register(call: H) -> H:
-            self.add_handler(inspect_handler(queue, call, options))
+            handler = inspect_handler(queue, call, options)
+            if message_type is None:
+                self.add_handler(handler)
+            else:
+                self._add_typed(message_type, handler)
             return call
 
         return register
+
+    def types(
+        self, queue: str, type_of: TypeOf = by_property, *, unhandled: Outcome | None = None
+    ) -> None:
+        """Say how the type of a queue's messages is told, and what becomes of those nobody handles.
+
+        `by_property`, `by_header(name)`, `by_cloudevents` or a function of the delivery. What
+        nobody handles is parked, unless `unhandled` is another outcome.
+        """
+        queue = self.prefix + queue
+        self._types[queue] = (type_of, unhandled)
+        known = self.handlers.get(queue)
+        if isinstance(known, TypedHandlers):
+            self._put(replace(known, type_of=type_of, unhandled=unhandled))
+
+    def _add_typed(self, message_type: str, handler: Handler) -> None:
+        queue = handler.queue
+        known = self.handlers.get(queue)
+        if known is None:
+            type_of, unhandled = self._types.get(queue, (by_property, None))
+            known = TypedHandlers(queue, handler.options, {}, type_of, unhandled)
+        elif not isinstance(known, TypedHandlers):
+            found = Problem(f"handlers.{queue}", "one handler", f"another, of {message_type!r}")
+            raise InvalidTopology((found,), where=self._where)
+        self._put(known.joined(message_type, handler))
 
     def batch(
         self,
@@ -291,6 +324,9 @@ class Router:
         if handler.queue in self.handlers:
             found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")
             raise InvalidTopology((found,), where=self._where)
+        self._put(handler)
+
+    def _put(self, handler: AnyHandler) -> None:
         self.handlers[handler.queue] = handler
         for parent in self._parents:
             parent._take(self, handler)
@@ -315,8 +351,13 @@ class Router:
 
     def _take(self, router: Router, handler: AnyHandler) -> None:
         queue = self.prefix + handler.queue
-        self._within[queue] = (router, *router._within.get(handler.queue, ()))
-        self.add_handler(_moved(handler, queue))
+        within = (router, *router._within.get(handler.queue, ()))
+        has_grown = isinstance(handler, TypedHandlers) and self._within.get(queue) == within
+        self._within[queue] = within
+        if has_grown:
+            self._put(_moved(handler, queue))
+        else:
+            self.add_handler(_moved(handler, queue))
 
     def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
         """What is put around the runs of a queue's handler, the outermost first."""
@@ -501,6 +542,8 @@ class App(Router):
 
 def _moved(handler: AnyHandler, queue: str) -> AnyHandler:
     """The same handler for the queue under its full name."""
+    if isinstance(handler, TypedHandlers):
+        return handler.moved(queue)
     if isinstance(handler, BatchHandler) and handler.prepare is not None:
         return replace(handler, queue=queue, prepare=replace(handler.prepare, queue=queue))
     return replace(handler, queue=queue)

@@ -10,7 +10,7 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from hopback.broker.declare import Ownership
 from hopback.broker.port import count_now
@@ -32,6 +32,7 @@ from hopback.runtime.delays import DelayQueues
 from hopback.runtime.dependencies import Injector
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import BatchHandler, require
+from hopback.runtime.message_types import TypedHandlers, TypedRunner
 from hopback.runtime.push import PushHandler, PushRunner
 from hopback.runtime.quarantine import Quarantine, Solitude
 from hopback.runtime.settling import Environment, Settling
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 __all__ = ["Assembly", "Report", "Service", "ServiceOptions", "vet"]
+
+
+_OneByOneHandler: TypeAlias = "Handler | PushHandler | TypedHandlers"
 
 
 @dataclass(slots=True)
@@ -102,7 +106,7 @@ class Assembly:
         for runner in self._runners:
             await runner.close()
 
-    def _one_by_one(self, handler: Handler | PushHandler, plan: Plan) -> Consumer:
+    def _one_by_one(self, handler: _OneByOneHandler, plan: Plan) -> Consumer:
         options = handler.options
         if self.concurrency is not None:
             options = replace(options, concurrency=self.concurrency)
@@ -115,7 +119,7 @@ class Assembly:
         if self.world.around is not None:
             run = self.world.around(run, plan)
         settled = None
-        if isinstance(runner, FunctionRunner) and runner.waits_for_settlement:
+        if not isinstance(runner, PushRunner) and runner.waits_for_settlement:
             settled = runner.settled
         work = partial(OneByOne, handler.queue, options, run, settling, settled)
         limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
@@ -160,8 +164,17 @@ class Assembly:
         )
 
     def _runner(
-        self, handler: Handler | PushHandler, options: HandlerOptions, plan: Plan
-    ) -> FunctionRunner | PushRunner:
+        self, handler: _OneByOneHandler, options: HandlerOptions, plan: Plan
+    ) -> FunctionRunner | PushRunner | TypedRunner:
+        if isinstance(handler, TypedHandlers):
+            each = {
+                name: self._function(
+                    replace(one, options=replace(one.options, concurrency=options.concurrency)),
+                    plan,
+                )
+                for name, one in handler.handlers.items()
+            }
+            return TypedRunner(handler, each)
         if not isinstance(handler, PushHandler):
             return self._function(replace(handler, options=options), plan)
         target = replace(handler.target, connections=options.concurrency)

@@ -1,0 +1,126 @@
+"""Several types of message on one queue: what says the type, and who handles which.
+
+A queue's handlers share its consumer: how many run at once, the prefetch, the key and the breaker are
+the queue's. Rules and deadlines are each handler's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback.errors import InvalidTopology, Problem
+from hopback.policy.outcome import Park
+from hopback.policy.rules import outcome_of
+from hopback.runtime.answer import Answer
+from hopback.runtime.worker import answer_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hopback.message import Delivery
+    from hopback.policy.outcome import Outcome
+    from hopback.runtime.handler import Handler, HandlerOptions
+    from hopback.runtime.worker import FunctionRunner
+
+__all__ = ["TypeOf", "TypedHandlers", "TypedRunner", "by_cloudevents", "by_header", "by_property"]
+
+TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
+"""Tells the type of a message; None if it has none."""
+
+
+def by_property(delivery: Delivery) -> str | None:
+    """The property `type` of the message, as `message_type=` sets it."""
+    return delivery.properties.type
+
+
+def by_header(name: str) -> TypeOf:
+    """A header of the message."""
+
+    def type_of(delivery: Delivery) -> str | None:
+        found = delivery.properties.headers.get(name)
+        return found if isinstance(found, str) else None
+
+    return type_of
+
+
+def by_cloudevents(delivery: Delivery) -> str | None:
+    """The `type` of a CloudEvent: a header in binary mode, a member of the body in structured mode."""
+    properties = delivery.properties
+    for name in ("cloudEvents:type", "cloudEvents_type"):
+        found = properties.headers.get(name)
+        if isinstance(found, str):
+            return found
+    if not (properties.content_type or "").lower().startswith("application/cloudevents+json"):
+        return None
+    try:
+        event: Any = json.loads(delivery.body)
+    except (ValueError, RecursionError):
+        return None
+    found = event.get("type") if isinstance(event, dict) else None
+    return found if isinstance(found, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TypedHandlers:
+    """The handlers of one queue by message type, and what becomes of what none of them handles."""
+
+    queue: str
+    options: HandlerOptions
+    handlers: Mapping[str, Handler]
+    type_of: TypeOf = by_property
+    unhandled: Outcome | None = None
+    """None parks, with a reason that names the type."""
+
+    def joined(self, name: str, handler: Handler) -> TypedHandlers:
+        """With one handler more; InvalidTopology if it does not fit to the others."""
+        where = f"handler of queue {self.queue!r}"
+        if name in self.handlers:
+            problem = Problem(f"message_type {name!r}", "one handler", "a second one")
+            raise InvalidTopology((problem,), where=where)
+        both = replace(handler.options, rules=(), deadline=None)
+        if both != replace(self.options, rules=(), deadline=None):
+            expected = (
+                "the same concurrency, prefetch, key and breaker as its queue's first handler"
+            )
+            raise InvalidTopology((Problem("options", expected, "others"),), where=where)
+        return replace(self, handlers={**self.handlers, name: handler})
+
+    def moved(self, queue: str) -> TypedHandlers:
+        """The same for the queue under its full name."""
+        handlers = {name: replace(one, queue=queue) for name, one in self.handlers.items()}
+        return replace(self, queue=queue, handlers=handlers)
+
+
+class TypedRunner:
+    """Runs the handler of a message's type."""
+
+    def __init__(self, typed: TypedHandlers, runners: Mapping[str, FunctionRunner]) -> None:
+        self._typed = typed
+        self._runners = dict(runners)
+
+    async def __call__(self, delivery: Delivery) -> Answer:
+        """Find the handler and run it."""
+        try:
+            name = self._typed.type_of(delivery)
+            runner = None if name is None else self._runners.get(name)
+        except Exception as error:  # a function of the application's, on hostile headers
+            return answer_for(error)
+        if runner is not None:
+            return await runner(delivery)
+        if self._typed.unhandled is not None:
+            return Answer(outcome_of(self._typed.unhandled))
+        found = "it has no type" if name is None else f"its type is {name[:200]!r}"
+        known = ", ".join(map(repr, self._runners))
+        return Answer(Park(f"nobody handles it here: {found}; handled are {known}"))
+
+    @property
+    def waits_for_settlement(self) -> bool:
+        """Whether one of the handlers needs something that lives until then."""
+        return any(one.waits_for_settlement for one in self._runners.values())
+
+    async def settled(self, delivery: Delivery) -> None:
+        """Close what was to live until the delivery was settled."""
+        for runner in self._runners.values():
+            await runner.settled(delivery)
