@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hopback.policy.rules import Rule, Verdict
     from hopback.policy.status import ConsumerStatus
     from hopback.runtime.app import App, Router
+    from hopback.runtime.codecs import Codec, Codecs, JsonCodec, MsgpackCodec, ProtobufCodec
     from hopback.runtime.context import Context, compose
     from hopback.runtime.dependencies import Depends, Scope
     from hopback.runtime.message_types import by_cloudevents, by_header, by_property
@@ -49,6 +50,8 @@ __all__ = [
     "BrokerError",
     "BrokerVersion",
     "Clock",
+    "Codec",
+    "Codecs",
     "ConsumerStatus",
     "Context",
     "Delivery",
@@ -60,14 +63,17 @@ __all__ = [
     "Feed",
     "Finding",
     "HopbackError",
+    "JsonCodec",
     "Message",
     "Middleware",
+    "MsgpackCodec",
     "NextRun",
     "Outcome",
     "Ownership",
     "Park",
     "Plan",
     "Properties",
+    "ProtobufCodec",
     "Publisher",
     "Queue",
     "QueueType",
@@ -114,6 +120,13 @@ _HOMES = {
     "hopback.policy.rules": ("Rule", "Verdict"),
     "hopback.policy.status": ("ConsumerStatus",),
     "hopback.runtime.app": ("App", "Router"),
+    "hopback.runtime.codecs": (
+        "Codec",
+        "Codecs",
+        "JsonCodec",
+        "MsgpackCodec",
+        "ProtobufCodec",
+    ),
     "hopback.runtime.context": ("Context", "compose"),
     "hopback.runtime.dependencies": ("Depends", "Scope"),
     "hopback.runtime.message_types": ("by_cloudevents", "by_header", "by_property"),

@@ -85,6 +85,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.store",
         "hopback.waiting",
     ),
+    # A program without an event loop gives an address, and wants no broker object.
+    "hopback.runtime.sync_publisher": (
+        *_PURE,
+        *_PORT,
+        "hopback.broker.publisher",
+        "hopback.broker.rabbitmq",
+        "hopback.runtime",
+    ),
     "hopback.deadletters": (
         *_PURE,
         *_PORT,
@@ -135,6 +143,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.deadletters.remote": frozenset({"httpx", "msgspec"}),
     "hopback.deadletters.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.observe": frozenset({"prometheus_client"}),
+    "hopback.runtime.codecs": frozenset({"msgspec", "zstandard"}),
     "hopback.runtime.push": frozenset({"httpx"}),
     "hopback.runtime.schemas": frozenset({"msgspec"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Outcome
     from hopback.policy.rules import Rule
+    from hopback.runtime.codecs import Codecs
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Provider
     from hopback.runtime.failures import OnError
@@ -383,11 +384,14 @@ class App(Router):
         topology: Topology | None = None,
         codes: Mapping[str, str] | None = None,
         lifespan: Callable[[App], AbstractAsyncContextManager[object]] | None = None,
+        codecs: Codecs | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.codes: Mapping[str, str] = dict(codes or {})
         """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
+        self.codecs = codecs
+        """What decodes and encodes payloads by their content type; None: JSON, or by their types."""
         self._lifespan = lifespan
         self._given = topology
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
@@ -514,7 +518,8 @@ class App(Router):
         Called from a handler, the message carries on the correlation id and the trace. In a sync
         handler use `publish_sync`.
         """
-        return self.send(compose(exchange, routing_key, payload, **options))
+        message = compose(exchange, routing_key, payload, codecs=self.codecs, **options)
+        return self.send(message)
 
     def publish_sync(
         self,

@@ -116,10 +116,12 @@ class Batches:
         settling: Settling,
         world: Environment,
         injector: Injector | None,
+        read: Callable[[Delivery], Any] | None,
         observe: Callable[[Answer], object],
     ) -> None:
         self._handler = handler
         self._injector = injector
+        self._read = read
         self._window = BatchWindow(handler.options.size, handler.options.wait)
         self._prepare = prepare
         self._settling = settling
@@ -171,7 +173,10 @@ class Batches:
             self._pool.submit(taken)
             return
         try:
-            payload = self._handler.decode(taken.delivery.body)
+            if self._read is None:
+                payload = self._handler.decode(taken.delivery.body)
+            else:
+                payload = self._read(taken.delivery)
         except Undecodable as error:
             self.conclude(taken, undecodable(error))
         else:

@@ -7,7 +7,7 @@ import inspect
 import uuid
 from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from hopback.headers import identity
 from hopback.message import Message, Properties
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hopback.fields import Headers
     from hopback.message import Delivery
+    from hopback.runtime.codecs import Codecs, Compression
     from hopback.topology.plan import Plan
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Outlet",
     "PublishOptions",
     "compose",
+    "context_with",
     "current_context",
     "publish_from_thread",
     "trace_source",
@@ -41,6 +43,9 @@ current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 
 class Context:
     """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
+
+    codecs: ClassVar[Codecs | None] = None
+    """What encodes payloads by content type, if the application has codecs (see `context_with`)."""
 
     __slots__ = ("_publish", "_reading", "delivery", "plan", "publishing")
 
@@ -109,7 +114,9 @@ class Context:
         To be awaited: what is not is never published, and the message of this context is parked
         with that reason. In a sync handler use `publish_sync`.
         """
-        publishing = self._publish(compose(exchange, routing_key, payload, cause=self, **options))
+        publishing = self._publish(
+            compose(exchange, routing_key, payload, cause=self, codecs=self.codecs, **options)
+        )
         self.watch(publishing)
         return publishing
 
@@ -141,6 +148,19 @@ class Context:
         return len(left)
 
 
+def context_with(codecs: Codecs) -> type[Context]:
+    """The context of an application with codecs; others pay nothing for them."""
+    given = codecs
+
+    class CodecContext(Context):
+        """A context that publishes by the application's codecs."""
+
+        __slots__ = ()
+        codecs = given
+
+    return CodecContext
+
+
 def publish_from_thread(publishing: Coroutine[Any, Any, None]) -> None:
     """Make sure that a publish was done already, as it is in a thread."""
     if inspect.iscoroutine(publishing):
@@ -169,13 +189,17 @@ trace_source: ContextVar[Callable[[], Headers]] = ContextVar("hopback_trace_sour
 one that the message came with."""
 
 
+_BYTES = (bytes, bytearray, memoryview, str)
+"""Payloads that are sent as they are, whatever their content type says."""
+
+
 class PublishOptions(TypedDict, total=False):
     """What can be said of a message that is published, wherever it is published from.
 
     `message_id` is drawn and `correlation_id` taken from the cause unless given. `expiration` is how
     long it may wait in a queue: `"30s"`, or milliseconds. `content_type` names the codec of the
-    payload; of bytes it is only said. With `mandatory=False` it is fire and forget: a message that no
-    queue wants is dropped without a word. Direct replies are always sent so. `delay` (`"2h"`, a
+    payload; of bytes it is only said. `compress` compresses the body and says so in the property
+    `content_encoding`. With `mandatory=False` it is fire and forget: a message that no queue wants is dropped without a word. Direct replies are always sent so. `delay` (`"2h"`, a
     timedelta, or milliseconds) or `at` (a datetime with its time zone) hold it in the broker until then,
     where the application has declared `app.delays()`.
     """
@@ -188,6 +212,7 @@ class PublishOptions(TypedDict, total=False):
     expiration: str | int | None
     reply_to: str | None
     content_type: str | None
+    compress: Compression | None
     mandatory: bool
     delay: str | int | timedelta | None
     at: datetime | None
@@ -199,18 +224,26 @@ def compose(
     payload: object,
     *,
     cause: Context | None = None,
+    codecs: Codecs | None = None,
     **options: Unpack[PublishOptions],
 ) -> Message:
     """A persistent message with an id, and the correlation and trace of its cause.
 
-    Without `cause` it is the delivery that is being handled right now, if there is one.
+    Without `cause` it is the delivery that is being handled right now, if there is one. `codecs`
+    encode a payload by its `content_type`; without them it is JSON, or what its type says.
     """
-    body, content_type = encode_payload(payload)
+    content_type = options.get("content_type")
+    body = None
+    if codecs is not None and content_type and not isinstance(payload, _BYTES):
+        body = codecs.encode(payload, content_type)
+    if body is None:
+        body, own_type = encode_payload(payload)
+        content_type = content_type or own_type
     cause = cause if cause is not None else current_context.get(None)
     own_id = options.get("message_id") or str(uuid.uuid4())
     inherited = _inherited(cause)
     present: dict[str, Any] = {
-        "content_type": options.get("content_type") or content_type,
+        "content_type": content_type,
         "headers": {**inherited, **(options.get("headers") or {})},
         "delivery_mode": 2,
         "correlation_id": options.get("correlation_id")
@@ -225,6 +258,11 @@ def compose(
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
         present["expiration"] = str(parse_duration_ms(expiration))
+    if (compress := options.get("compress")) is not None:
+        from hopback.runtime.codecs import compressed
+
+        body = compressed(body, compress)
+        present["content_encoding"] = compress
     # RabbitMQ delivers a direct reply and yet returns it as unroutable.
     is_reply = not exchange and routing_key.startswith(DIRECT_REPLY)
     mandatory = options.get("mandatory", True) and not is_reply

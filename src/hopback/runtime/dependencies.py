@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-__all__ = ["Depends", "Injector", "Need", "Opened", "Overrides", "Provider", "Scope", "needs_of"]
+__all__ = [
+    "Depends",
+    "Injector",
+    "Need",
+    "Opened",
+    "Overrides",
+    "Provider",
+    "Scope",
+    "hints_of",
+    "needs_of",
+]
 
 Provider: TypeAlias = "Callable[..., Any]"
 """A function, an async one, or a generator of either kind that yields once."""
@@ -73,7 +83,7 @@ class Need:
 
 def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
     """The parameters of a function that are filled by providers, in order."""
-    hints = _hints(call, where)
+    hints = hints_of(call, where)
     found = []
     for name, parameter in inspect.signature(call).parameters.items():
         if isinstance(parameter.default, Depends):
@@ -238,7 +248,7 @@ def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
     """The parameters of a provider: other providers, the context, or what has a default."""
     place = f"{where}, provider {_name(provider)}"
     own = {need.name: need for need in needs_of(provider, place)}
-    hints = _hints(provider, place)
+    hints = hints_of(provider, place)
     for name, parameter in inspect.signature(provider).parameters.items():
         if name in own:
             yield own[name]
@@ -252,7 +262,7 @@ def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
+def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
     """The annotations of the parameters; what is returned may be known to type checkers alone."""
     inner = getattr(call, "func", call)  # of a partial
     if inspect.isclass(inner):

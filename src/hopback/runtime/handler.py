@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Never,
     NoReturn,
@@ -21,9 +22,10 @@ from typing import (
 from hopback.errors import InvalidTopology, Problem
 from hopback.policy.outcome import Outcome
 from hopback.policy.rules import MENU
+from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
-from hopback.runtime.dependencies import Injector, needs_of
-from hopback.runtime.payload import Decoder, decoder_for
+from hopback.runtime.dependencies import Injector, hints_of, needs_of
+from hopback.runtime.payload import Decoder, decoder_for, guarded
 from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -101,6 +103,8 @@ class BatchHandler:
     needs: tuple[Need, ...] = ()
     name: str = ""
     """The name of the parameter that takes the payloads."""
+    wanted: Any = None
+    """The type of one payload, for codecs."""
 
 
 def require(option: str, fits: bool, expected: str, got: object) -> None:
@@ -184,6 +188,8 @@ class Handler:
     """The parameters that providers fill."""
     names: tuple[str, ...] = ()
     """The names of the others, in the order of `arguments`."""
+    wanted: Any = None
+    """The type of the payload, for codecs; None where its codec is fixed."""
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
         """The arguments of one call."""
@@ -223,9 +229,17 @@ def inspect_handler(
         )
     if not makes_row:
         _require_outcome(call, hints, where)
-    decode = _decoder(payload[0], hints, where) if payload else None
     names = tuple(one.name for one in parameters)
-    return Handler(queue, call, decode, takes_context, _is_async(call), options, needs, names)
+    is_async = _is_async(call)
+    if not payload:
+        return Handler(queue, call, None, takes_context, is_async, options, needs, names)
+    wanted: Any = hints.get(payload[0].name, Any)
+    fixed = _codec_of(hints_of(call, where).get(payload[0].name))
+    if fixed is not None:
+        decode, wanted = guarded(fixed.decoder(wanted)), None
+    else:
+        decode = _decoder(payload[0], hints, where)
+    return Handler(queue, call, decode, takes_context, is_async, options, needs, names, wanted)
 
 
 def inspect_batch_handler(
@@ -258,7 +272,7 @@ def inspect_batch_handler(
             parameters[0].name, "a list of a type that a payload can be decoded into", str(error)
         )
         raise InvalidTopology((problem,), where=where) from error
-    return BatchHandler(queue, call, decode, options, None, needs, name)
+    return BatchHandler(queue, call, decode, options, None, needs, name, item)
 
 
 def _is_async(call: Callable[..., Any]) -> bool:
@@ -311,6 +325,12 @@ def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
     return hints.get(parameter.name) is Context or (
         parameter.name == "context" and parameter.name not in hints
     )
+
+
+def _codec_of(hint: Any) -> Codec | None:
+    """The codec in `Annotated[T, codec]`: it decodes whatever the message says of itself."""
+    further = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((one for one in further if isinstance(one, Codec)), None)
 
 
 def _decoder(parameter: inspect.Parameter, hints: dict[str, Any], where: str) -> Decoder:

@@ -1,8 +1,8 @@
 """Payloads: from the bytes of a message to what the handler asks for, and back.
 
-The handler's annotation decides: `bytes` as they are, `str` as UTF-8, a msgspec Struct or a pydantic
-model by its own library, anything else as JSON fitted to the type. Neither library is needed; each
-is used only where the type is its own, or where msgspec is installed and does the same faster.
+The handler's annotation decides: `bytes` as they are, `str` as UTF-8, a msgspec Struct, a pydantic
+model or a message of protobuf by its own library, anything else as JSON fitted to the type. None of the
+libraries is needed; each is used only where the type is its own.
 The fitting covers what message payloads are made of: dataclasses (nested), lists, tuples, dicts,
 unions, literals, enums, dates, UUIDs, decimals and the plain types.
 """
@@ -33,7 +33,16 @@ from hopback.errors import HopbackError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Decoder", "Misfit", "Undecodable", "decoder_for", "encode_payload", "fitter"]
+__all__ = [
+    "Decoder",
+    "Misfit",
+    "Undecodable",
+    "decoder_for",
+    "encode_payload",
+    "fitter",
+    "guarded",
+    "is_model",
+]
 
 _Fit: TypeAlias = "Callable[[Any, str], Any]"
 
@@ -306,11 +315,13 @@ def decoder_for(wanted: Any) -> Decoder:
     if wanted is bytes:
         return bytes
     if wanted is str:
-        return _guarded(lambda body: body.decode())
-    if _is_model(wanted, "pydantic", "BaseModel"):
-        return _guarded(_validated(wanted))
-    if _is_model(wanted, "msgspec", "Struct"):
-        return _guarded(sys.modules["msgspec"].json.Decoder(wanted).decode)
+        return guarded(lambda body: body.decode())
+    if is_model(wanted, "pydantic", "BaseModel"):
+        return guarded(_validated(wanted))
+    if is_model(wanted, "google.protobuf.message", "Message"):
+        return guarded(wanted.FromString)
+    if is_model(wanted, "msgspec", "Struct"):
+        return guarded(sys.modules["msgspec"].json.Decoder(wanted).decode)
     return _json_decoder(wanted)
 
 
@@ -332,9 +343,9 @@ def _validated(model: Any) -> Decoder:
 def _json_decoder(wanted: Any) -> Decoder:
     """JSON fitted to the type."""
     if wanted is Any or wanted is object:
-        return _guarded(_json)
+        return guarded(_json)
     fit = fitter(wanted)
-    return _guarded(lambda body: fit(_json(body), ""))
+    return guarded(lambda body: fit(_json(body), ""))
 
 
 _decode_text = json.JSONDecoder().decode
@@ -348,7 +359,7 @@ def _json(body: bytes) -> Any:
         return json.loads(body)
 
 
-def _is_model(wanted: Any, library: str, base: str) -> bool:
+def is_model(wanted: Any, library: str, base: str) -> bool:
     """Whether a type is a model of a library; a type of a library means that it is imported."""
     module = sys.modules.get(library)
     return (
@@ -358,7 +369,7 @@ def _is_model(wanted: Any, library: str, base: str) -> bool:
     )
 
 
-def _guarded(decode: Decoder) -> Decoder:
+def guarded(decode: Decoder) -> Decoder:
     """Whatever a decoder raises about hostile bytes becomes Undecodable, in one line."""
 
     def guarded(body: bytes) -> Any:
@@ -386,9 +397,11 @@ def encode_payload(payload: object) -> tuple[bytes, str | None]:
         return bytes(payload), None
     if isinstance(payload, str):
         return payload.encode(), "text/plain"
-    if _is_model(type(payload), "pydantic", "BaseModel"):
+    if is_model(type(payload), "pydantic", "BaseModel"):
         return payload.model_dump_json().encode(), "application/json"  # type: ignore[attr-defined]
-    if _is_model(type(payload), "msgspec", "Struct"):
+    if is_model(type(payload), "google.protobuf.message", "Message"):
+        return payload.SerializeToString(), "application/x-protobuf"  # type: ignore[attr-defined]
+    if is_model(type(payload), "msgspec", "Struct"):
         return bytes(sys.modules["msgspec"].json.encode(payload)), "application/json"
     return json.dumps(
         payload, default=_jsonable, separators=(",", ":")

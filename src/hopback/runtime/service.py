@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.runtime.answer import Answer, Run
     from hopback.runtime.app import AnyHandler, App
+    from hopback.runtime.codecs import Codecs
     from hopback.runtime.dependencies import Need, Overrides, Provider
     from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.middleware import Middleware
@@ -80,6 +81,8 @@ class Assembly:
     """Which providers take the place of others."""
     failed: FailedRuns | None = None
     """Who is told of failed runs."""
+    codecs: Codecs | None = None
+    """What decodes payloads by their content type, if the application has them."""
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _solitude: Solitude = field(default_factory=Solitude)
@@ -129,7 +132,10 @@ class Assembly:
         options = handler.options
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan)
         injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
-        work = partial(Batches, handler, prepare, self._settling(plan), self.world, injector)
+        read = None
+        if self.codecs is not None and handler.wanted is not None:
+            read = self.codecs.reader(handler.wanted, handler.decode)
+        work = partial(Batches, handler, prepare, self._settling(plan), self.world, injector, read)
         limits = ConsumerLimits(options.window, options.batchers, options.breaker)
         return self._consuming(plan, limits, work)
 
@@ -190,6 +196,7 @@ class Assembly:
             self.world.bus,
             injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
             middleware=self.middleware(handler.queue),
+            codecs=self.codecs,
         )
         self._runners.append(runner)
         return runner
@@ -313,6 +320,7 @@ class Service:
             app.middleware_of,
             app.overrides,
             FailedRuns(self.world.bus, app.error_reports),
+            app.codecs,
         )
         self.consumers: tuple[Consumer, ...] = tuple(
             self._assembly.consumer(app.handlers[queue]) for queue in self._wanted_queues()

@@ -16,7 +16,7 @@ from hopback.headers import failure_from_exception
 from hopback.policy.outcome import Park, Retry
 from hopback.policy.rules import classify, outcome_of
 from hopback.runtime.answer import DONE, Answer
-from hopback.runtime.context import Context, current_context
+from hopback.runtime.context import Context, context_with, current_context
 from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hopback.observe.events import Bus
     from hopback.policy.rules import Rule
     from hopback.runtime.answer import HeldDelivery, Run
+    from hopback.runtime.codecs import Codecs
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.middleware import Middleware
@@ -77,6 +78,7 @@ class FunctionRunner:
         *,
         injector: Injector | None = None,
         middleware: Sequence[Middleware] = (),
+        codecs: Codecs | None = None,
     ) -> None:
         """What an application does not use is not looked at when a message comes."""
         self._handler = handler
@@ -87,6 +89,10 @@ class FunctionRunner:
         self._call = self._awaited if handler.is_async else self._in_thread
         self._injector = injector
         self._middleware = tuple(middleware)
+        self._read: Callable[[Delivery], Any] | None = None
+        if codecs is not None and handler.decode is not None and handler.wanted is not None:
+            self._read = codecs.reader(handler.wanted, handler.decode)
+        self._context = Context if codecs is None else context_with(codecs)
         self._is_plain = injector is None and not self._middleware
         self._opened: dict[int, Opened] = {}
 
@@ -105,10 +111,13 @@ class FunctionRunner:
         """Decode and call: what the handler returned, or the Answer to what it raised."""
         handler = self._handler
         try:
-            payload = None if handler.decode is None else handler.decode(delivery.body)
+            if self._read is not None:
+                payload = self._read(delivery)
+            else:
+                payload = None if handler.decode is None else handler.decode(delivery.body)
         except Undecodable as error:
             return undecodable(error)
-        context = Context(delivery, self._plan, self._publish)
+        context = self._context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
             arguments = handler.arguments(payload, context)

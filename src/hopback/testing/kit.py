@@ -142,7 +142,7 @@ class AppTest(EventRecord):
 
         Faults do not touch it: they are for the application. Returned if no queue wants it.
         """
-        message = compose(exchange, routing_key, payload, **options)
+        message = compose(exchange, routing_key, payload, codecs=self.app.codecs, **options)
         if message.delay is not None:
             message = await self.service.delays.wrap(message)
         self._producer.publish(message)

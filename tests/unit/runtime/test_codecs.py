@@ -1,0 +1,194 @@
+"""Codecs by content type and compressed bodies: what is read, what is refused, and its bounds."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
+
+import msgspec
+import pydantic
+import pytest
+import zstandard
+
+from hopback import App, Codecs, Context, MsgpackCodec, ProtobufCodec, compose
+from hopback.message import Properties, Received
+from hopback.runtime.codecs import MAX_DECOMPRESSED, decompressed
+from hopback.runtime.payload import Undecodable
+from hopback.testing import AppTest, Tally, in_virtual_time
+
+# Found when it runs: not every environment that checks types has it.
+Duration: Any = import_module("google.protobuf.duration_pb2").Duration
+
+
+@dataclass
+class Order:
+    """A payload of the standard library."""
+
+    id: int
+    data: list[str]
+
+
+class Model(pydantic.BaseModel):
+    """One of pydantic."""
+
+    id: int
+
+
+class Record(msgspec.Struct):
+    """One of msgspec."""
+
+    id: int
+
+
+class Shouting:
+    """A codec of one's own."""
+
+    content_types = ("text/x-shout",)
+
+    def encode(self, payload: object) -> bytes:
+        return str(payload).upper().encode()
+
+    def decoder(self, wanted: Any) -> Any:
+        return lambda body: body.decode().lower()
+
+
+CODECS = Codecs(MsgpackCodec(), ProtobufCodec(), Shouting())
+
+
+def _read(wanted: Any, body: bytes, **said: Any) -> Any:
+    def never(_body: bytes) -> Any:
+        raise Undecodable("without content type")
+
+    return CODECS.reader(wanted, never)(Received("q", "", "q", body, Properties(**said)))
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type"),
+    [
+        (Order(1, ["a"]), "application/msgpack"),
+        (Model(id=1), "application/x-msgpack; v=1"),
+        (Record(1), "Application/MsgPack"),
+        (Order(1, ["a"]), "application/json"),
+        (Duration(seconds=5), "application/x-protobuf"),
+        ("quiet", "text/x-shout"),
+    ],
+)
+def test_a_payload_comes_back_as_it_was_sent(payload: Any, content_type: str) -> None:
+    """By the codec of its content type, whatever case and parameters that has."""
+    body = CODECS.encode(payload, content_type)
+    assert body is not None
+    wanted = Any if isinstance(payload, str) else type(payload)
+    assert _read(wanted, body, content_type=content_type) == payload
+
+
+@in_virtual_time
+async def test_an_application_reads_and_writes_by_content_type() -> None:
+    """From the kit, by a handler, by the application; in batches too."""
+    app, seen = App("shop", codecs=CODECS), list[object]()
+
+    @app.handler("orders", retry=None)
+    async def handle(order: Order, context: Context) -> None:
+        seen.append(order)
+        packed = {"content_type": "application/msgpack"}
+        await context.publish(
+            "", "rows", order, content_type="application/msgpack", compress="gzip"
+        )
+        await app.publish("", "rows", {"id": 2, "data": []}, content_type=packed["content_type"])
+
+    @app.batch("rows", size=2, retry=None)
+    async def insert(rows: list[Order]) -> None:
+        seen.append(rows)
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", Order(1, ["x"]), content_type="application/msgpack")
+        assert await test.drain() == Tally(done=3)
+        await test.publish("", "orders", b"\xc1", content_type="application/msgpack")
+        await test.publish("", "orders", b"<id/>", content_type="application/xml")
+        await test.publish("", "orders", b'{"id": 3, "data": []}', content_type="a/b+json")
+        await test.publish("", "rows", b"{", content_type="application/json")
+        await test.publish("", "rows", b'{"id": 4, "data": []}')
+        await test.drain()
+        test.assert_parked("orders", reason="no codec for content type 'application/xml'", times=1)
+        test.assert_parked("orders", reason="undecodable payload", times=2)
+        test.assert_parked("rows", reason="undecodable payload", times=1)
+    assert seen[:2] == [Order(1, ["x"]), [Order(1, ["x"]), Order(2, [])]]
+
+
+@in_virtual_time
+async def test_types_of_protobuf_need_no_codec_and_a_codec_can_be_fixed() -> None:
+    """The class says how it is read; `Annotated[T, codec]` says it for whatever else."""
+    app, seen = App("shop"), list[object]()
+
+    async def lasted(duration: Any) -> None:
+        seen.append(duration.seconds)
+
+    lasted.__annotations__["duration"] = Duration
+    app.handler("durations", retry=None)(lasted)
+
+    @app.handler("shouts", retry=None)
+    async def heard(text: Annotated[str, SHOUTING]) -> None:
+        seen.append(text)
+
+    async with AppTest(app) as test:
+        await test.publish("", "durations", Duration(seconds=5))
+        await test.publish("", "shouts", b"HELLO")
+        assert await test.drain() == Tally(done=2)
+        await test.publish("", "durations", b"\xff")
+        assert await test.drain() == Tally(parked=1)
+    assert sorted(map(str, seen)) == ["5", "hello"]
+
+
+SHOUTING = Shouting()
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate", "zstd"])
+def test_a_compressed_body_is_opened_and_bounded(how: Any) -> None:
+    """Also for handlers of bytes; one byte too many is refused, however little was sent."""
+    message = compose("", "q", b"x" * 100_000, compress=how)
+    assert len(message.body) < 1000
+    encoding = message.properties.content_encoding
+    assert encoding == how
+    assert decompressed(message.body, encoding) == b"x" * 100_000
+    assert decompressed(message.body, encoding, 100_000) == b"x" * 100_000
+    with pytest.raises(Undecodable, match="larger than 99999 bytes"):
+        decompressed(message.body, encoding, 99_999)
+    for broken in (message.body[:-9], b"garbage", message.body[: len(message.body) // 2]):
+        with pytest.raises(Undecodable):
+            decompressed(broken, encoding, 99_999)
+
+
+def test_a_bomb_is_not_opened() -> None:
+    """A gigabyte in a megabyte, a window of gigabytes, and a thousand members."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
+    with pytest.raises(Undecodable, match=f"larger than {MAX_DECOMPRESSED} bytes"):
+        decompressed(bomb, "gzip")
+    with pytest.raises(Undecodable, match="more than 16 members"):
+        decompressed(gzip.compress(b"") * 1000, "gzip")
+    assert decompressed(gzip.compress(b"a") + gzip.compress(b"b"), "gzip") == b"ab"
+    wide = zstandard.ZstdCompressionParameters(window_log=27)
+    packed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    frame = packed.compress(b"x" * 100) + packed.flush()
+    with pytest.raises(Undecodable, match="cannot be decompressed as zstd"):
+        decompressed(frame, "zstd")
+
+
+def test_what_compresses_nothing_changes_nothing() -> None:
+    """Celery says `utf-8` of its text."""
+    assert decompressed(b"text", "utf-8") == decompressed(b"text", None) == b"text"
+    with pytest.raises(ValueError, match="gzip, deflate or zstd, got 'br'"):
+        compose("", "q", {}, compress="br")  # type: ignore[arg-type]
+
+
+def test_a_type_that_a_codec_cannot_make_is_undecodable_with_its_reason() -> None:
+    """The message is parked; the other content types of the handler still work."""
+    with pytest.raises(Undecodable, match="generated by protoc"):
+        _read(Order, b"", content_type="application/protobuf")
+    assert _read(Order, b'{"id":1,"data":[]}', content_type="application/json") == Order(1, [])
+    with pytest.raises(TypeError, match="a message of protobuf, got Order"):
+        CODECS.encode(Order(1, []), "application/protobuf")
+    with pytest.raises(ValueError, match="at least 1"):
+        Codecs(max_bytes=0)
