@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hopback.runtime.context import Context, PublishOptions, compose
     from hopback.runtime.health import Health
     from hopback.runtime.push import PushTarget
-    from hopback.runtime.relay import Relay
+    from hopback.runtime.relay import OutboxStore, Relay
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Environment
     from hopback.runtime.tracing import traced, traced_batch
@@ -25,6 +25,7 @@ __all__ = [
     "Context",
     "Environment",
     "Health",
+    "OutboxStore",
     "PublishOptions",
     "PushTarget",
     "Relay",
@@ -41,7 +42,7 @@ _HOMES = {
     "hopback.runtime.context": ("Context", "PublishOptions", "compose"),
     "hopback.runtime.health": ("Health",),
     "hopback.runtime.push": ("PushTarget",),
-    "hopback.runtime.relay": ("Relay",),
+    "hopback.runtime.relay": ("OutboxStore", "Relay"),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Environment",),
     "hopback.runtime.tracing": ("traced", "traced_batch"),

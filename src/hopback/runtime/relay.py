@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError, ConnectionFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from hopback.message import Message
-    from hopback.store.outbox import Outbox, Pending
+    from hopback.store.outbox import Pending
 
-__all__ = ["Relay"]
+__all__ = ["OutboxStore", "Relay"]
 
 _Lane: TypeAlias = "list[Pending]"
 
@@ -37,12 +37,39 @@ class _Round:
     offline: bool = False
 
 
+class OutboxStore(Protocol):
+    """An outbox as a relay sees it: `hopback.store.Outbox` in SQL, or one of your own.
+
+    Messages lie in slots, those of one key in the same slot. `lease` is for how many seconds a slot
+    is claimed; whoever holds it is the only one to publish from it.
+    """
+
+    lease: float
+
+    async def claim(self) -> Sequence[int]:
+        """Lease slots that hold messages and that nobody else has leased; none if there are none."""
+
+    async def renew(self, claimed: Sequence[int], /) -> bool:
+        """Prolong the lease; False if any of it was lost meanwhile."""
+
+    async def release(self, claimed: Sequence[int], /) -> None:
+        """Give the slots back before their lease ends."""
+
+    async def pending(
+        self, claimed: Sequence[int], most: int, /, *, after: int = 0
+    ) -> Sequence[Pending]:
+        """The oldest messages of the claimed slots, by rising id, those after an id."""
+
+    async def settle(self, published: Sequence[int], failed: Mapping[int, str], /) -> None:
+        """Take away what the broker has confirmed and note why the rest was not published."""
+
+
 class Relay:
     """Moves messages from an outbox to the broker until it is cancelled."""
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: OutboxStore,
         publish: Callable[[Message], Awaitable[None]],
         *,
         most: int = 500,

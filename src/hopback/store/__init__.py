@@ -8,6 +8,7 @@ from __future__ import annotations
 from hopback.extras import needs
 
 with needs("store", "hopback.store"):
+    from hopback.store.cursor import Cursor, CursorTransaction
     from hopback.store.database import (
         LATEST,
         DatabaseUrlError,
@@ -20,6 +21,8 @@ with needs("store", "hopback.store"):
 
 __all__ = [
     "LATEST",
+    "Cursor",
+    "CursorTransaction",
     "DatabaseUrlError",
     "NoInboxKey",
     "Outbox",

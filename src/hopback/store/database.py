@@ -33,6 +33,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
+from hopback.clock import SystemClock
 from hopback.errors import HopbackError, StoreUnavailable
 from hopback.extras import needs
 from hopback.private_files import make_private
@@ -290,10 +291,10 @@ async def current_version(engine: AsyncEngine) -> int:
         return await connection.run_sync(_version)
 
 
-async def migrate(engine: AsyncEngine, clock: Clock) -> list[int]:
+async def migrate(engine: AsyncEngine, clock: Clock | None = None) -> list[int]:
     """Apply what is missing and tell which versions that were; an up-to-date database gives none."""
     async with engine.begin() as connection:
-        return await connection.run_sync(_apply, clock.now())
+        return await connection.run_sync(_apply, (clock or SystemClock()).now())
 
 
 def _apply(connection: Connection, now: float) -> list[int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import bindparam, delete, exists, func, select, update
 
 from hopback import fields as amqp
+from hopback.clock import SystemClock
 from hopback.headers import without_unread
 from hopback.headers.typed_json import properties_from_json, properties_to_json
 from hopback.message import Message, Properties
@@ -86,11 +87,11 @@ class Outbox:
     """The outbox as one relay sees it; several relays share it through leases on slots."""
 
     def __init__(
-        self, engine: AsyncEngine, owner: str, clock: Clock, *, lease: float = 30.0
+        self, engine: AsyncEngine, owner: str, clock: Clock | None = None, *, lease: float = 30.0
     ) -> None:
         self._engine = engine
         self._owner = owner
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self.lease = lease
 
     async def claim(self, most_slots: int = 16) -> list[int]:

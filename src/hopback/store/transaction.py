@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sqlalchemy import delete, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
+from hopback.clock import SystemClock
 from hopback.errors import HopbackError
 from hopback.headers import identity
 from hopback.store.database import SLOTS, inbox, outbox
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Message
 
 
-__all__ = ["NoInboxKey", "Transaction", "forget_processed", "inbox_key", "slot_of", "transaction"]
+__all__ = [
+    "NoInboxKey",
+    "Transaction",
+    "forget_processed",
+    "inbox_key",
+    "known_by",
+    "outbox_row",
+    "slot_of",
+    "transaction",
+]
 
 
 _LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
@@ -76,11 +86,14 @@ def _hash(raw: bytes) -> str:
 
 
 class Transaction:
-    """One open transaction; `connection` is SQLAlchemy's, for whatever the handler has to do."""
+    """One open transaction; `connection` is SQLAlchemy's, for whatever the handler has to do.
 
-    def __init__(self, connection: AsyncConnection, clock: Clock) -> None:
+    `Transaction(await session.connection())` joins the transaction of an ORM session.
+    """
+
+    def __init__(self, connection: AsyncConnection, clock: Clock | None = None) -> None:
         self.connection = connection
-        self._clock = clock
+        self._clock = clock or SystemClock()
 
     async def first_time(
         self,
@@ -109,12 +122,7 @@ class Transaction:
             message = message_id
         if message is None:
             raise TypeError("expected a message to know it by: a delivery, or a text")
-        if isinstance(message, str):
-            if key is not None:
-                raise TypeError("expected a delivery to take the key of, got a text")
-            message_id = message
-        else:
-            message_id = inbox_key(message, key)
+        message_id = known_by(message, key)
         dialect = postgresql if self.connection.dialect.name == "postgresql" else sqlite
         mark = dialect.insert(inbox).values(
             consumer=consumer, message_id=message_id, processed_at=self._clock.now()
@@ -125,28 +133,7 @@ class Transaction:
 
     async def publish(self, message: Message, *, key: str | None = None) -> None:
         """Publish after the commit, by the relay; messages of one key keep their order."""
-        message_id = message.properties.message_id
-        if not message_id:
-            raise ValueError(
-                "expected a message id: what a relay publishes twice must be recognisable"
-            )
-        if not message.mandatory:
-            raise ValueError(
-                "expected a message that must arrive: one with mandatory=False, or a direct reply, "
-                "needs no outbox; publish it with `context.publish`"
-            )
-        await self.execute(
-            insert(outbox).values(
-                slot=slot_of(key if key is not None else message_id),
-                key=key,
-                message_id=message_id,
-                exchange=message.exchange,
-                routing_key=message.routing_key,
-                body=message.body,
-                properties=write_properties(message.properties),
-                created_at=self._clock.now(),
-            )
-        )
+        await self.execute(insert(outbox).values(outbox_row(message, key, self._clock.now())))
 
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         """Run a statement in this transaction."""
@@ -154,7 +141,9 @@ class Transaction:
 
 
 @asynccontextmanager
-async def transaction(engine: AsyncEngine, clock: Clock) -> AsyncIterator[Transaction]:
+async def transaction(
+    engine: AsyncEngine, clock: Clock | None = None
+) -> AsyncIterator[Transaction]:
     """A transaction that commits at the end of the block, and rolls back if the block fails."""
     async with engine.begin() as connection:
         yield Transaction(connection, clock)
@@ -165,6 +154,37 @@ async def forget_processed(engine: AsyncEngine, before: float) -> int:
     async with engine.begin() as connection:
         result = await connection.execute(delete(inbox).where(inbox.c.processed_at < before))
     return result.rowcount
+
+
+def known_by(message: str | Delivery, key: str | Callable[[Delivery], str] | None) -> str:
+    """By what the inbox knows a message: the text itself, or a key of the delivery."""
+    if not isinstance(message, str):
+        return inbox_key(message, key)
+    if key is not None:
+        raise TypeError("expected a delivery to take the key of, got a text")
+    return message
+
+
+def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
+    """The row of a message in the outbox; ValueError if it does not belong there."""
+    message_id = message.properties.message_id
+    if not message_id:
+        raise ValueError("expected a message id: what a relay publishes twice must be recognisable")
+    if not message.mandatory:
+        raise ValueError(
+            "expected a message that must arrive: one with mandatory=False, or a direct reply, "
+            "needs no outbox; publish it with `context.publish`"
+        )
+    return {
+        "slot": slot_of(key if key is not None else message_id),
+        "key": key,
+        "message_id": message_id,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "body": message.body,
+        "properties": write_properties(message.properties),
+        "created_at": now,
+    }
 
 
 def slot_of(key: str) -> int:
