@@ -13,7 +13,7 @@ PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/un
 	$(wildcard tests/properties/test_topology_*.py) \
 	$(patsubst %,tests/properties/test_%.py,backoff check copies decide effects policy_patterns redriver routing)
 FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance
-CODE := src tests tools $(wildcard benchmarks)
+CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-needs test-fast test-brokers test-peers test-faults pristine check audit format bench pin clean

@@ -12,8 +12,8 @@ from tests.architecture.source import ROOT
 
 _ROOT_ENTRIES = {
     ".ci", ".gitattributes", ".github", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE",
-    "Makefile", "README.md", "SECURITY.md", "benchmarks", "deploy", "docs", "pyproject.toml", "src",
-    "tests", "tools",
+    "Makefile", "README.md", "SECURITY.md", "benchmarks", "deploy", "docs", "examples", "pyproject.toml",
+    "src", "tests", "tools",
 }  # fmt: skip
 
 # Put together here, so that this file does not find itself.

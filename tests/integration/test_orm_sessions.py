@@ -101,6 +101,8 @@ async def test_a_cursor_of_any_driver_takes_part(engine: AsyncEngine, database_u
     )
     with pytest.raises(ValueError, match="needs no outbox"):
         tx.publish(compose("", "invoices", {}, mandatory=False))
+    with pytest.raises(ValueError, match="the outbox knows no `delay`"):
+        tx.publish(compose("", "invoices", {}, delay="2h"))
 
 
 class _Shelf:

@@ -65,6 +65,10 @@ def test_many_messages_go_side_by_side_and_every_failure_is_told(
         with pytest.raises(Returned):
             publisher.publish("", "nowhere", {})
         publisher.publish("", "nowhere", {}, mandatory=False)
+        with pytest.raises(ValueError, match=r"app.delays\(\)"):
+            publisher.publish("", queue, {}, delay="2h")
+        with pytest.raises(ValueError, match=r"app.delays\(\)"):
+            publisher.send_all([compose("", queue, {}, delay="2h")])
     assert len(_bodies(hopback_broker)) == 1001
 
 

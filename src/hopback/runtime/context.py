@@ -199,9 +199,10 @@ class PublishOptions(TypedDict, total=False):
     `message_id` is drawn and `correlation_id` taken from the cause unless given. `expiration` is how
     long it may wait in a queue: `"30s"`, or milliseconds. `content_type` names the codec of the
     payload; of bytes it is only said. `compress` compresses the body and says so in the property
-    `content_encoding`. With `mandatory=False` it is fire and forget: a message that no queue wants is dropped without a word. Direct replies are always sent so. `delay` (`"2h"`, a
-    timedelta, or milliseconds) or `at` (a datetime with its time zone) hold it in the broker until then,
-    where the application has declared `app.delays()`.
+    `content_encoding`. With `mandatory=False` it is fire and forget: a message that no queue wants is
+    dropped without a word. Direct replies are always sent so. `delay` (`"2h"`, a timedelta, or
+    milliseconds) or `at` (a datetime with its time zone) hold it in the broker until then, where the
+    application has declared `app.delays()`.
     """
 
     message_id: str | None

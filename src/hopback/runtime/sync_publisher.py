@@ -79,6 +79,7 @@ class SyncPublisher:
 
     def send(self, message: Message) -> None:
         """Publish a message that is composed already."""
+        _refuse_delay(message)
         running = self._loop()
         asyncio.run_coroutine_threadsafe(running.publish(message), running.loop).result()
 
@@ -87,6 +88,8 @@ class SyncPublisher:
         running, errors, number = self._loop(), list[Exception](), 0
         source = iter(messages)
         while some := list(itertools.islice(source, _IN_FLIGHT)):
+            for message in some:
+                _refuse_delay(message)
             work = asyncio.run_coroutine_threadsafe(running.publish_all(some), running.loop)
             errors += work.result()
             number += len(some)
@@ -124,6 +127,15 @@ class SyncPublisher:
                 self._running = made
                 atexit.register(self.close)
             return self._running
+
+
+def _refuse_delay(message: Message) -> None:
+    """Nothing that was to wait may be sent at once."""
+    if message.delay is not None:
+        raise ValueError(
+            "expected a message that is sent at once: `delay` and `at` are for applications that "
+            "have declared `app.delays()`; publish to one of their queues"
+        )
 
 
 class _Running:

@@ -175,6 +175,11 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
             "expected a message that must arrive: one with mandatory=False, or a direct reply, "
             "needs no outbox; publish it with `context.publish`"
         )
+    if message.delay is not None:
+        raise ValueError(
+            "expected a message that is sent as soon as it is committed: the outbox knows no `delay`; "
+            "publish to a handler of yours that publishes with it"
+        )
     return {
         "slot": slot_of(key if key is not None else message_id),
         "key": key,

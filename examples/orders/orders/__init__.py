@@ -1,0 +1,38 @@
+"""The application: `hopback run orders:app`. Its handlers are in the modules beside this one."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+from hopback import App, Context, NextRun, Relay
+from hopback.store import Outbox, migrate
+from orders import charging, mailing, placing
+from orders.database import Base, database
+
+
+@asynccontextmanager
+async def lifespan(app: App) -> AsyncIterator[None]:
+    """Create the tables, and publish what transactions leave in the outbox while the app runs."""
+    await migrate(database)
+    async with database.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    relay = asyncio.create_task(Relay(Outbox(database, str(uuid4())), app.send).run())
+    yield
+    relay.cancel()
+    await asyncio.wait({relay})
+    await database.dispose()
+
+
+app = App("orders", lifespan=lifespan)
+app.include(placing.router, charging.router, mailing.router)
+
+
+@app.middleware
+async def timed(context: Context, run: NextRun) -> None:
+    """Log how long every run took that worked; failures are logged by Hopback itself."""
+    began = time.monotonic()
+    await run()
+    logging.info("%s %s took %.3f s", context.queue, context.message_id, time.monotonic() - began)

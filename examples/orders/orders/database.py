@@ -1,0 +1,32 @@
+"""The database, and the session that every run of a handler gets."""
+
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from hopback import Depends
+from hopback.store import open_database
+
+database = open_database(os.environ.get("DATABASE_URL", "sqlite:///orders.db"))
+
+
+class Base(DeclarativeBase): ...
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[str]
+    cents: Mapped[int]
+
+
+async def open_session() -> AsyncIterator[AsyncSession]:
+    """One transaction for each run: committed before the message is settled, or rolled back."""
+    async with AsyncSession(database) as session, session.begin():
+        yield session
+
+
+Session = Annotated[AsyncSession, Depends(open_session, scope="run")]

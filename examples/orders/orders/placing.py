@@ -1,0 +1,18 @@
+"""Orders: stored once, however often the message comes, and the charge published surely."""
+
+from hopback import Context, Router, compose
+from hopback.store import Transaction
+from orders.database import Order, Session
+from orders.payloads import ChargeWanted, OrderPlaced
+
+router = Router("orders.")
+
+
+@router.handler("placed", retry=["5s", "1m", "10m"], bind={"shop": "order.placed"})
+async def place(order: OrderPlaced, context: Context, session: Session) -> None:
+    tx = Transaction(await session.connection())
+    if not await tx.first_time("orders.placed", context.delivery):
+        return
+    session.add(Order(id=order.id, customer=order.customer, cents=order.cents))
+    wanted = ChargeWanted(order=order.id, cents=order.cents)
+    await tx.publish(compose("shop", "charge.wanted", wanted), key=order.customer)
