@@ -216,11 +216,9 @@ class DryRun:
         self.matching += 1
         self._reasons.add(dead_letter)
         self._errors.add(dead_letter)
-        if self._spec.kind is JobKind.REDRIVE:
-            self._aim(delivery, dead_letter.origin)
-
-    def _aim(self, delivery: Delivery, origin: str) -> None:
-        aim = aim_at(self._spec.target, delivery, origin, self._source, self._routes)
+        if self._spec.kind is not JobKind.REDRIVE:
+            return
+        aim = aim_at(self._spec.target, delivery, dead_letter.origin, self._source, self._routes)
         if not isinstance(aim, Aim):
             self._left_out[aim] += 1
             return
@@ -278,18 +276,16 @@ def order_kept(spec: JobSpec, ways: int) -> str:
 def watch_seconds(plans: Iterable[Plan]) -> float:
     """How long a message takes to fail for good again: then it shows whether the cause is mended."""
     waits = [
-        sum(tier.delay_ms for tier in plan.tiers) / 1000 * _laps(plan)
+        # The tiers, as often as they are waited for, roughly, until the attempts are used up.
+        sum(tier.delay_ms for tier in plan.tiers)
+        / 1000
+        * max((plan.attempts - 1) / len(plan.tiers), 1.0)
         for plan in plans
-        if plan.redrive.reset
+        if plan.redrive.reset and plan.tiers
     ]
     return min(
         max([_SHORTEST_WATCH_S, *(wait + _SHORTEST_WATCH_S for wait in waits)]), _LONGEST_WATCH_S
     )
-
-
-def _laps(plan: Plan) -> float:
-    """How often the tiers are waited for, roughly, until the attempts are used up."""
-    return max((plan.attempts - 1) / len(plan.tiers), 1.0) if plan.tiers else 0.0
 
 
 _FAILURES = 10_000  # digests that fit one job's document; what is left is for another job
@@ -413,7 +409,11 @@ class Planner:
         dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
         warnings = [*await self._run_dry(dry_run, spec, cost, held), *_warnings(spec, cost)]
         if dry_run.unread:
-            warnings.append(_unread_headers(dry_run.unread))
+            which = _counted(dry_run.unread, "has", "have")
+            warnings.append(
+                f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the"
+                " handler does not see what they say"
+            )
         async with self._live.connected() as connection:
             ways = await dry_run.ways(connection, snapshot.table())
         flaws = [way.flaw for way in ways if way.flaw]
@@ -470,19 +470,15 @@ class Planner:
 def _unread(count: int) -> list[str]:
     if not count:
         return []
-    which = f"{count} messages have bodies" if count > 1 else "1 message has a body"
+    which = _counted(count, "has a body", "have bodies")
     return [
         f"{which} too large or too deeply nested for `payload.` terms to look into (the limit is"
         f" {PAYLOAD_BYTES // 1024} KiB): left out, whatever they hold"
     ]
 
 
-def _unread_headers(count: int) -> str:
-    which = f"{count} messages have" if count > 1 else "1 message has"
-    return (
-        f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the handler"
-        " does not see what they say"
-    )
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} messages {many}" if count > 1 else f"1 message {one}"
 
 
 def _check_returns(

@@ -298,7 +298,9 @@ async def migrate(engine: AsyncEngine, clock: Clock | None = None) -> list[int]:
 
 
 def _apply(connection: Connection, now: float) -> list[int]:
-    _lock(connection)
+    if connection.dialect.name == "postgresql":
+        # Whoever comes second waits; SQLite has one writer at a time anyway.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     versions.create(connection, checkfirst=True)
     applied = []
     for version in range(_version(connection) + 1, LATEST + 1):
@@ -306,12 +308,6 @@ def _apply(connection: Connection, now: float) -> list[int]:
         connection.execute(insert(versions).values(version=version, applied_at=now))
         applied.append(version)
     return applied
-
-
-def _lock(connection: Connection) -> None:
-    """Whoever comes second waits; SQLite has one writer at a time anyway."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 
 def _version(connection: Connection) -> int:
@@ -391,12 +387,6 @@ def _address(url: str) -> URL:
     return parsed.set(drivername=driver)
 
 
-def _file_of(engine: AsyncEngine) -> Path | None:
-    """The file of an SQLite database; None if it is in memory, or named by a URI of its own."""
-    name = engine.url.database
-    return None if not name or name.startswith((":memory:", "file:")) else Path(name)
-
-
 def _write_ahead(cursor: Any) -> None:
     """Switch to the write-ahead log. SQLite does not wait for whoever does the same: try again."""
     for left in range(_BUSY_MS // _AGAIN_MS, -1, -1):
@@ -413,7 +403,9 @@ def _write_ahead(cursor: Any) -> None:
 def _make_sqlite_safe(engine: AsyncEngine) -> None:
     """Private to its owner, written ahead, fully synced; a real BEGIN IMMEDIATE lets writers wait."""
 
-    file = _file_of(engine)
+    # A database in memory has no file; one named by a URI of its own is its owner's business.
+    name = engine.url.database
+    file = None if not name or name.startswith((":memory:", "file:")) else Path(name)
 
     def on_do_connect(*_: object) -> None:
         # SQLite gives what it makes beside a database the rights of the database; what an older
