@@ -45,7 +45,7 @@ DLQ, MAIN = "orders.dlq", "orders"
 DESIGN = DESIGNS["ratatoskr"].build({"queue": MAIN})
 
 
-class _Desk:
+class _Shop:
     """Operations on a broker, and a line of our own to look behind them."""
 
     def __init__(self, connection: Connection, operations: Operations) -> None:
@@ -80,9 +80,9 @@ class _Desk:
 
 
 @asynccontextmanager
-async def _desk(
+async def _open_shop(
     url: str, management_url: str, vhost: str, *, through: str = "", **options: Any
-) -> AsyncIterator[_Desk]:
+) -> AsyncIterator[_Shop]:
     connection = await RabbitMQ(url).connect("test")
     await declare(connection, DESIGN)
     address = ManagementAddress.derive(None, management_url)
@@ -91,7 +91,7 @@ async def _desk(
             RabbitMQ(through or url), management=management, vhost=vhost, **options
         )
         async with operations:
-            yield _Desk(connection, operations)
+            yield _Shop(connection, operations)
     await connection.close()
 
 
@@ -100,24 +100,24 @@ def _redrive(**changes: Any) -> RedriveRequest:
     return RedriveRequest(**plain | changes)
 
 
-async def _sessions_keep_everything(desk: _Desk, sessions: int) -> None:
-    await desk.park(300)
+async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
+    await shop.park(300)
     for number in range(sessions):
         window = Window(limit=(200, 50, 120)[number % 3])
-        session = await desk.operations.open_session(DLQ, window, lift=True)
+        session = await shop.operations.open_session(DLQ, window, lift=True)
         assert session.held == window.limit
-        dead_letters = (await desk.operations.messages(session.id, size=500)).dead_letters
+        dead_letters = (await shop.operations.messages(session.id, size=500)).dead_letters
         assert [dead_letter.place for dead_letter in dead_letters] == [*range(1, window.limit + 1)]
-        await desk.operations.release(session.id)
-    assert await desk.drained(DLQ) == [*range(300)]
+        await shop.operations.release(session.id)
+    assert await shop.drained(DLQ) == [*range(300)]
 
 
 async def test_a_hundred_sessions_change_neither_content_nor_order(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
     """Sessions of changing size over a quorum queue without a limit."""
-    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
-        await _sessions_keep_everything(desk, 100)
+    async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
+        await _sessions_keep_everything(shop, 100)
 
 
 @pytest.mark.all_brokers
@@ -127,11 +127,11 @@ async def test_a_hundred_looks_lose_nothing_on_other_versions(
 ) -> None:
     """With the default limit every look is refused; with the limit lifted all is kept."""
     node = start_rabbitmq(installation=installations()[suite])
-    async with _desk(node.url, node.management_url, "/") as desk:
+    async with _open_shop(node.url, node.management_url, "/") as shop:
         for _ in range(100):
             with pytest.raises(UnsafeOperation, match="21 times"):
-                await desk.operations.open_session(DLQ)
-        await _sessions_keep_everything(desk, 100)
+                await shop.operations.open_session(DLQ)
+        await _sessions_keep_everything(shop, 100)
 
 
 async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
@@ -139,8 +139,8 @@ async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, DESIGN)
     async with Operations(RabbitMQ(amqp_url), topologies=(DESIGN,)) as operations:
-        desk = _Desk(connection, operations)
-        await desk.park(3)
+        shop = _Shop(connection, operations)
+        await shop.park(3)
         (row,) = await operations.queues()
         assert (row.queue, row.main_queue, row.depth.ready, row.depth.source) == (
             DLQ,
@@ -150,7 +150,7 @@ async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
         )
         job = await operations.start(_redrive(expected_count=3))
         assert (await operations.wait(job.id)).counts.done == 3
-        assert await desk.drained(MAIN) == [0, 1, 2]
+        assert await shop.drained(MAIN) == [0, 1, 2]
     await connection.close()
 
 
@@ -158,10 +158,10 @@ async def test_a_live_broker_shows_its_dead_letter_queues(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
     """Who dead-letters where is read from the management API; types and targets with it."""
-    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
-        (row,) = await desk.operations.queues()
+    async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
+        (row,) = await shop.operations.queues()
         assert (row.queue, row.main_queue, row.depth.source) == (DLQ, MAIN, "management")
-        detail = await desk.operations.queue(DLQ)
+        detail = await shop.operations.queue(DLQ)
         assert (detail.type, detail.depth.source) == (QueueType.QUORUM, "amqp")
         assert {choice.flaw for choice in detail.targets} == {None}
 
@@ -170,64 +170,64 @@ async def test_trouble_with_the_target_is_found_in_time(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
     """Missing queue, missing exchange, no route: refused before the first message moves."""
-    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
-        await desk.park(5)
+    async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
+        await shop.park(5)
         for target in (
             Target(TargetKind.QUEUE, routing_key="typo"),
             Target(TargetKind.EXCHANGE, "typo", "k"),
             Target(TargetKind.EXCHANGE, "amq.direct", "k"),
         ):
             with pytest.raises(UnsafeOperation, match="nothing was moved"):
-                await desk.operations.start(_redrive(target=target))
-        assert await desk.drained(DLQ) == [*range(5)]
+                await shop.operations.start(_redrive(target=target))
+        assert await shop.drained(DLQ) == [*range(5)]
 
 
 async def test_a_target_that_vanishes_or_stops_routing_stops_the_job(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
     """Deleted in the middle: the job stops with a reason, every message is in one of the two."""
-    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
-        await desk.park(200)
-        channel = await desk.connection.open_channel()
+    async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
+        await shop.park(200)
+        channel = await shop.connection.open_channel()
         await channel.declare_queue(Queue("spare"))
         target = Target(TargetKind.QUEUE, routing_key="spare")
-        job = await desk.operations.start(
+        job = await shop.operations.start(
             _redrive(target=target, pace=Pace(rate=100, tries=2, pause_s=0.01))
         )
         await asyncio.sleep(0.3)
-        moved = set(await desk.drained("spare"))
+        moved = set(await shop.drained("spare"))
         await channel.delete_queue("spare")
-        done = await desk.operations.wait(job.id)
+        done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "NO_ROUTE" in done.reason
         assert done.counts.done < 200
-        assert {*await desk.drained(DLQ)} | moved >= {*range(done.counts.done, 200)}
+        assert {*await shop.drained(DLQ)} | moved >= {*range(done.counts.done, 200)}
 
-        await desk.park(20)
+        await shop.park(20)
         await channel.declare_exchange(Exchange("way"))
         gone = Target(TargetKind.EXCHANGE, "way", "k")
         with pytest.raises(UnsafeOperation, match="to no queue"):
-            await desk.operations.start(_redrive(target=gone))
-        assert await desk.drained(DLQ) == [*range(20)]
+            await shop.operations.start(_redrive(target=gone))
+        assert await shop.drained(DLQ) == [*range(20)]
 
 
 async def test_a_full_target_stops_the_job(rabbitmq: SharedNode, vhost: str, amqp_url: str) -> None:
     """A queue that refuses publishes: nothing is acked that was not taken."""
-    async with _desk(amqp_url, rabbitmq.management_url, vhost) as desk:
-        await desk.park(100)
-        channel = await desk.connection.open_channel()
+    async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
+        await shop.park(100)
+        channel = await shop.connection.open_channel()
         full: dict[str, FieldValue] = {"x-max-length": 10, "x-overflow": "reject-publish"}
         await channel.declare_queue(Queue("full", arguments=full))
-        job = await desk.operations.start(
+        job = await shop.operations.start(
             _redrive(
                 target=Target(TargetKind.QUEUE, routing_key="full"),
                 pace=Pace(tries=2, pause_s=0.01, in_flight=5),
             )
         )
-        done = await desk.operations.wait(job.id)
+        done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "given up after 2 tries" in done.reason
-        arrived, left = await desk.drained("full"), await desk.drained(DLQ)
+        arrived, left = await shop.drained("full"), await shop.drained(DLQ)
         assert done.counts.done == len(arrived)
         assert sorted(arrived + left) == [*range(100)]
 
@@ -238,16 +238,16 @@ async def test_a_job_goes_on_when_its_line_was_cut(
     """The network ends in the middle; the job makes a new line, and everything arrives."""
     async with (
         Proxy(amqp_url) as proxy,
-        _desk(amqp_url, rabbitmq.management_url, vhost, through=proxy.url) as desk,
+        _open_shop(amqp_url, rabbitmq.management_url, vhost, through=proxy.url) as shop,
     ):
-        await desk.park(400)
-        job = await desk.operations.start(_redrive(pace=Pace(rate=400, in_flight=50)))
+        await shop.park(400)
+        job = await shop.operations.start(_redrive(pace=Pace(rate=400, in_flight=50)))
         await asyncio.sleep(0.4)
         proxy.cut()
-        done = await desk.operations.wait(job.id)
+        done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.run) == (JobState.COMPLETED, 400, 2)
-        assert set(await desk.drained(MAIN)) == {*range(400)}
-        assert await desk.depth(DLQ) == 0
+        assert set(await shop.drained(MAIN)) == {*range(400)}
+        assert await shop.depth(DLQ) == 0
 
 
 async def test_a_missing_permission_is_told(
@@ -261,13 +261,13 @@ async def test_a_missing_permission_is_told(
     await declare(connection, DESIGN)
     broker = RabbitMQ(amqp_url.replace("guest:guest@", "reader:r@"))
     async with Operations(broker, topologies=(DESIGN,)) as operations:
-        desk = _Desk(connection, operations)
-        await desk.park(5)
+        shop = _Shop(connection, operations)
+        await shop.park(5)
         job = await operations.start(_redrive(pace=Pace(tries=2, pause_s=0.01)))
         done = await operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "403" in done.reason
-        assert await desk.drained(DLQ) == [*range(5)]
+        assert await shop.drained(DLQ) == [*range(5)]
     await connection.close()
 
 
@@ -277,28 +277,28 @@ async def test_a_restarted_broker_loses_nothing(
     """Stopped and started in the middle: interrupted, resumed, complete."""
     node = start_rabbitmq()
     impatient = Settings(patience_s=1.0)
-    async with _desk(node.url, node.management_url, "/", settings=impatient) as desk:
-        await desk.park(500)
-        job = await desk.operations.start(_redrive(pace=Pace(rate=300, in_flight=50)))
+    async with _open_shop(node.url, node.management_url, "/", settings=impatient) as shop:
+        await shop.park(500)
+        job = await shop.operations.start(_redrive(pace=Pace(rate=300, in_flight=50)))
         await asyncio.sleep(0.5)
         await asyncio.to_thread(node.stop)
-        stopped = await desk.operations.wait(job.id)
+        stopped = await shop.operations.wait(job.id)
         assert stopped.state is JobState.INTERRUPTED
         await asyncio.to_thread(node.start)
-        done = await _resumed(desk, job.id)
+        done = await _resumed(shop, job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 500)
-        desk.connection = await RabbitMQ(node.url).connect("test")
-        assert set(await desk.drained(MAIN)) == {*range(500)}
-        await desk.connection.close()
+        shop.connection = await RabbitMQ(node.url).connect("test")
+        assert set(await shop.drained(MAIN)) == {*range(500)}
+        await shop.connection.close()
 
 
-async def _resumed(desk: _Desk, ident: str) -> Job:
+async def _resumed(shop: _Shop, job_id: str) -> Job:
     """Resume until it is through: a queue that has just come up has no leader for a while."""
     async with asyncio.timeout(90):
         while True:
             try:
-                await desk.operations.resume(ident)
-                done = await desk.operations.wait(ident)
+                await shop.operations.resume(job_id)
+                done = await shop.operations.wait(job_id)
             except BrokerError:
                 await asyncio.sleep(0.2)
                 continue
@@ -315,9 +315,9 @@ async def test_names_given_by_an_operator_are_enough(amqp_url: str) -> None:
         await channel.declare_queue(Queue(name))
     broker = RabbitMQ(amqp_url)
     async with Operations(broker, overrides=[Override("graveyard", "garden")]) as operations:
-        desk = _Desk(connection, operations)
-        await desk.park(3, "graveyard")
+        shop = _Shop(connection, operations)
+        await shop.park(3, "graveyard")
         job = await operations.start(_redrive(queue="graveyard"))
         assert (await operations.wait(job.id)).counts.done == 3
-        assert await desk.drained("garden") == [0, 1, 2]
+        assert await shop.drained("garden") == [0, 1, 2]
     await connection.close()

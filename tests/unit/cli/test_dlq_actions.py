@@ -142,7 +142,7 @@ async def _two_signals() -> None:
 
 @in_virtual_time
 async def test_a_running_job_is_watched_paused_and_cancelled(capsys: _Output) -> None:
-    """From another desk than the one it was begun at."""
+    """From another process than the one it was begun in."""
     async with raffle() as found:
         await found.park(50)
         job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))

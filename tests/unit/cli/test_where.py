@@ -1,4 +1,4 @@
-"""Where the commands on dead letters find their desk, and what they remember."""
+"""Where the commands on dead letters find a broker or a server, and what they remember."""
 
 from __future__ import annotations
 

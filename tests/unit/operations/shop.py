@@ -27,11 +27,11 @@ __all__ = [
     "DLQ",
     "MAIN",
     "CountingBroker",
-    "Stage",
+    "Shop",
     "discard",
+    "open_shop",
     "properties",
     "redrive",
-    "stage",
 ]
 
 MAIN, DLQ = "orders", "orders.dlq"
@@ -49,7 +49,7 @@ class CountingBroker(EmbeddedBroker):
         return await super().connect(name)
 
 
-class Stage:
+class Shop:
     """An embedded broker with a topology, and operations on it."""
 
     def __init__(self, broker: CountingBroker, topology: Topology, operations: Operations) -> None:
@@ -91,7 +91,7 @@ def properties(ident: str, headers: Any = None) -> Properties:
 
 
 @asynccontextmanager
-async def stage(
+async def open_shop(
     design: str = "recommended",
     params: dict[str, str] | None = None,
     *,
@@ -99,7 +99,7 @@ async def stage(
     live: bool = True,
     declared: bool = True,
     **options: Any,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[Shop]:
     """The design on a broker of its own; `live` reads it, `declared` tells the plans."""
     given = {"queue": MAIN} if design in {"recommended", "ratatoskr"} else {}
     topology = DESIGNS[design].build(given if params is None else params)
@@ -115,7 +115,7 @@ async def stage(
         **options,
     )
     async with operations:
-        yield Stage(broker, topology, operations)
+        yield Shop(broker, topology, operations)
 
 
 def redrive(**changes: Any) -> RedriveRequest:

@@ -15,7 +15,7 @@ from hopback.deadletters.requests import Edit, FromHead, FromSession, Settings, 
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
-from tests.unit.operations.stage import ANN, DLQ, MAIN, discard, stage
+from tests.unit.operations.shop import ANN, DLQ, MAIN, discard, open_shop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -29,13 +29,13 @@ async def _lines(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
 @in_virtual_time
 async def test_a_discard_asks_for_the_name_and_for_a_file() -> None:
     """Neither a wrong name nor silence about the export removes anything."""
-    async with stage() as scene:
-        await scene.park(3)
+    async with open_shop() as shop:
+        await shop.park(3)
         with pytest.raises(BadRequest, match="confirm: expected the name of the queue"):
-            await scene.operations.start(discard(confirm="orders"))
+            await shop.operations.start(discard(confirm="orders"))
         with pytest.raises(BadRequest, match="export: expected a file"):
-            await scene.operations.start(discard(export=True))
-        assert len(scene.bodies(DLQ)) == 3
+            await shop.operations.start(discard(export=True))
+        assert len(shop.bodies(DLQ)) == 3
 
 
 @pytest.mark.parametrize("name", ["gone.ndjson", "gone.ndjson.zst"])
@@ -47,50 +47,50 @@ def test_what_is_discarded_can_be_imported_again(tmp_path: Path, name: str) -> N
 
 @in_virtual_time
 async def _discarded_and_imported(file: Path) -> None:
-    async with stage() as scene:
+    async with open_shop() as shop:
         binary = Properties(message_id="b", delivery_mode=2, headers={"x": b"\x00", "n": 7})
-        await scene.publish([Message("", DLQ, b"\xff\x00", binary)])
-        await scene.park(700)
-        job = await scene.operations.start(discard(export=True, export_to=str(file)))
-        done = await scene.operations.wait(job.id)
+        await shop.publish([Message("", DLQ, b"\xff\x00", binary)])
+        await shop.park(700)
+        job = await shop.operations.start(discard(export=True, export_to=str(file)))
+        done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 701, "")
-        assert scene.queue(DLQ).messages == ()
-        imported = await scene.operations.import_lines(read_lines(file), by=ANN, reason="a mistake")
+        assert shop.queue(DLQ).messages == ()
+        imported = await shop.operations.import_lines(read_lines(file), by=ANN, reason="a mistake")
         assert (imported.published, imported.lines, imported.problem) == (701, 701, "")
-        first, *others = scene.queue(DLQ).ready
+        first, *others = shop.queue(DLQ).ready
         assert (first.body, first.properties.headers["x"], first.properties.message_id) == (
             b"\xff\x00",
             b"\x00",
             "b",
         )
         assert [message.body for message in others] == [b"%d" % n for n in range(700)]
-        actions = [entry.action for entry in await scene.operations.audit()]
+        actions = [entry.action for entry in await shop.operations.audit()]
         assert actions == ["messages.import", "job.end", "job.start"]
 
 
 @in_virtual_time
 async def test_a_discard_that_cannot_be_written_removes_nothing() -> None:
     """The file exists already: the job stops, every message is still there."""
-    async with stage() as scene:
-        await scene.park(5)
+    async with open_shop() as shop:
+        await shop.park(5)
         request = discard(export=True, export_to=__file__)
-        done = await scene.operations.wait((await scene.operations.start(request)).id)
+        done = await shop.operations.wait((await shop.operations.start(request)).id)
         assert done.state is JobState.FAILED
         assert "nothing was discarded" in done.reason
-        assert len(scene.bodies(DLQ)) == 5
+        assert len(shop.bodies(DLQ)) == 5
 
 
 @in_virtual_time
 async def test_a_discard_of_chosen_messages_without_export() -> None:
     """Exactly the chosen ones go."""
-    async with stage() as scene:
-        await scene.park(5)
-        session = await scene.operations.open_session(DLQ)
+    async with open_shop() as shop:
+        await shop.park(5)
+        session = await shop.operations.open_session(DLQ)
         selection = FromSession(session.id, filter="id:m3")
-        job = await scene.operations.start(discard(selection=selection, expected_count=1))
-        assert (await scene.operations.wait(job.id)).counts.done == 1
-        assert scene.bodies(DLQ) == [b"0", b"1", b"2", b"4"]
-        plan = await scene.operations.plan(discard(selection=FromHead(filter="id:m1")))
+        job = await shop.operations.start(discard(selection=selection, expected_count=1))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
+        assert shop.bodies(DLQ) == [b"0", b"1", b"2", b"4"]
+        plan = await shop.operations.plan(discard(selection=FromHead(filter="id:m1")))
         assert (plan.selected, plan.matching, plan.ways) == (4, 1, ())
         assert any("written down nowhere" in warning for warning in plan.warnings)
 
@@ -98,55 +98,55 @@ async def test_a_discard_of_chosen_messages_without_export() -> None:
 @in_virtual_time
 async def test_an_export_changes_nothing() -> None:
     """Of a queue or of a session, with a filter; each line tells what happened to its message."""
-    async with stage() as scene:
-        await scene.park(40)
-        lines = [line async for line in scene.operations.export(DLQ, by=ANN)]
+    async with open_shop() as shop:
+        await shop.park(40)
+        lines = [line async for line in shop.operations.export(DLQ, by=ANN)]
         assert [read_line(line).body for line in lines] == [b"%d" % n for n in range(40)]
         assert json.loads(lines[0])["about"]["place"] == 1
-        session = await scene.operations.open_session(DLQ)
-        some = scene.operations.export(session=session.id, where="id:m7")
+        session = await shop.operations.open_session(DLQ)
+        some = shop.operations.export(session=session.id, where="id:m7")
         assert [read_line(line).body async for line in some] == [b"7"]
-        await scene.operations.release(session.id)
-        assert scene.bodies(DLQ) == [b"%d" % n for n in range(40)]
-        newest, *_ = await scene.operations.audit()
+        await shop.operations.release(session.id)
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(40)]
+        newest, *_ = await shop.operations.audit()
         assert (newest.action, newest.details["lines"]) == ("messages.export", 1)
 
 
 @in_virtual_time
 async def test_an_import_stops_at_the_first_problem_and_says_where() -> None:
     """A bad line, a missing queue: what came before is confirmed, the number tells where to go on."""
-    async with stage() as scene:
-        await scene.park(2)
-        good = [line async for line in scene.operations.export(DLQ)]
-        torn = await scene.operations.import_lines(_lines([*good, b"\n", good[0][:40]]))
+    async with open_shop() as shop:
+        await shop.park(2)
+        good = [line async for line in shop.operations.export(DLQ)]
+        torn = await shop.operations.import_lines(_lines([*good, b"\n", good[0][:40]]))
         assert (torn.lines, torn.published) == (3, 2)
         assert "line 4 is no exported message" in torn.problem
-        lost = await scene.operations.import_lines(_lines(good), queue="typo")
+        lost = await shop.operations.import_lines(_lines(good), queue="typo")
         assert (lost.lines, lost.published) == (0, 0)
         assert "'typo' does not exist" in lost.problem
-        assert len(scene.bodies(DLQ)) == 4
-        moved = await scene.operations.import_lines(_lines(good), queue=MAIN)
-        assert (moved.published, len(scene.bodies(MAIN))) == (2, 2)
+        assert len(shop.bodies(DLQ)) == 4
+        moved = await shop.operations.import_lines(_lines(good), queue=MAIN)
+        assert (moved.published, len(shop.bodies(MAIN))) == (2, 2)
 
 
 @in_virtual_time
 async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
     """Off by default; switched on, the copy has an id of its own and names the original."""
     edit = Edit(body=b'{"fixed": true}', headers={"x-tenant": "acme"}, without=frozenset({"x-bad"}))
-    async with stage() as scene:
-        await scene.park(1)
-        session = await scene.operations.open_session(DLQ)
-        (dead_letter,) = (await scene.operations.messages(session.id)).dead_letters
+    async with open_shop() as shop:
+        await shop.park(1)
+        session = await shop.operations.open_session(DLQ)
+        (dead_letter,) = (await shop.operations.messages(session.id)).dead_letters
         with pytest.raises(NotAllowed):
-            await scene.operations.edit_and_redrive(session.id, dead_letter.id, edit)
-    async with stage(settings=Settings(editing=True)) as scene:
-        await scene.park(1, headers={"x-bad": 1, "x-good": 2})
-        session = await scene.operations.open_session(DLQ)
-        (dead_letter,) = (await scene.operations.messages(session.id)).dead_letters
-        copy = await scene.operations.edit_and_redrive(
+            await shop.operations.edit_and_redrive(session.id, dead_letter.id, edit)
+    async with open_shop(settings=Settings(editing=True)) as shop:
+        await shop.park(1, headers={"x-bad": 1, "x-good": 2})
+        session = await shop.operations.open_session(DLQ)
+        (dead_letter,) = (await shop.operations.messages(session.id)).dead_letters
+        copy = await shop.operations.edit_and_redrive(
             session.id, dead_letter.id, edit, by=ANN, reason="wrong tenant"
         )
-        (sent,) = scene.queue(MAIN).ready
+        (sent,) = shop.queue(MAIN).ready
         assert (sent.body, sent.properties.message_id) == (b'{"fixed": true}', copy)
         assert sent.properties.headers[COPY_OF] == "m0"
         assert sent.properties.headers["x-tenant"] == "acme"
@@ -154,14 +154,12 @@ async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
         assert sent.properties.headers["x-good"] == 2
         forbidden = Edit(headers={"hopback-attempts": 0})
         with pytest.raises(BadRequest, match="hopback-attempts"):
-            await scene.operations.edit_and_redrive(session.id, dead_letter.id, forbidden)
+            await shop.operations.edit_and_redrive(session.id, dead_letter.id, forbidden)
         nowhere = Target(TargetKind.QUEUE, routing_key="typo")
         with pytest.raises(UnsafeOperation, match="does not exist"):
-            await scene.operations.edit_and_redrive(
-                session.id, dead_letter.id, edit, target=nowhere
-            )
-        await scene.operations.release(session.id)
-        assert scene.bodies(DLQ) == [b"0"]
+            await shop.operations.edit_and_redrive(session.id, dead_letter.id, edit, target=nowhere)
+        await shop.operations.release(session.id)
+        assert shop.bodies(DLQ) == [b"0"]
 
 
 def test_every_run_has_its_own_file() -> None:

@@ -14,7 +14,7 @@ from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
 from hopback.version import BrokerVersion
-from tests.unit.operations.stage import ANN, DLQ, properties, redrive, stage
+from tests.unit.operations.shop import ANN, DLQ, open_shop, properties, redrive
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -25,24 +25,24 @@ V3, V4, V43 = BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)
 @in_virtual_time
 async def test_what_the_broker_holds_back_is_told_with_its_dead_letter_queue() -> None:
     """Retries that their queue does not take are in no length; the list names where they are."""
-    async with stage() as scene:
-        retry = next(queue.name for queue in scene.topology.queues if ".retry." in queue.name)
-        connection = await scene.broker.connect("operator")
+    async with open_shop() as shop:
+        retry = next(queue.name for queue in shop.topology.queues if ".retry." in queue.name)
+        connection = await shop.broker.connect("operator")
         channel = await connection.open_channel()
         await channel.delete_queue("orders")
-        await scene.publish(Message("", retry, b"x", properties(f"m{n}")) for n in range(3))
+        await shop.publish(Message("", retry, b"x", properties(f"m{n}")) for n in range(3))
         await asyncio.sleep(24 * 3600)
-        (summary,) = await scene.operations.queues()
+        (summary,) = await shop.operations.queues()
         assert (summary.depth.ready, summary.held_back) == (0, (HeldBack(retry, 3),))
-        assert (await scene.operations.queue(DLQ)).held_back == (HeldBack(retry, 3),)
+        assert (await shop.operations.queue(DLQ)).held_back == (HeldBack(retry, 3),)
         await connection.close()
 
 
 @in_virtual_time
 async def test_a_session_pages_filters_groups_and_releases() -> None:
     """Everything is seen while it is held, and stands as it stood when it is released."""
-    async with stage() as scene:
-        await scene.publish(
+    async with open_shop() as shop:
+        await shop.publish(
             Message(
                 "",
                 DLQ,
@@ -51,7 +51,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
             )
             for n in range(50)
         )
-        operations = scene.operations
+        operations = shop.operations
         session = await operations.open_session(DLQ, Window(limit=30), by=ANN)
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
         page = await operations.messages(session.id, size=20)
@@ -74,7 +74,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
         assert (view.way.exchange, view.way.routing_key, view.way.flaw) == ("", "orders", None)
         assert "Red" in view.sentence
         await operations.release(session.id)
-        assert scene.bodies(DLQ) == [b"%d" % n for n in range(50)]
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(50)]
         with pytest.raises(SessionOver, match="released"):
             await operations.messages(session.id)
         shown = [entry.action for entry in await operations.audit()]
@@ -84,33 +84,33 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
 @in_virtual_time
 async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
     """When its time is over everything is back; renewing holds on, but not for ever."""
-    async with stage() as scene:
-        await scene.park(3)
-        session = await scene.operations.open_session(DLQ, Window(seconds=60))
+    async with open_shop() as shop:
+        await shop.park(3)
+        session = await shop.operations.open_session(DLQ, Window(seconds=60))
         await asyncio.sleep(50)
-        await scene.operations.renew(session.id)
+        await shop.operations.renew(session.id)
         await asyncio.sleep(50)
-        assert scene.bodies(DLQ) == []
+        assert shop.bodies(DLQ) == []
         await asyncio.sleep(20)
-        assert len(scene.bodies(DLQ)) == 3
+        assert len(shop.bodies(DLQ)) == 3
         with pytest.raises(SessionOver, match="expired"):
-            await scene.operations.renew(session.id)
+            await shop.operations.renew(session.id)
         with pytest.raises(NoSuch, match="session"):
-            scene.operations.session("s-unknown")
+            shop.operations.session("s-unknown")
 
 
 @in_virtual_time
 async def test_a_line_that_ends_takes_the_session_with_it() -> None:
     """The broker has everything back; who asks is told why."""
-    async with stage() as scene:
-        await scene.park(3)
-        session = await scene.operations.open_session(DLQ)
-        scene.broker.cut()
+    async with open_shop() as shop:
+        await shop.park(3)
+        session = await shop.operations.open_session(DLQ)
+        shop.broker.cut()
         await asyncio.sleep(1)
         with pytest.raises(SessionOver, match="the broker took everything back"):
-            await scene.operations.messages(session.id)
-        assert len(scene.bodies(DLQ)) == 3
-        assert scene.operations.sessions() == ()
+            await shop.operations.messages(session.id)
+        assert len(shop.bodies(DLQ)) == 3
+        assert shop.operations.sessions() == ()
 
 
 @pytest.mark.parametrize("version", [V3, V4, V43])
@@ -119,21 +119,21 @@ async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
     version: BrokerVersion,
 ) -> None:
     """Large, small, large again: what came back before is held with them and returns in order."""
-    async with stage(version=version) as scene:
-        await scene.park(400)
+    async with open_shop(version=version) as shop:
+        await shop.park(400)
         for limit in (200, 50, 1, 120, 400, 7, 200):
-            session = await scene.operations.open_session(DLQ, Window(limit=limit))
+            session = await shop.operations.open_session(DLQ, Window(limit=limit))
             assert (session.held, session.order_kept) == (limit, True)
-            await scene.operations.release(session.id)
-            assert scene.bodies(DLQ) == [b"%d" % n for n in range(400)]
+            await shop.operations.release(session.id)
+            assert shop.bodies(DLQ) == [b"%d" % n for n in range(400)]
 
 
 @in_virtual_time
 async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
     """The window of bytes ends it, give or take the last message."""
-    async with stage("raffle") as scene:
-        await scene.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
-        session = await scene.operations.open_session("raffle_dlq", Window(max_bytes=1_000_000))
+    async with open_shop("raffle") as shop:
+        await shop.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
+        session = await shop.operations.open_session("raffle_dlq", Window(max_bytes=1_000_000))
         assert session.held == 10
         assert 1_000_000 <= session.held_bytes <= 1_000_000 + 110_000
 
@@ -142,12 +142,12 @@ async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
 async def test_headers_count_as_much_as_bodies_do() -> None:
     """Twenty thousand headers of a few bytes take megabytes: six such messages fill 16 MiB."""
     headers: dict[str, FieldValue] = {f"{n:x}": None for n in range(20_000)}
-    async with stage("raffle") as scene:
-        await scene.publish(
+    async with open_shop("raffle") as shop:
+        await shop.publish(
             Message("", "raffle_dlq", b"", Properties(headers=headers)) for _ in range(10)
         )
         window = Window(max_bytes=16 * 1024 * 1024)
-        session = await scene.operations.open_session("raffle_dlq", window)
+        session = await shop.operations.open_session("raffle_dlq", window)
         assert session.held == 6
         assert session.held_bytes > 16 * 1024 * 1024
 
@@ -159,12 +159,12 @@ _DEEP = b"[" * 200_000 + b"]" * 200_000  # beyond what any Python reads
 @in_virtual_time
 async def test_what_a_filter_cannot_look_into_is_said() -> None:
     """On the page, in the groups, in the survey and in the plan; none of it is taken to match."""
-    async with stage() as scene:
-        await scene.publish(
+    async with open_shop() as shop:
+        await shop.publish(
             Message("", DLQ, body)
             for body in (_LARGE, b'{"order": {"id": 1}}', _DEEP, b'{"order": {"id": 2}}')
         )
-        operations, text = scene.operations, "payload.order.id:1"
+        operations, text = shop.operations, "payload.order.id:1"
         session = await operations.open_session(DLQ)
         page = await operations.messages(session.id, text)
         assert ([dead_letter.place for dead_letter in page.dead_letters], page.not_looked_into) == (
@@ -186,10 +186,10 @@ async def test_what_a_filter_cannot_look_into_is_said() -> None:
 async def test_others_run_while_a_filter_looks_into_large_bodies() -> None:
     """After each of twenty large messages somebody else has a turn."""
     body = b'{"a": [' + b"1," * 400_000 + b"1]}"
-    async with stage() as scene:
-        await scene.publish(Message("", DLQ, body) for _ in range(20))
-        session = await scene.operations.open_session(DLQ)
-        looking = asyncio.ensure_future(scene.operations.messages(session.id, "payload.b:1"))
+    async with open_shop() as shop:
+        await shop.publish(Message("", DLQ, body) for _ in range(20))
+        session = await shop.operations.open_session(DLQ)
+        looking = asyncio.ensure_future(shop.operations.messages(session.id, "payload.b:1"))
         turns = 0
         while not looking.done():
             turns += 1
@@ -201,84 +201,84 @@ async def test_others_run_while_a_filter_looks_into_large_bodies() -> None:
 @in_virtual_time
 async def test_limits_of_sessions_are_told() -> None:
     """Too many messages, too long, too many at once."""
-    async with stage(settings=Settings(sessions=1, session_messages=50)) as scene:
-        await scene.park(3)
+    async with open_shop(settings=Settings(sessions=1, session_messages=50)) as shop:
+        await shop.park(3)
         with pytest.raises(BadRequest, match="limit: expected 1 to 50, got 51"):
-            await scene.operations.open_session(DLQ, Window(limit=51))
+            await shop.operations.open_session(DLQ, Window(limit=51))
         with pytest.raises(BadRequest, match="ttlSeconds"):
-            await scene.operations.open_session(DLQ, Window(limit=1, seconds=9999))
-        session = await scene.operations.open_session(DLQ, Window(limit=2))
+            await shop.operations.open_session(DLQ, Window(limit=1, seconds=9999))
+        session = await shop.operations.open_session(DLQ, Window(limit=2))
         with pytest.raises(BadRequest, match="at most 1 at once"):
-            await scene.operations.open_session(DLQ, Window(limit=2))
+            await shop.operations.open_session(DLQ, Window(limit=2))
         with pytest.raises(BadFilter):
-            await scene.operations.messages(session.id, "nonsense")
+            await shop.operations.messages(session.id, "nonsense")
         with pytest.raises(NoSuch, match="message"):
-            await scene.operations.body(session.id, "1-0000")
+            await shop.operations.body(session.id, "1-0000")
 
 
 @in_virtual_time
 async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
     """A hundred attempts are refused; with the limit lifted a hundred sessions lose nothing."""
-    async with stage("ratatoskr", version=V4) as scene:
-        await scene.park(5)
+    async with open_shop("ratatoskr", version=V4) as shop:
+        await shop.park(5)
         for _ in range(100):
             with pytest.raises(UnsafeOperation, match="removes a message when it has come back 21"):
-                await scene.operations.open_session(DLQ)
+                await shop.operations.open_session(DLQ)
             with pytest.raises(UnsafeOperation):
-                await scene.operations.survey(DLQ)
-        assert not any(message.redelivered for message in scene.queue(DLQ).ready)
-        detail = await scene.operations.queue(DLQ)
+                await shop.operations.survey(DLQ)
+        assert not any(message.redelivered for message in shop.queue(DLQ).ready)
+        detail = await shop.operations.queue(DLQ)
         assert (detail.limit, detail.can_lift, detail.cost.price) == (20, True, Price.REFUSED)
         for _ in range(100):
-            session = await scene.operations.open_session(DLQ, lift=True)
-            await scene.operations.release(session.id)
-        assert scene.bodies(DLQ) == [b"%d" % n for n in range(5)]
-        assert (await scene.operations.queue(DLQ)).limit_lifted
+            session = await shop.operations.open_session(DLQ, lift=True)
+            await shop.operations.release(session.id)
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
+        assert (await shop.operations.queue(DLQ)).limit_lifted
         with pytest.raises(
             UnsafeOperation, match=r"5 messages of 'orders\.dlq' came back up to 101"
         ):
-            await scene.operations.restore_limit(DLQ)
-        assert (await scene.operations.queue(DLQ)).limit_lifted
+            await shop.operations.restore_limit(DLQ)
+        assert (await shop.operations.queue(DLQ)).limit_lifted
 
 
 @in_virtual_time
 async def test_a_limit_that_no_policy_lifts_is_told() -> None:
     """An operator policy stays in force, and before 4.0 no policy means no limit."""
-    async with stage("ratatoskr", version=V4) as scene:
-        scene.broker.set_policy(Policy("ops", ".*", {"delivery-limit": 30}), operator=True)
+    async with open_shop("ratatoskr", version=V4) as shop:
+        shop.broker.set_policy(Policy("ops", ".*", {"delivery-limit": 30}), operator=True)
         with pytest.raises(UnsafeOperation, match="operator policy"):
-            await scene.operations.lift_limit(DLQ)
-        assert (await scene.operations.queue(DLQ)).limit == 30
-    async with stage("ratatoskr", version=V4, live=False) as scene:
+            await shop.operations.lift_limit(DLQ)
+        assert (await shop.operations.queue(DLQ)).limit == 30
+    async with open_shop("ratatoskr", version=V4, live=False) as shop:
         with pytest.raises(UnsafeOperation, match="no management"):
-            await scene.operations.lift_limit(DLQ)
+            await shop.operations.lift_limit(DLQ)
 
 
 @in_virtual_time
 async def test_danger_can_be_accepted_once() -> None:
     """`forced` looks anyway; half-way to the limit an unforced look stops by itself."""
-    async with stage("ratatoskr", version=V4) as scene:
-        await scene.park(2)
+    async with open_shop("ratatoskr", version=V4) as shop:
+        await shop.park(2)
         for _ in range(3):
-            session = await scene.operations.open_session(DLQ, forced=True)
-            await scene.operations.release(session.id)
-        assert {message.returns for message in scene.queue(DLQ).ready} == {3}
+            session = await shop.operations.open_session(DLQ, forced=True)
+            await shop.operations.release(session.id)
+        assert {message.returns for message in shop.queue(DLQ).ready} == {3}
 
 
 @in_virtual_time
 async def test_a_survey_groups_a_whole_queue() -> None:
     """Every message is counted once, none is kept, all are back in order."""
-    async with stage() as scene:
-        await scene.publish(
+    async with open_shop() as shop:
+        await shop.publish(
             Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
             for n in range(2500)
         )
-        found = await scene.operations.survey(DLQ, GroupBy.ERROR, who=ANN)
+        found = await shop.operations.survey(DLQ, GroupBy.ERROR, who=ANN)
         assert (found.seen, found.matching, found.complete) == (2500, 2500, True)
         assert sum(group.count for group in found.groups) == 2500
-        assert len(scene.queue(DLQ).ready) == 2500
-        part = await scene.operations.survey(DLQ, where="id:m1", limit=100)
+        assert len(shop.queue(DLQ).ready) == 2500
+        part = await shop.operations.survey(DLQ, where="id:m1", limit=100)
         assert (part.seen, part.matching, part.complete) == (100, 1, False)
-        assert [m.properties.message_id for m in scene.queue(DLQ).ready] == [
+        assert [m.properties.message_id for m in shop.queue(DLQ).ready] == [
             f"m{n}" for n in range(2500)
         ]

@@ -14,31 +14,31 @@ from hopback.fields import Timestamp
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Queue
-from tests.unit.operations.stage import ANN, DLQ, MAIN, properties, redrive, stage
+from tests.unit.operations.shop import ANN, DLQ, MAIN, open_shop, properties, redrive
 
 
 @in_virtual_time
 async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
     """To `retry.q.X`, with the `x-redriven-…` headers, and `DlqRedriveCompleted.v1` at the end."""
-    async with stage("file-pipeline") as scene:
-        connection = await scene.broker.connect("listener")
+    async with open_shop("file-pipeline") as shop:
+        connection = await shop.broker.connect("listener")
         channel = await connection.open_channel()
         await channel.declare_queue(Queue("heard"))
         await channel.bind(Binding("domain.events", "heard", "operations.#"))
-        await scene.park(2, queue="q.validator.dlq")
-        job = await scene.operations.start(
+        await shop.park(2, queue="q.validator.dlq")
+        job = await shop.operations.start(
             redrive(queue="q.validator.dlq", operation="corr-1", selection=FromHead(limit=1))
         )
-        done = await scene.operations.wait(job.id)
+        done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 1)
-        (waiting,) = scene.queue("q.validator.retry").ready
+        (waiting,) = shop.queue("q.validator.retry").ready
         headers = waiting.properties.headers
         assert headers["x-redriven-from-dlq"] == "q.validator.dlq"
         assert headers["x-redriven-by-user-id"] == "u-1"
         assert headers["x-redriven-by-user-name"] == "Ann"
         assert headers["x-redrive-operation-correlation-id"] == "corr-1"
         assert str(headers["x-redriven-at"]).endswith("Z")
-        (event,) = scene.queue("heard").ready
+        (event,) = shop.queue("heard").ready
         envelope = json.loads(event.body)
         assert (event.exchange, event.routing_key) == (
             "domain.events",
@@ -57,17 +57,17 @@ async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
 @in_virtual_time
 async def test_the_event_bus_goes_on_counting() -> None:
     """Straight to the service queue; count and `x-death` are as they were."""
-    async with stage("event-bus") as scene:
+    async with open_shop("event-bus") as shop:
         dlq, main = "wms.dlq.wms-orders", "wms.queue.wms-orders"
         death = {
             "count": 10, "queue": main, "reason": "rejected", "exchange": "", "time": Timestamp(5),
             "routing-keys": [""],
         }  # fmt: skip
         headers = {"hopback-queue": main, "hopback-attempts": 11, "x-death": [death]}
-        await scene.publish([Message("", dlq, b"x", properties("m", headers))])
-        job = await scene.operations.start(redrive(queue=dlq))
-        assert (await scene.operations.wait(job.id)).counts.done == 1
-        (sent,) = scene.queue(main).ready
+        await shop.publish([Message("", dlq, b"x", properties("m", headers))])
+        job = await shop.operations.start(redrive(queue=dlq))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
+        (sent,) = shop.queue(main).ready
         assert sent.properties.headers["hopback-attempts"] == 11
         assert "x-death" in sent.properties.headers
         assert "x-redriven-at" not in sent.properties.headers
@@ -76,35 +76,35 @@ async def test_the_event_bus_goes_on_counting() -> None:
 @in_virtual_time
 async def test_freeflow_sends_each_message_to_the_queue_that_failed() -> None:
     """One dead-letter queue for all: `x-death` says which queue it was; counters begin anew."""
-    async with stage("freeflow") as scene:
+    async with open_shop("freeflow") as shop:
         users, alarms = "freeflow.users.queue", "freeflow.alarms.queue"
         for queue in (users, alarms):
-            await scene.publish(
+            await shop.publish(
                 [Message("", queue, queue.encode(), properties("m", {"x-retry-count": 3}))]
             )
-        connection = await scene.broker.connect("consumer")
+        connection = await shop.broker.connect("consumer")
         channel = await connection.open_channel()
         for queue in (users, alarms):
             delivery = await channel.get(queue)
             assert delivery is not None
             channel.nack(delivery.tag, requeue=False)
         await connection.close()
-        await scene.publish([Message("", "freeflow.events.dlq", b"unknown")])
-        plan = await scene.operations.plan(redrive(queue="freeflow.events.dlq"))
+        await shop.publish([Message("", "freeflow.events.dlq", b"unknown")])
+        plan = await shop.operations.plan(redrive(queue="freeflow.events.dlq"))
         assert {(way.exchange, way.routing_key) for way in plan.ways} >= {("", users), ("", alarms)}
         assert "there is no order" in plan.order
-        job = await scene.operations.start(redrive(queue="freeflow.events.dlq"))
-        done = await scene.operations.wait(job.id)
+        job = await shop.operations.start(redrive(queue="freeflow.events.dlq"))
+        done = await shop.operations.wait(job.id)
         assert (done.counts.done, done.counts.failed) == (2, 1)
         for queue in (users, alarms):
-            (sent,) = scene.queue(queue).ready
+            (sent,) = shop.queue(queue).ready
             assert sent.body == queue.encode()
             assert sent.properties.headers.get("x-retry-count", 0) == 0
-        (failed,) = await scene.operations.failures(job.id)
+        (failed,) = await shop.operations.failures(job.id)
         assert "nothing tells which queue it failed in" in failed.reason
-        assert scene.bodies("freeflow.events.dlq") == [b"unknown"]
+        assert shop.bodies("freeflow.events.dlq") == [b"unknown"]
         with pytest.raises(NoSuch):
-            await scene.operations.job("j-unknown")
+            await shop.operations.job("j-unknown")
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ async def test_freeflow_sends_each_message_to_the_queue_that_failed() -> None:
 @in_virtual_time
 async def test_raffle_and_ratatoskr_go_straight_back(design: str, dlq: str, main: str) -> None:
     """Into the queue that failed, with counters begun anew."""
-    async with stage(design) as scene:
+    async with open_shop(design) as shop:
         headers = {"x-retries": 3, "x-retry-count": 3, "hopback-queue": main, "hopback-attempts": 4}
-        await scene.publish([Message("", dlq, b"x", properties("m", headers))])
-        job = await scene.operations.start(redrive(queue=dlq))
-        assert (await scene.operations.wait(job.id)).counts.done == 1
-        (sent,) = scene.queue(main).ready
+        await shop.publish([Message("", dlq, b"x", properties("m", headers))])
+        job = await shop.operations.start(redrive(queue=dlq))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
+        (sent,) = shop.queue(main).ready
         assert sent.properties.headers["hopback-attempts"] == 0
         assert sent.properties.headers["hopback-redrives"] == 1
 
@@ -126,10 +126,10 @@ async def test_raffle_and_ratatoskr_go_straight_back(design: str, dlq: str, main
 @in_virtual_time
 async def test_a_plan_says_what_would_happen() -> None:
     """Histogram of reasons and errors, ways with their check, what is left out, cost and order."""
-    async with stage() as scene:
-        await scene.park(3, headers={"x-final-error": "Boom"})
-        await scene.park(2, headers={"hopback-redrives": 9})
-        plan = await scene.operations.plan(redrive())
+    async with open_shop() as shop:
+        await shop.park(3, headers={"x-final-error": "Boom"})
+        await shop.park(2, headers={"hopback-redrives": 9})
+        plan = await shop.operations.plan(redrive())
         assert (plan.selected, plan.seen, plan.matching, plan.may_start) == (5, 5, 5, True)
         assert [(group.key, group.count) for group in plan.reasons] == [
             ("parked", 3),
@@ -140,36 +140,36 @@ async def test_a_plan_says_what_would_happen() -> None:
         (left,) = plan.left_out
         assert (left.count, left.reason) == (2, "re-driven 9 times already, expected fewer than 3")
         assert plan.watch_s == 120.0
-        assert len(scene.bodies(DLQ)) == 5
-        warned = await scene.operations.plan(redrive(target=Target(TargetKind.ORIGIN_EXCHANGE)))
+        assert len(shop.bodies(DLQ)) == 5
+        warned = await shop.operations.plan(redrive(target=Target(TargetKind.ORIGIN_EXCHANGE)))
         assert any("every queue bound" in warning for warning in warned.warnings)
 
 
 @in_virtual_time
 async def test_the_list_tells_depth_source_and_age_without_looking() -> None:
     """By management or by AMQP; a declared queue that is missing is shown as missing."""
-    async with stage() as scene:
-        await scene.park(4)
-        job = await scene.operations.start(redrive(pace=Pace(rate=0.1)))
-        (row,) = await scene.operations.queues()
+    async with open_shop() as shop:
+        await shop.park(4)
+        job = await shop.operations.start(redrive(pace=Pace(rate=0.1)))
+        (row,) = await shop.operations.queues()
         assert (row.queue, row.main_queue, row.known_by, row.exists) == (DLQ, MAIN, "plan", True)
         assert row.depth.source == "embedded"
         assert row.active_job is not None
         assert row.active_job.id == job.id
-        await scene.operations.cancel(job.id)
-        await scene.operations.wait(job.id)
-        detail = await scene.operations.queue(DLQ)
-        assert (detail.depth.source, detail.depth.age(scene.broker.node.now())) == (
+        await shop.operations.cancel(job.id)
+        await shop.operations.wait(job.id)
+        detail = await shop.operations.queue(DLQ)
+        assert (detail.depth.source, detail.depth.age(shop.broker.node.now())) == (
             "amqp",
             0.0,
         )
         default = next(choice for choice in detail.targets if choice.is_default)
         assert (default.exchange, default.routing_key, default.flaw) == ("", MAIN, None)
-    async with stage(live=False) as scene:
-        await scene.park(2)
-        connection = await scene.broker.connect("x")
+    async with open_shop(live=False) as shop:
+        await shop.park(2)
+        connection = await shop.broker.connect("x")
         await (await connection.open_channel()).delete_queue(DLQ)
-        (row,) = await scene.operations.queues()
+        (row,) = await shop.operations.queues()
         assert (row.exists, row.depth.ready) == (False, None)
         await connection.close()
 
@@ -178,35 +178,35 @@ async def test_the_list_tells_depth_source_and_age_without_looking() -> None:
 async def test_what_nothing_gives_away_can_be_named() -> None:
     """An operator names a queue, its origin, a target and a label, or hides one."""
     overrides = [Override("rest", main_queue=MAIN, label="the rest"), Override(DLQ, hidden=True)]
-    async with stage(overrides=overrides) as scene:
-        connection = await scene.broker.connect("x")
+    async with open_shop(overrides=overrides) as shop:
+        connection = await shop.broker.connect("x")
         await (await connection.open_channel()).declare_queue(Queue("rest"))
         await connection.close()
-        (row,) = await scene.operations.queues()
+        (row,) = await shop.operations.queues()
         assert (row.queue, row.label, row.known_by, row.main_queue) == (
             "rest",
             "the rest",
             "operator",
             MAIN,
         )
-        await scene.publish([Message("", "rest", b"x", Properties(delivery_mode=2))])
-        job = await scene.operations.start(redrive(queue="rest", by=ANN))
-        assert (await scene.operations.wait(job.id)).counts.done == 1
+        await shop.publish([Message("", "rest", b"x", Properties(delivery_mode=2))])
+        job = await shop.operations.start(redrive(queue="rest", by=ANN))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
         with pytest.raises(NoSuch, match="nothing says that it holds dead letters"):
-            await scene.operations.queue(MAIN)
+            await shop.operations.queue(MAIN)
 
 
 @in_virtual_time
 async def test_only_failures_are_tried_again() -> None:
     """What the loop guard left out is a job of its own, once the guard is lifted."""
-    async with stage("freeflow") as scene:
+    async with open_shop("freeflow") as shop:
         dlq = "freeflow.events.dlq"
-        await scene.publish([Message("", dlq, b"a"), Message("", dlq, b"b")])
-        job = await scene.operations.start(redrive(queue=dlq))
-        done = await scene.operations.wait(job.id)
+        await shop.publish([Message("", dlq, b"a"), Message("", dlq, b"b")])
+        job = await shop.operations.start(redrive(queue=dlq))
+        done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.failed) == (JobState.COMPLETED, 2)
-        await scene.publish([Message("", dlq, b"new")])
-        again = await scene.operations.retry_failures(job.id, by=ANN)
-        ended = await scene.operations.wait(again.id)
+        await shop.publish([Message("", dlq, b"new")])
+        again = await shop.operations.retry_failures(job.id, by=ANN)
+        ended = await shop.operations.wait(again.id)
         assert (ended.counts.selected, ended.counts.failed) == (2, 2)
-        assert scene.bodies(dlq) == [b"a", b"b", b"new"]
+        assert shop.bodies(dlq) == [b"a", b"b", b"new"]

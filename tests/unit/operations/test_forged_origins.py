@@ -12,13 +12,13 @@ from hopback.fields import Timestamp
 from hopback.message import Message
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
-from tests.unit.operations.stage import DLQ, MAIN, properties, redrive, stage
+from tests.unit.operations.shop import DLQ, MAIN, open_shop, properties, redrive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.fields import FieldValue
-    from tests.unit.operations.stage import Stage
+    from tests.unit.operations.shop import Shop
 
 _SHARED = "shared.dlq"
 _DEATH: Mapping[str, FieldValue] = {
@@ -35,9 +35,9 @@ _FORGED: dict[str, FieldValue] = {
 }
 
 
-async def _shared(scene: Stage) -> None:
+async def _shared(shop: Shop) -> None:
     """Two queues whose dead letters come together, and one that has nothing to do with them."""
-    connection = await scene.broker.connect("test")
+    connection = await shop.broker.connect("test")
     channel = await connection.open_channel()
     await channel.declare_exchange(Exchange("dlx", ExchangeType.FANOUT))
     for name in ("s1", "s2"):
@@ -52,41 +52,41 @@ async def _shared(scene: Stage) -> None:
 @in_virtual_time
 async def test_forged_origins_are_left_out_and_a_target_is_asked_for() -> None:
     """Each of the six headers that can name a queue; what really died in `s1` goes back to `s1`."""
-    async with stage() as scene:
-        await _shared(scene)
-        await scene.publish([Message("", "s1", b"sound", properties("sound"))])
-        connection = await scene.broker.connect("test")
+    async with open_shop() as shop:
+        await _shared(shop)
+        await shop.publish([Message("", "s1", b"sound", properties("sound"))])
+        connection = await shop.broker.connect("test")
         channel = await connection.open_channel()
         taken = await channel.get("s1")
         assert taken is not None
         channel.nack(taken.tag, requeue=False)
         await connection.close()
-        await scene.publish(
+        await shop.publish(
             Message("dlx", "", name.encode(), properties(name, {name: value}))
             for name, value in _FORGED.items()
         )
-        plan = await scene.operations.plan(redrive(queue=_SHARED))
+        plan = await shop.operations.plan(redrive(queue=_SHARED))
         assert [(way.exchange, way.routing_key, way.count) for way in plan.ways if way.count] == [
             ("", "s1", 1)
         ]
         (left,) = plan.left_out
         assert left.count == len(_FORGED)
         assert "not known to send its dead letters here; name a target queue" in left.reason
-        job = await scene.operations.start(redrive(queue=_SHARED))
-        done = await scene.operations.wait(job.id)
+        job = await shop.operations.start(redrive(queue=_SHARED))
+        done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.counts.failed) == (
             JobState.COMPLETED,
             1,
             len(_FORGED),
         )
-        assert scene.bodies("s1") == [b"sound"]
-        assert scene.bodies("vault") == []
-        assert len(scene.bodies(_SHARED)) == len(_FORGED)
+        assert shop.bodies("s1") == [b"sound"]
+        assert shop.bodies("vault") == []
+        assert len(shop.bodies(_SHARED)) == len(_FORGED)
         aimed = redrive(queue=_SHARED, target=Target(TargetKind.QUEUE, "", "s2"))
-        await scene.operations.wait((await scene.operations.start(aimed)).id)
-        assert len(scene.bodies("s2")) == len(_FORGED)
+        await shop.operations.wait((await shop.operations.start(aimed)).id)
+        assert len(shop.bodies("s2")) == len(_FORGED)
         assert {
-            message.properties.headers["hopback-queue"] for message in scene.queue("s2").ready
+            message.properties.headers["hopback-queue"] for message in shop.queue("s2").ready
         } == {"s2"}
 
 
@@ -94,10 +94,10 @@ async def test_forged_origins_are_left_out_and_a_target_is_asked_for() -> None:
 @in_virtual_time
 async def test_no_target_follows_a_forged_origin(kind: TargetKind) -> None:
     """Straight to the queue that failed, or into its retry queue: only where that queue is known."""
-    async with stage() as scene:
-        await _shared(scene)
-        await scene.publish([Message("dlx", "", b"x", properties("m", {"hopback-queue": "vault"}))])
-        plan = await scene.operations.plan(redrive(queue=_SHARED, target=Target(kind)))
+    async with open_shop() as shop:
+        await _shared(shop)
+        await shop.publish([Message("dlx", "", b"x", properties("m", {"hopback-queue": "vault"}))])
+        plan = await shop.operations.plan(redrive(queue=_SHARED, target=Target(kind)))
         assert [each.count for each in plan.left_out] == [1]
         assert "name a target queue" in plan.left_out[0].reason
 
@@ -105,12 +105,12 @@ async def test_no_target_follows_a_forged_origin(kind: TargetKind) -> None:
 @in_virtual_time
 async def test_a_queue_without_a_plan_gets_its_own_dead_letters_back() -> None:
     """It dead-letters into the dead-letter queue of another's plan: each message goes to its own queue."""
-    async with stage() as scene:
-        connection = await scene.broker.connect("test")
+    async with open_shop() as shop:
+        connection = await shop.broker.connect("test")
         channel = await connection.open_channel()
         to_dlq = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DLQ}
         await channel.declare_queue(Queue("other", arguments=to_dlq))
-        await scene.publish(
+        await shop.publish(
             [
                 Message("", "other", b"other's", properties("1")),
                 Message("", DLQ, b"ours", properties("2", {"hopback-queue": MAIN})),
@@ -121,17 +121,17 @@ async def test_a_queue_without_a_plan_gets_its_own_dead_letters_back() -> None:
         assert taken is not None
         channel.nack(taken.tag, requeue=False)
         await connection.close()
-        await scene.operations.wait((await scene.operations.start(redrive())).id)
-        assert (scene.bodies("other"), scene.bodies(MAIN)) == ([b"other's"], [b"ours"])
-        assert scene.bodies(DLQ) == [b"nobody's"]
+        await shop.operations.wait((await shop.operations.start(redrive())).id)
+        assert (shop.bodies("other"), shop.bodies(MAIN)) == ([b"other's"], [b"ours"])
+        assert shop.bodies(DLQ) == [b"nobody's"]
 
 
 @in_virtual_time
 async def test_the_exchange_it_came_by_must_lead_to_the_queue_that_failed() -> None:
     """What names another exchange or key is left out, also where the queue itself is known for sure."""
-    async with stage() as scene:
-        await _shared(scene)
-        connection = await scene.broker.connect("test")
+    async with open_shop() as shop:
+        await _shared(shop)
+        connection = await shop.broker.connect("test")
         channel = await connection.open_channel()
         await channel.declare_exchange(Exchange("front", ExchangeType.TOPIC))
         await channel.bind(Binding("front", MAIN, "order.#"))
@@ -143,7 +143,7 @@ async def test_the_exchange_it_came_by_must_lead_to_the_queue_that_failed() -> N
             "other key": ("front", "secret"),
             "unknown": ("nosuch", "order.made"),
         }
-        await scene.publish(
+        await shop.publish(
             Message(
                 "", DLQ, name.encode(),
                 properties(name, {"hopback-origin-exchange": exchange, "hopback-origin-routing-key": key}),
@@ -151,23 +151,23 @@ async def test_the_exchange_it_came_by_must_lead_to_the_queue_that_failed() -> N
             for name, (exchange, key) in origins.items()
         )  # fmt: skip
         aimed = redrive(target=Target(TargetKind.ORIGIN_EXCHANGE))
-        plan = await scene.operations.plan(aimed)
+        plan = await shop.operations.plan(aimed)
         (left,) = plan.left_out
         assert (left.count, "choose another target" in left.reason) == (3, True)
-        await scene.operations.wait((await scene.operations.start(aimed)).id)
-        assert scene.bodies(MAIN) == [b"sound"]
-        assert scene.bodies("vault") == []
+        await shop.operations.wait((await shop.operations.start(aimed)).id)
+        assert shop.bodies(MAIN) == [b"sound"]
+        assert shop.bodies("vault") == []
 
 
 @in_virtual_time
 async def test_a_plan_says_how_many_headers_nobody_could_read() -> None:
     """Such messages go back, with the bytes beside them."""
-    async with stage() as scene:
-        await scene.park(2, headers={"hopback-unread-headers": b"\x01kz"})
-        plan = await scene.operations.plan(redrive())
+    async with open_shop() as shop:
+        await shop.park(2, headers={"hopback-unread-headers": b"\x01kz"})
+        plan = await shop.operations.plan(redrive())
         assert [text for text in plan.warnings if "hopback-unread-headers" in text]
-        await scene.operations.wait((await scene.operations.start(redrive())).id)
+        await shop.operations.wait((await shop.operations.start(redrive())).id)
         assert {
             message.properties.headers["hopback-unread-headers"]
-            for message in scene.queue(MAIN).ready
+            for message in shop.queue(MAIN).ready
         } == {b"\x01kz"}

@@ -15,15 +15,15 @@ from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.requests import FromHead, FromSession, Pace, Settings, Window
 from hopback.message import Message
 from hopback.testing import in_virtual_time
-from tests.unit.operations.stage import (
+from tests.unit.operations.shop import (
     ANN,
     DLQ,
     MAIN,
-    Stage,
+    Shop,
     discard,
+    open_shop,
     properties,
     redrive,
-    stage,
 )
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ class _Steps(Faults):
         return fault in _STEPS and self.step()
 
 
-async def _killed_and_resumed(scene: Stage, steps: _Steps, ident: str, kills: list[int]) -> Job:
+async def _killed_and_resumed(shop: Shop, steps: _Steps, ident: str, kills: list[int]) -> Job:
     """The job when it ends by itself, after it was killed at these steps of its runs."""
     while True:
-        job = await scene.operations.wait(ident)
+        job = await shop.operations.wait(ident)
         if job.state is not JobState.INTERRUPTED:
             return job
-        await scene.publish([Message("", DLQ, b"late")])
+        await shop.publish([Message("", DLQ, b"late")])
         steps.kill_at(kills.pop() if kills else 0)
-        await scene.operations.resume(ident)
+        await shop.operations.resume(ident)
 
 
-async def _browsed(scene: Stage) -> None:
+async def _browsed(shop: Shop) -> None:
     """Everything was looked at once, and came back."""
-    assert [delivery async for delivery in walk(scene.broker, DLQ, _COUNT)]
+    assert [delivery async for delivery in walk(shop.broker, DLQ, _COUNT)]
 
 
 def _parked(*, twins: bool) -> list[Message]:
@@ -131,20 +131,20 @@ async def _redriven(
     ends: Counter[JobState],
 ) -> None:
     steps = _Steps()
-    async with stage(journal=steps.journal, settings=Settings(per_turn=per_turn)) as scene:
+    async with open_shop(journal=steps.journal, settings=Settings(per_turn=per_turn)) as shop:
         parked = _parked(twins=twins)
-        await scene.publish(parked)
+        await shop.publish(parked)
         if browsed:
-            await _browsed(scene)
-        steps.broker, scene.broker.faults = scene.broker, steps
+            await _browsed(shop)
+        steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
         asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
-        job = await scene.operations.start(asked)
-        done = await _killed_and_resumed(scene, steps, job.id, [step // 2 + 1])
+        job = await shop.operations.start(asked)
+        done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1])
         ends[done.state] += 1
         selected = Counter(message.body for message in parked[:limit])
         others = Counter(message.body for message in parked[_COUNT if limit is None else limit :])
-        left, moved = Counter(scene.bodies(DLQ)), Counter(scene.bodies(MAIN))
+        left, moved = Counter(shop.bodies(DLQ)), Counter(shop.bodies(MAIN))
         others[b"late"] = done.run - 1
         assert not (selected + others) - (left + moved)
         assert not others - left
@@ -153,7 +153,7 @@ async def _redriven(
             assert done.counts.done == selected.total()
         else:
             assert "nobody can tell where the selection ends" in done.reason
-        assert scene.held() == 0
+        assert shop.held() == 0
 
 
 @pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
@@ -166,17 +166,17 @@ def test_a_discard_killed_at_each_step(browsed: bool, limit: int | None) -> None
 
 async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
     steps = _Steps()
-    async with stage(journal=steps.journal) as scene:
-        await scene.publish(_parked(twins=False))
+    async with open_shop(journal=steps.journal) as shop:
+        await shop.publish(_parked(twins=False))
         if browsed:
-            await _browsed(scene)
-        steps.broker, scene.broker.faults = scene.broker, steps
+            await _browsed(shop)
+        steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
         asked = discard(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
-        job = await scene.operations.start(asked)
-        done = await _killed_and_resumed(scene, steps, job.id, [step // 2 + 1])
+        job = await shop.operations.start(asked)
+        done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1])
         others = {b"%d" % n for n in range(_COUNT if limit is None else limit, _COUNT)}
-        left = set(scene.bodies(DLQ)) - {b"late"}
+        left = set(shop.bodies(DLQ)) - {b"late"}
         assert not others - left
         assert done.state is not JobState.COMPLETED or left == others
 
@@ -185,19 +185,19 @@ async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
 async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
     """Killed with some in its hands, a job finds them where a quorum queue has put them: at the end."""
     steps = _Steps()
-    async with stage(journal=steps.journal) as scene:
-        await scene.publish(_parked(twins=False))
-        await _browsed(scene)
-        steps.broker, scene.broker.faults = scene.broker, steps
-        session = await scene.operations.open_session(DLQ, Window(limit=10), by=ANN)
-        dead_letters = (await scene.operations.messages(session.id, size=100)).dead_letters
+    async with open_shop(journal=steps.journal) as shop:
+        await shop.publish(_parked(twins=False))
+        await _browsed(shop)
+        steps.broker, shop.broker.faults = shop.broker, steps
+        session = await shop.operations.open_session(DLQ, Window(limit=10), by=ANN)
+        dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)
-        job = await scene.operations.start(redrive(selection=FromSession(session.id, chosen)))
-        done = await _killed_and_resumed(scene, steps, job.id, [1, 1])
+        job = await shop.operations.start(redrive(selection=FromSession(session.id, chosen)))
+        done = await _killed_and_resumed(shop, steps, job.id, [1, 1])
         assert (done.state, done.run, done.counts.done) == (JobState.COMPLETED, 4, 6)
-        assert sorted(scene.bodies(MAIN)) == [b"%d" % n for n in range(6)]
-        left = set(scene.bodies(DLQ)) - {b"late"}
+        assert sorted(shop.bodies(MAIN)) == [b"%d" % n for n in range(6)]
+        left = set(shop.bodies(DLQ)) - {b"late"}
         assert left == {b"%d" % n for n in range(6, _COUNT)}
 
 
@@ -210,20 +210,20 @@ def test_a_filter_killed_at_each_step(limit: int | None) -> None:
 
 async def _filtered(step: int, limit: int | None) -> None:
     steps = _Steps()
-    async with stage(journal=steps.journal) as scene:
+    async with open_shop(journal=steps.journal) as shop:
         numbers = range(_COUNT)
-        await scene.publish(
+        await shop.publish(
             Message("", DLQ, b"%d" % n, properties("no" if n % 3 else "yes")) for n in numbers
         )
-        steps.broker, scene.broker.faults = scene.broker, steps
+        steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
         selection = FromHead(limit=limit, filter="id:yes")
         asked = redrive(selection=selection, pace=Pace(in_flight=_IN_FLIGHT))
-        job = await scene.operations.start(asked)
-        done = await _killed_and_resumed(scene, steps, job.id, [step // 2 + 1])
+        job = await shop.operations.start(asked)
+        done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1])
         selected = {b"%d" % n for n in numbers[:limit] if n % 3 == 0}
         others = {b"%d" % n for n in numbers} - selected
-        left, moved = set(scene.bodies(DLQ)) - {b"late"}, set(scene.bodies(MAIN))
+        left, moved = set(shop.bodies(DLQ)) - {b"late"}, set(shop.bodies(MAIN))
         assert not others - left
         assert not moved - selected
         if done.state is JobState.COMPLETED:

@@ -13,7 +13,7 @@ from hopback.deadletters.requests import FromHead, Pace, Settings
 from hopback.errors import BrokerError
 from hopback.message import Message
 from hopback.version import BrokerVersion
-from tests.unit.operations.stage import DLQ, MAIN, Stage, properties, redrive, stage
+from tests.unit.operations.shop import DLQ, MAIN, Shop, open_shop, properties, redrive
 
 _CUTS = (
     Fault.CUT_AFTER_PUBLISH,
@@ -26,27 +26,27 @@ _COUNT = 120
 _IN_FLIGHT = 7
 
 
-async def _until_done(scene: Stage, ident: str) -> None:
+async def _until_done(shop: Shop, ident: str) -> None:
     """Resume until the job is complete."""
     for run in range(1, 400):
-        job = await scene.operations.wait(ident)
+        job = await shop.operations.wait(ident)
         if job.state is JobState.COMPLETED:
             return
-        scene.broker.faults.clear()
+        shop.broker.faults.clear()
         if run < 60:
-            _trouble(scene, random.Random(run))
+            _trouble(shop, random.Random(run))
         while True:
             try:
-                await scene.operations.resume(ident)
+                await shop.operations.resume(ident)
                 break
             except BrokerError:
                 continue
     raise AssertionError("it never came to an end")
 
 
-def _trouble(scene: Stage, chance: random.Random) -> None:
+def _trouble(shop: Shop, chance: random.Random) -> None:
     for fault in _ALL:
-        scene.broker.faults.chance(fault, chance.choice((0.0, 0.0, 0.02, 0.05)))
+        shop.broker.faults.chance(fault, chance.choice((0.0, 0.0, 0.02, 0.05)))
 
 
 def _parked(chance: random.Random, twins: bool) -> list[Message]:
@@ -76,27 +76,27 @@ def test_nothing_is_lost_and_nothing_else_is_touched(
 async def _weather(seed: int, per_turn: int, version: str, twins: bool) -> None:
     chance = random.Random(seed)
     settings = Settings(per_turn=per_turn)
-    async with stage(version=BrokerVersion.parse(version), settings=settings) as scene:
+    async with open_shop(version=BrokerVersion.parse(version), settings=settings) as shop:
         parked = _parked(chance, twins)
-        await scene.publish(parked)
-        _trouble(scene, chance)
+        await shop.publish(parked)
+        _trouble(shop, chance)
         pace = Pace(in_flight=_IN_FLIGHT, pause_s=0.01)
         limit = _COUNT - 10
         selection = FromHead(limit=limit)
         while True:
             try:
-                job = await scene.operations.start(redrive(selection=selection, pace=pace))
+                job = await shop.operations.start(redrive(selection=selection, pace=pace))
                 break
             except BrokerError:
                 continue
-        await _until_done(scene, job.id)
+        await _until_done(shop, job.id)
         wanted = Counter(message.body for message in parked[:limit])
-        found = Counter(scene.bodies(MAIN))
+        found = Counter(shop.bodies(MAIN))
         assert not wanted - found
-        assert (found - wanted).total() <= scene.broker.connected * _IN_FLIGHT
-        assert Counter(scene.bodies(DLQ)) == Counter(message.body for message in parked[limit:])
-        assert (await scene.operations.job(job.id)).counts.done == limit
-        assert scene.held() == 0
+        assert (found - wanted).total() <= shop.broker.connected * _IN_FLIGHT
+        assert Counter(shop.bodies(DLQ)) == Counter(message.body for message in parked[limit:])
+        assert (await shop.operations.job(job.id)).counts.done == limit
+        assert shop.held() == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -111,17 +111,17 @@ def test_a_filter_in_bad_weather(seed: int, per_turn: int) -> None:
 
 async def _filtered(seed: int, per_turn: int) -> None:
     chance = random.Random(seed)
-    async with stage(settings=Settings(per_turn=per_turn)) as scene:
+    async with open_shop(settings=Settings(per_turn=per_turn)) as shop:
         kinds = [chance.choice(("yes", "no")) for _ in range(_COUNT)]
-        await scene.publish(
+        await shop.publish(
             Message("", DLQ, b"%d" % n, properties(kind)) for n, kind in enumerate(kinds)
         )
         pace = Pace(in_flight=_IN_FLIGHT, pause_s=0.01)
-        job = await scene.operations.start(redrive(selection=FromHead(filter="id:yes"), pace=pace))
-        _trouble(scene, chance)
-        await _until_done(scene, job.id)
+        job = await shop.operations.start(redrive(selection=FromHead(filter="id:yes"), pace=pace))
+        _trouble(shop, chance)
+        await _until_done(shop, job.id)
         kept = [b"%d" % n for n, kind in enumerate(kinds) if kind == "no"]
-        assert Counter(scene.bodies(DLQ)) == Counter(kept)
-        assert set(scene.bodies(MAIN)) == {b"%d" % n for n in range(_COUNT)} - set(kept)
-        done = await scene.operations.job(job.id)
+        assert Counter(shop.bodies(DLQ)) == Counter(kept)
+        assert set(shop.bodies(MAIN)) == {b"%d" % n for n in range(_COUNT)} - set(kept)
+        done = await shop.operations.job(job.id)
         assert (done.counts.done, done.counts.skipped) == (_COUNT - len(kept), len(kept))
