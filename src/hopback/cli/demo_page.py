@@ -71,11 +71,9 @@ def counters_of(systems: Iterable[ShownSystem], metrics: str) -> dict[str, Count
             role: sum(depths.get(one.queue, 0) for one in queues if one.role == role)
             for role in ("main", "retry", "dead-letter")
         }
-        done, parked = (
-            sum(runs.get((name, what), 0) for name in own) for what in ("done", "parked")
-        )
+        done = sum(runs.get((name, "done"), 0) for name in own)
         found[system.name] = Counters(
-            came=done + parked + held["main"] + held["retry"],
+            came=done + sum(held.values()),
             done=done,
             retrying=held["retry"],
             dead=held["dead-letter"],
@@ -157,7 +155,7 @@ pre{overflow:auto;background:#f6f8fa;padding:.5rem;font-size:.85rem}
 button{font:inherit;padding:.3rem .8rem;border-radius:6px;border:1px solid #0d47a1;
 background:#0d47a1;color:#fff}
 button:disabled{background:#eee;color:#6e7781;border-color:#ccc}
-li{margin:.5rem 0}li.done button{background:#2e7d32}
+li{margin:.5rem 0}li.done button{background:#2e7d32;color:#fff}
 """
 _SCRIPT = """
 const show = counters => {

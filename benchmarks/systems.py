@@ -1,0 +1,473 @@
+"""`python -m benchmarks.systems`: the five systems together under load, on RabbitMQ and PostgreSQL.
+
+Every part is a process of its own, as in the compose files. 200 messages a second come in through the
+web parts, a tenth of them fails: some for good, some until they are parked. At the end everything that
+was accepted has to be found again, as a row or as a dead letter. Written to SYSTEMS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psycopg
+from tests.harness.installation import HOST
+from tests.harness.postgres import PostgresNode
+from tests.harness.rabbitmq import RabbitNode
+from tests.harness.versions import installations
+
+from hopback.broker.port import count_now
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.systems import load_system
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+PAGE = Path(__file__).with_name("SYSTEMS.md")
+RESULTS = Path(__file__).with_name("systems.json")
+RATES = {"raffle": 50, "ratatoskr": 50, "freeflow": 50, "event-bus": 20, "file-pipeline": 2}
+"""Requests a second. An event of the bus is two messages, a file five: 200 messages a second."""
+SHORTENED = {
+    "RETRY_TTL_MS": "2000",
+    "FREEFLOW_TIERS": "1s,2s,4s",
+    "RATATOSKR_RETRY_DELAY_MS": "2000",
+}
+"""The long waits, shortened: with FreeFlow's own the last message would be parked after half an hour."""
+_ACCEPT = ("--accept", "delivery-limit-feeds-retry", "--accept", "looking-deletes")
+_AT_ONCE = 100
+"""Requests in flight for one system: beyond that the producer waits, and the page shows the lower rate."""
+_DRAIN_S = 300.0
+"""How long the rest may take: ten retries of the event bus take 50 s, a busy machine longer."""
+_BAD_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass
+class Outcome:
+    """What became of one system's messages in one run."""
+
+    accepted: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    accept_ms: list[float] = field(default_factory=list)
+    effect_ms: list[float] = field(default_factory=list)
+    found: int = 0
+    dead: int = 0
+    retries: int = 0
+    memory_mb: dict[str, float] = field(default_factory=dict)
+
+
+class Parts:
+    """The processes of one system."""
+
+    def __init__(self, name: str, settings: dict[str, str], folder: Path) -> None:
+        self.name = name
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.metrics: list[str] = []
+        self.ports: dict[str, int] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in load_system(name).parts:
+            label = part.target.rpartition(":")[2]
+            label = part.target.split(".")[-1].split(":")[0] if label == "app" else label
+            if label != "dead_letters":
+                self.ports[label] = _free_port()
+        if "sample" in self.ports:
+            settings = {**settings, "RECEIVER_URL": f"http://127.0.0.1:{self.ports['sample']}"}
+        for part in load_system(name).parts:
+            label = part.target.rpartition(":")[2]
+            label = part.target.split(".")[-1].split(":")[0] if label == "app" else label
+            if label == "dead_letters":
+                continue  # started by hand
+            port = str(self.ports[label])
+            words = ["uvicorn", part.target, "--port", port, "--no-access-log"]
+            if not part.is_web:
+                words = ["hopback", "run", part.target, "--http", port, "--log-level", "error"]
+                words += _ACCEPT if name == "ratatoskr" else ()
+                self.metrics.append(f"http://127.0.0.1:{port}/metrics")
+            with (folder / f"{label}.log").open("wb") as log:
+                self.processes[label] = subprocess.Popen(
+                    [sys.executable, "-m", *words],
+                    env={**os.environ, **settings},
+                    cwd=folder,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        web = "gateway" if "gateway" in self.ports else "web"
+        self.url = f"http://127.0.0.1:{self.ports[web]}"
+
+    async def ready(self) -> None:
+        """Wait until every part listens, and every consumer consumes."""
+        for label, port in self.ports.items():
+            path = "/" if f"http://127.0.0.1:{port}/metrics" not in self.metrics else "/readyz"
+            async with asyncio.timeout(300), httpx.AsyncClient(trust_env=False) as client:
+                while True:
+                    if self.processes[label].poll() is not None:
+                        raise RuntimeError(f"{self.name} {label} has ended")
+                    try:
+                        answer = await client.get(f"http://127.0.0.1:{port}{path}")
+                        if path == "/" or answer.status_code == 200:
+                            break
+                    except httpx.TransportError:
+                        pass
+                    await asyncio.sleep(0.2)
+
+    def memory(self) -> dict[str, float]:
+        """The most that each part held, in MB."""
+        found = {}
+        for label, process in self.processes.items():
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            found[label] = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+        return found
+
+    async def counted(self) -> dict[tuple[str, str], int]:
+        """Deliveries by queue and outcome, of all consumers."""
+        runs: dict[tuple[str, str], int] = {}
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+            for url in self.metrics:
+                text = (await client.get(url)).text
+                for labels, value in re.findall(
+                    r"^hopback_deliveries_total\{(.*)\} (\S+)$", text, re.MULTILINE
+                ):
+                    said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+                    key = (said["queue"], said["outcome"])
+                    runs[key] = runs.get(key, 0) + int(float(value))
+        return runs
+
+    def end(self) -> None:
+        """End them."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+# --- what is sent, and how it is found again -----------------------------------------------------------
+
+
+def _request(name: str, number: int) -> tuple[str, dict[str, Any], str]:
+    """Path, arguments and where the effect shows; every tenth fails, in turn for good and for a while."""
+    bad, sort = number % 10 == 9, number // 10 % 2
+    key = uuid.uuid4().hex
+    match name:
+        case "raffle":
+            email = "taken@example.org" if bad else f"{key}@example.org"
+            return "/api/v1/users", {"json": {"name": "Load", "email": email}}, "/api/v1/users/{id}"
+        case "ratatoskr":
+            order = {"type": "order.placed", "order": key, "sku": "acorn", "quantity": 1}
+            if bad:
+                early = {"type": "payment.received", "order": key, "cents": 5}
+                order = order | {"sku": "coconut"} if sort else early
+            return "/events", {"json": order}, f"/orders/{key}"
+        case "freeflow":
+            if bad and sort:
+                return "/events/document.archived", {"json": {"id": key}}, ""
+            document = {"id": key} if bad else {"id": key, "title": "Load", "text": "a b c"}
+            return "/events/document.created", {"json": document}, f"/documents/{key}"
+        case "event-bus":
+            event = {"type": "bad" if bad else "good", "payload": {"number": number}}
+            return "/buses/wms/events", {"json": event}, ""
+        case _:
+            text = (f"{number}.txt", f"file {key}".encode(), "text/plain")
+            file = (f"{number}.png", _BAD_PNG, "image/png") if bad else text
+            return "/files", {"files": {"file": file}}, "/files/{fileId}"
+
+
+async def _produce(parts: Parts, seconds: float, outcome: Outcome) -> None:
+    """Send at the rate, whatever the answers take; now and then follow one to its effect."""
+    name, rate = parts.name, RATES[parts.name]
+    limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE)
+    room, sent, following = asyncio.Semaphore(_AT_ONCE), set(), set()
+    async with httpx.AsyncClient(
+        base_url=parts.url, trust_env=False, limits=limits, timeout=60
+    ) as client:
+        if name == "event-bus":
+            refuse = {"status": 422, "type": "bad"}
+            where = f"http://127.0.0.1:{parts.ports['sample']}/wms-orders/behaviour"
+            (await client.put(where, json=refuse)).raise_for_status()
+
+        async def send(number: int) -> None:
+            path, arguments, shows = _request(name, number)
+            began = time.perf_counter()
+            try:
+                answer = await client.post(path, **arguments)
+            except httpx.HTTPError:
+                outcome.refused += 1
+                return
+            finally:
+                room.release()
+            if answer.status_code not in (200, 202):
+                outcome.refused += 1
+                return
+            outcome.accepted += 1
+            outcome.accept_ms.append((time.perf_counter() - began) * 1000)
+            if shows and number % 10 == 0 and number % rate == 0:
+                task = asyncio.create_task(follow(shows.format(**answer.json()), began))
+                following.add(task)
+
+        async def follow(shows: str, began: float) -> None:
+            while time.perf_counter() - began < _DRAIN_S:
+                answer = await client.get(shows)
+                if (
+                    answer.status_code == 200
+                    and answer.json().get("status", "completed") == "completed"
+                ):
+                    outcome.effect_ms.append((time.perf_counter() - began) * 1000)
+                    return
+                await asyncio.sleep(0.02)
+
+        began = time.perf_counter()
+        for number in range(int(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            await room.acquire()
+            task = asyncio.create_task(send(number))
+            sent.add(task)
+            task.add_done_callback(sent.discard)
+        await asyncio.gather(*sent)
+        outcome.seconds = time.perf_counter() - began
+        await asyncio.gather(*following)
+
+
+async def _drained(broker: RabbitMQ, parts: Parts) -> None:
+    """Wait until nothing waits and nothing is in hand: the numbers stand still."""
+    before: object = None
+    for _ in range(int(_DRAIN_S)):
+        connection = await broker.connect("load")
+        try:
+            queues = [queue for queue in await _queues(broker, parts) if not _is_dead(queue)]
+            waiting = sum([(await count_now(connection, queue)).messages for queue in queues])
+        finally:
+            await connection.close()
+        now = (waiting, await parts.counted())
+        if not waiting and now == before:
+            return
+        before = now
+        await asyncio.sleep(2)
+
+
+def _is_dead(queue: str) -> bool:
+    return queue.endswith(("dlq", ".dlq")) or ".dlq." in queue
+
+
+async def _queues(_broker: RabbitMQ, parts: Parts) -> list[str]:
+    from hopback.designs import DESIGNS
+    from hopback.systems.freeflow.settings import FreeFlowSettings
+
+    if parts.name == "freeflow":
+        return [one.name for one in FreeFlowSettings.read(SHORTENED).topology().queues]
+    return [one.name for one in DESIGNS[parts.name].build().queues]
+
+
+_FOUND = {
+    "raffle": "SELECT count(*) FROM users",
+    "ratatoskr": "SELECT count(*) FROM ratatoskr_orders",
+    "freeflow": "SELECT count(*) FROM freeflow_documents",
+    "file-pipeline": "SELECT count(*) FROM file_pipeline_files WHERE status = 'completed'",
+}
+_FAILED_FILES = "SELECT count(*) FROM file_pipeline_files WHERE status = 'failed'"
+
+
+async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outcome) -> None:
+    """Count what is found again: rows, and dead letters."""
+    runs = await parts.counted()
+    outcome.retries = sum(count for (_, what), count in runs.items() if what == "retry")
+    outcome.memory_mb = parts.memory()
+    connection = await broker.connect("load")
+    try:
+        dead = {
+            queue: (await count_now(connection, queue)).messages
+            for queue in await _queues(broker, parts)
+            if _is_dead(queue)
+        }
+    finally:
+        await connection.close()
+    outcome.dead = sum(dead.values())
+    if parts.name == "event-bus":
+        # Each event is two deliveries; one that was repeated is done twice, so the least is counted.
+        done = [runs.get((f"wms.queue.{one}", "done"), 0) for one in ("wms-cincout", "wms-orders")]
+        outcome.found = min(done[0], done[1] + dead["wms.dlq.wms-orders"]) - outcome.dead
+        return
+    with psycopg.connect(database) as rows:
+        outcome.found = rows.execute(_FOUND[parts.name]).fetchone()[0]  # type: ignore[index]
+        if parts.name == "file-pipeline":  # a file has a dead letter in two queues
+            outcome.dead = rows.execute(_FAILED_FILES).fetchone()[0]  # type: ignore[index]
+
+
+@contextmanager
+def _database(node: PostgresNode) -> Iterator[str]:
+    name = f"load{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(node.url(), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+    yield node.url(name)
+
+
+async def _run(
+    node: RabbitNode, postgres: PostgresNode, seconds: float, hardened: bool
+) -> dict[str, Any]:
+    broker = RabbitMQ(node.url)
+    outcomes = {name: Outcome() for name in RATES}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        systems: dict[str, tuple[Parts, str]] = {}
+        for name in RATES:
+            database = stack.enter_context(_database(postgres))
+            settings = {
+                **SHORTENED,
+                "HOPBACK_BROKER": node.url,
+                "DATABASE_URL": database,
+                "HARDENED": "1" if hardened else "0",
+                "FILES_FOLDER": f"{folder}/{name}/files",
+                "PROCESSING_TIMEOUT_SECONDS": "3600",
+            }
+            parts = Parts(name, settings, Path(folder) / name)
+            stack.callback(parts.end)
+            systems[name] = (parts, database)
+        await _each(systems, lambda parts, _: parts.ready())
+        _say("ready")
+        await asyncio.gather(
+            *(_produce(parts, seconds, outcomes[name]) for name, (parts, _) in systems.items())
+        )
+        _say("sent")
+        await _each(systems, lambda parts, _: _drained(broker, parts))
+        await _each(systems, lambda parts, url: _account(broker, parts, url, outcomes[parts.name]))
+    connection = await broker.connect("load")
+    version = str(connection.version)
+    await connection.close()
+    return {
+        "version": version,
+        "hardened": hardened,
+        "seconds": seconds,
+        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "load": os.getloadavg()[1],
+        "systems": {name: _shortened(outcome) for name, outcome in outcomes.items()},
+    }
+
+
+async def _each(
+    systems: dict[str, tuple[Parts, str]], act: Callable[[Parts, str], Awaitable[None]]
+) -> None:
+    async with AsyncExitStack():
+        await asyncio.gather(*(act(parts, url) for parts, url in systems.values()))
+
+
+def _shortened(outcome: Outcome) -> dict[str, Any]:
+    """Percentiles instead of every time."""
+    told = asdict(outcome)
+    for name in ("accept_ms", "effect_ms"):
+        times = sorted(told.pop(name))
+        told[name] = [statistics.median(times), times[int(len(times) * 0.99)]] if times else None
+    return told
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+
+_INTRODUCTION = """\
+# The five systems under load
+
+Written by `python -m benchmarks.systems --seconds 600`. Every part is a process of its own, all on one
+machine of two cores with RabbitMQ and PostgreSQL. About 200 messages a second come in through the web
+parts (users, orders and documents 50 each, 20 events for two services, 2 files of five messages); every
+tenth fails, in turn for good and until it is parked. The long waits are shortened: raffle and file
+pipeline 2 s, FreeFlow 1 s, 2 s and 4 s, Ratatoskr 2 s; the event bus has its ten retries of 5 s.
+
+*found* are rows, or events that a service took; *lost* is what was accepted and is neither found nor a
+dead letter. *accepted in* is the answer to the producer, *effect in* the time until a row can be read:
+median and 99th percentile. Memory is the most that a part held."""
+_COLUMNS = (
+    "system", "accepted", "rate/s", "refused", "found", "dead letters", "lost", "retries",
+    "accepted in (ms)", "effect in (ms)", "memory (MB)",
+)  # fmt: skip
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    """SYSTEMS.md."""
+    lines = [_INTRODUCTION]
+    for run in results:
+        form = "hardened" if run["hardened"] else "as documented"
+        lines += [
+            "",
+            f"## RabbitMQ {run['version']}, {form}",
+            "",
+            f"{run['seconds']:g} s of load, {run['at']}; load average of the machine {run['load']:.1f}."
+            + ("" if run["seconds"] >= 600 else " A short form of the run: ten minutes are meant."),
+            "",
+            f"| {' | '.join(_COLUMNS)} |",
+            "|---" * len(_COLUMNS) + "|",
+        ]
+        for name, one in run["systems"].items():
+            lost = max(0, one["accepted"] - one["found"] - one["dead"])
+            rate = one["accepted"] / one["seconds"] if one["seconds"] else 0
+            memory = ", ".join(f"{part} {size:.0f}" for part, size in one["memory_mb"].items())
+            numbers = (
+                one["accepted"],
+                f"{rate:.1f}",
+                one["refused"],
+                one["found"],
+                one["dead"],
+                lost,
+            )
+            times = (one["retries"], _pair(one["accept_ms"]), _pair(one["effect_ms"]), memory)
+            lines.append(f"| {' | '.join(map(str, (name, *numbers, *times)))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _pair(times: list[float] | None) -> str:
+    return "–" if times is None else f"{times[0]:.0f} / {times[1]:.0f}"
+
+
+def main() -> None:
+    """Run what is asked for, and add it to the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument(
+        "--brokers", default="host,forky", help="host, or a suite of tests.harness.versions"
+    )
+    parser.add_argument("--forms", default="faithful,hardened")
+    asked = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    postgres = PostgresNode().start()
+    try:
+        for suite in asked.brokers.split(","):
+            installation = HOST if suite == "host" else installations()[suite]
+            for form in asked.forms.split(","):
+                _say(f"{suite} {form}")
+                with RabbitNode(installation=installation) as node:
+                    found = asyncio.run(_run(node, postgres, asked.seconds, form == "hardened"))
+                same = (found["version"], found["hardened"])
+                results = [one for one in results if (one["version"], one["hardened"]) != same]
+                results.append(found)
+                results.sort(key=lambda one: (one["version"].rjust(10), one["hardened"]))
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+                PAGE.write_text(page(results))
+    finally:
+        postgres.remove()
+
+
+if __name__ == "__main__":
+    main()
