@@ -41,6 +41,8 @@ _Reader: TypeAlias = "Callable[[Headers], ForeignFailure | None]"
 
 def foreign_failure(headers: Headers) -> ForeignFailure | None:
     """The failure that another framework recorded in the headers, if one did."""
+    if not headers:
+        return None
     return next((found for read in _READERS if (found := read(headers)) is not None), None)
 
 

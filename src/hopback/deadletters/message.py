@@ -20,7 +20,6 @@ from hopback.deadletters.contract import DeadLetter, Moment, TimelineEntry
 from hopback.deadletters.frameworks import foreign_failure
 from hopback.headers import (
     Failure,
-    broker_failures,
     canonical,
     clipped,
     counter_in,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.frameworks import ForeignFailure
     from hopback.fields import FieldValue, Headers
-    from hopback.headers import Death
+    from hopback.headers import Death, History
     from hopback.message import Delivery
 
 
@@ -241,8 +240,8 @@ def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None
     return found
 
 
-def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterator[object]:
-    return (values.get(name) for name in names)
+def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterable[object]:
+    return map(values.get, names) if values else ()
 
 
 def _first(candidates: Iterable[object]) -> str:
@@ -257,6 +256,11 @@ def _first(candidates: Iterable[object]) -> str:
 _HASHED_BYTES = 512 * 1024  # of either end of a body: hashing takes a millisecond then
 _MANY_VALUES = 1000  # people send some tens; a message of more is made to be slow
 _TEXT_BYTES = 255  # of a reason: those of brokers are single words
+_SIMPLE_PROPERTIES = tuple(
+    field.name
+    for field in fields(Properties)
+    if field.name not in {"headers", "further_headers", "opaque_headers"}
+)
 _NO_FAILURE = Failure(type="", message="")
 _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
 
@@ -269,11 +273,11 @@ def read_dead_letter(
     foreign = foreign_failure(headers)
     origin = origin_queue(delivery, source, foreign)
     failure, recorded_by = _failure(headers, foreign)
-    known_deaths = deaths(headers)
-    died = next((death for death in known_deaths if death.queue == origin), None)
-    died = died or next(iter(known_deaths), None)  # in the queue of origin, else the most recent
-    reason = _reason(headers, died, origin, recorded_by)
     known = read_history(headers, origin)
+    deaths_here = known.broker_deaths
+    died = next((death for death in deaths_here if death.queue == origin), None)
+    died = died or next(iter(deaths_here), None)  # in the queue of origin, else the most recent
+    reason = _reason(headers, died, origin, recorded_by)
     said = envelope_of(delivery)
     digest = content_digest(delivery)
     return DeadLetter(
@@ -293,7 +297,7 @@ def read_dead_letter(
             failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
         ),
         recorded_by=recorded_by,
-        attempts=_attempts(headers, origin, source, failure, foreign),
+        attempts=_attempts(known, source, failure, foreign),
         redrives=known.redrives,
         redrive_job=plain_text(known.redrive_job or ""),
         first_failed=_moment(failure.first, died),
@@ -333,16 +337,16 @@ def content_digest(delivery: Delivery) -> str:
     if len(body) > 2 * _HASHED_BYTES:
         body = body[:_HASHED_BYTES] + body[-_HASHED_BYTES:] + str(len(body)).encode()
     digest.update(body)
-    for part in _canonical_properties(delivery.properties):
-        digest.update(part.encode("utf-8", "backslashreplace"))
+    written = "".join(_canonical_properties(delivery.properties))
+    digest.update(written.encode("utf-8", "backslashreplace"))
     digest.update(delivery.properties.opaque_headers)
     return digest.hexdigest()
 
 
 def _canonical_properties(properties: Properties) -> Iterator[str]:
-    for field in fields(Properties):
-        if field.name not in {"headers", "further_headers", "opaque_headers"}:
-            yield f"{field.name}={getattr(properties, field.name)!r}\n"
+    said = vars(properties)
+    for name in _SIMPLE_PROPERTIES:
+        yield f"{name}={said.get(name)!r}\n"
     headers = properties.headers
     lasting = {name: headers[name] for name in sorted(headers) if not is_broker_count(name)}
     if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
@@ -406,29 +410,29 @@ def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str)
 
 
 def _attempts(
-    headers: Headers,
-    origin: str,
+    known: History,
     source: DeadLetterQueue | None,
     failure: Failure,
     foreign: ForeignFailure | None,
 ) -> int:
     """The largest of what anyone counted; never a sum. Where no consumer did, the broker tells."""
+    headers, origin = known.headers, known.queue
     plans = () if source is None else source.plans
     counters = [counter_in(headers, plan.count_header) for plan in plans if plan.queue == origin]
     counted = max(
-        read_history(headers, origin).attempts,
+        known.attempts,
         failure.attempts,
         1 + foreign.retries if foreign is not None else 0,
         *counters,
         0,
     )
-    rejected = broker_failures(headers, origin)
+    rejected = known.broker_failures
     if counted or rejected > 1:
         return max(counted, rejected)
     # Its consumer published it into retry queues: a run before each wait, and one after the last.
     waits = sum(
         death.count
-        for death in deaths(headers)
+        for death in known.broker_deaths
         if death.queue != origin and death.reason == "expired"
     )
     return waits + 1 if waits else rejected
