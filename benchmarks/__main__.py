@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tests.harness.rabbitmq import RabbitNode
 
-from benchmarks.contestants import HOPBACK, contestants
+from benchmarks.contestants import contestants
 from benchmarks.environment import ROOT, WORK, build_c_client, describe, peers_python
 from benchmarks.goals import judge
 from benchmarks.grouping import group
@@ -22,7 +22,7 @@ from benchmarks.stage import Stage
 from benchmarks.workload import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from benchmarks.contestants import Contestant
@@ -69,14 +69,19 @@ def _chosen(everyone: Sequence[Contestant], only: list[str]) -> list[Contestant]
 
 
 def _profiles(
-    stage: Stage, results: Results, hopback: Contestant
-) -> dict[tuple[str, Scenario], str]:
-    """A profile of every row of Hopback that missed a goal."""
-    found: dict[tuple[str, Scenario], str] = {}
-    missed = {(v.queue_type, v.goal.scenario) for v in judge(results) if v.reached is False}
-    for queue_type, scenario in sorted(missed):
-        job = replace(stage.job(hopback, scenario, queue_type, 10_000), profile=True)
-        found[queue_type, scenario] = hopback.run(job).profile
+    stage: Stage, results: Results, named: Mapping[str, Contestant]
+) -> dict[tuple[str, Scenario, str], str]:
+    """A profile of every row of ours that missed a goal."""
+    found: dict[tuple[str, Scenario, str], str] = {}
+    missed = {
+        (v.queue_type, v.goal.scenario, v.goal.subject)
+        for v in judge(results)
+        if v.reached is False
+    }
+    for queue_type, scenario, subject in sorted(missed):
+        ours = named[subject]
+        job = replace(stage.job(ours, scenario, queue_type, 10_000), profile=True)
+        found[queue_type, scenario, subject] = ours.run(job).profile
     return found
 
 
@@ -94,7 +99,7 @@ def _measure(chosen: argparse.Namespace, node: RabbitNode, python: Path) -> int:
     if not chosen.memory_only:
         results = play(stage, _chosen(everyone, chosen.only), settings)
     memory = endure(stage, python, chosen.messages) if chosen.memory and not chosen.quick else None
-    profiles = _profiles(stage, results, named[HOPBACK])
+    profiles = _profiles(stage, results, named)
     broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
     page = render(
         results,

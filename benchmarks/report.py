@@ -45,7 +45,7 @@ def render(
     settings: Settings,
     machine: Machine,
     memory: Memory | None = None,
-    profiles: Mapping[tuple[str, Scenario], str] | None = None,
+    profiles: Mapping[tuple[str, Scenario, str], str] | None = None,
     *,
     title: str = "Benchmark results",
     command: str = "make bench",
@@ -136,7 +136,7 @@ def _times(found: stats.Spread | None) -> str:
 
 
 def _missed(
-    verdicts: Sequence[Verdict], profiles: Mapping[tuple[str, Scenario], str]
+    verdicts: Sequence[Verdict], profiles: Mapping[tuple[str, Scenario, str], str]
 ) -> Iterator[str]:
     missed = [verdict for verdict in verdicts if verdict.reached is False]
     if not missed:
@@ -149,9 +149,9 @@ def _missed(
             f"{verdict.found}. {reason_for(verdict)}"
         )
     yield ""
-    shown = {(verdict.queue_type, verdict.goal.scenario) for verdict in missed}
-    for key in sorted(shown & set(profiles)):
-        yield f"Profile of Hopback, {key[1].title}, {key[0]} queues:\n\n```\n{profiles[key]}\n```\n"
+    for (queue_type, scenario, subject), profile in sorted(profiles.items()):
+        title = f"{subject}, {scenario.title}, {queue_type} queues"
+        yield f"Profile of {title}:\n\n```\n{profile}\n```\n"
 
 
 def _failures(results: Results) -> Iterator[str]:

@@ -149,6 +149,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"sqlalchemy"}),
+    "hopback.store.rows": frozenset({"psycopg"}),
     "hopback.cli": frozenset(
         {"click", "httpx", "msgspec", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}
     ),

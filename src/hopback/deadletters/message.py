@@ -368,7 +368,7 @@ def _count(value: object, most: int) -> int:
     for each in inner:
         if found >= most:
             break
-        found += _count(each, most - found)
+        found += 1 if type(each) in (str, int) else _count(each, most - found)
     return found
 
 

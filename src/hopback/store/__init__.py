@@ -5,7 +5,10 @@ Needs the extra `store`; imported only on demand.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hopback.extras import needs
+from hopback.front_door import front_door
 
 with needs("store", "hopback.store"):
     from hopback.store.cursor import Cursor, CursorTransaction
@@ -19,6 +22,9 @@ with needs("store", "hopback.store"):
     from hopback.store.outbox import Outbox, Pending
     from hopback.store.transaction import NoInboxKey, Transaction, forget_processed, transaction
 
+if TYPE_CHECKING:
+    from hopback.store.rows import copy_rows
+
 __all__ = [
     "LATEST",
     "Cursor",
@@ -28,9 +34,13 @@ __all__ = [
     "Outbox",
     "Pending",
     "Transaction",
+    "copy_rows",
     "current_version",
     "forget_processed",
     "migrate",
     "open_database",
     "transaction",
 ]
+
+# psycopg comes with an extra of its own.
+__getattr__, __dir__ = front_door(__name__, {"hopback.store.rows": ("copy_rows",)})

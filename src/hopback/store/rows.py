@@ -1,0 +1,59 @@
+"""Many rows into PostgreSQL at once, by COPY. Needs the extra `postgres`."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from hopback.extras import needs
+
+with needs("postgres", "hopback.store.rows"):
+    from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from psycopg import AsyncConnection
+
+__all__ = ["copy_rows"]
+
+
+async def copy_rows(
+    connection: AsyncConnection[Any],
+    table: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+) -> int:
+    """Put rows into a table, in the open transaction, and tell how many were new.
+
+    A row whose key is there already is left alone, so a batch may come twice. COPY itself would refuse
+    it: the rows go through a temporary table of the session, whose columns have the types of `table`.
+    """
+    known = f"{table}\n{','.join(columns)}".encode()
+    names = {
+        "table": sql.Identifier(*table.split(".")),
+        "passage": sql.Identifier(f"hopback_rows_{hashlib.sha256(known).hexdigest()[:16]}"),
+        "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
+    }
+    async with connection.cursor() as cursor:
+        await cursor.execute(
+            sql.SQL(
+                "CREATE TEMPORARY TABLE IF NOT EXISTS {passage} ON COMMIT DELETE ROWS"
+                " AS SELECT {columns} FROM {table} WITH NO DATA"
+            ).format(**names)
+        )
+        async with cursor.copy(
+            sql.SQL("COPY {passage} ({columns}) FROM STDIN").format(**names)
+        ) as copy:
+            for row in rows:
+                await copy.write_row(row)
+        await cursor.execute(
+            sql.SQL(
+                "INSERT INTO {table} ({columns}) SELECT {columns} FROM {passage}"
+                " ON CONFLICT DO NOTHING"
+            ).format(**names)
+        )
+        new = cursor.rowcount
+        # The transaction may go on, with another call.
+        await cursor.execute(sql.SQL("DELETE FROM {passage}").format(**names))
+        return new

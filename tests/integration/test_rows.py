@@ -1,0 +1,68 @@
+"""Rows into PostgreSQL by COPY: all or nothing, and a batch may come twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from hopback.store.rows import copy_rows
+from tests.integration.database import postgres
+
+if TYPE_CHECKING:
+    from tests.harness.postgres import PostgresNode
+
+__all__ = ["postgres"]
+
+pytestmark = pytest.mark.broker
+
+_COLUMNS = ("id", "Name")
+
+
+async def _table(url: str) -> psycopg.AsyncConnection[Any]:
+    line = await psycopg.AsyncConnection.connect(url)
+    await line.execute("DROP TABLE IF EXISTS people")
+    await line.execute(
+        'CREATE TABLE people (number serial, id int PRIMARY KEY, "Name" text NOT NULL)'
+    )
+    await line.commit()
+    return line
+
+
+async def _found(line: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ...]]:
+    answer = await line.execute('SELECT id, "Name" FROM people ORDER BY id')
+    return await answer.fetchall()
+
+
+def test_rows_that_are_there_are_left_alone(postgres: PostgresNode) -> None:
+    """Also within one transaction, and with a schema before the name; new ones are counted."""
+
+    async def run() -> tuple[list[int], list[tuple[Any, ...]]]:
+        async with await _table(postgres.url()) as line:
+            new = [await copy_rows(line, "people", _COLUMNS, [(1, "ann"), (2, "bob")])]
+            new.append(await copy_rows(line, "people", _COLUMNS, [(2, "eve"), (3, "tab\t\\N")]))
+            await line.commit()
+            new.append(await copy_rows(line, "public.people", _COLUMNS, [(3, "x"), (4, "dan")]))
+            await line.commit()
+            return new, await _found(line)
+
+    new, found = asyncio.run(run())
+    assert new == [2, 1, 1]
+    assert found == [(1, "ann"), (2, "bob"), (3, "tab\t\\N"), (4, "dan")]
+
+
+def test_a_row_that_is_refused_takes_its_batch_along(postgres: PostgresNode) -> None:
+    """Nothing is stored after a rollback: bisection can call again with the halves."""
+
+    async def run() -> list[tuple[Any, ...]]:
+        async with await _table(postgres.url()) as line:
+            with pytest.raises(psycopg.errors.NotNullViolation):
+                await copy_rows(line, "people", _COLUMNS, [(1, "ann"), (2, None)])
+            await line.rollback()
+            assert await copy_rows(line, "people", _COLUMNS, [(1, "ann")]) == 1
+            await line.commit()
+            return await _found(line)
+
+    assert asyncio.run(run()) == [(1, "ann")]
