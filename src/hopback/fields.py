@@ -152,10 +152,8 @@ class Timestamp(int):
             return None
 
 
-FieldValue: TypeAlias = (
-    "bool | int | float | Decimal | str | bytes | Sequence[FieldValue] | Mapping[str, FieldValue]"
-    " | None"
-)
+_PlainValue: TypeAlias = "bool | int | float | Decimal | str | bytes | None"
+FieldValue: TypeAlias = "_PlainValue | Sequence[FieldValue] | Mapping[str, FieldValue]"
 Headers: TypeAlias = "Mapping[str, FieldValue]"
 FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
 """Entries of a header table that have no place in a mapping of texts, each with its name's bytes."""

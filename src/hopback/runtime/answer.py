@@ -39,10 +39,8 @@ DONE = Answer(Done())
 Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
 """What runs a handler on one delivery."""
 
-AroundBatch: TypeAlias = (
-    "Callable[[Sequence[Delivery], Plan], "
-    "AbstractContextManager[Callable[[Sequence[Answer]], None]]]"
-)
+_Told: TypeAlias = "Callable[[Sequence[Answer]], None]"
+AroundBatch: TypeAlias = "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_Told]]"
 """Put around the handling of a batch; what it yields is told the answers."""
 
 
