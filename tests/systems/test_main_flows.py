@@ -131,7 +131,8 @@ async def test_event_bus(amqp_url: str, tmp_path: Path) -> None:
 
 async def test_freeflow(amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """Domains do their work; what is early waits in its tier, what is hopeless is in the DLQ."""
-    async with on_stage("freeflow", amqp_url, database_url, tmp_path) as office:
+    everything = {"FREEFLOW_AUDIT_KEYS": "#"}
+    async with on_stage("freeflow", amqp_url, database_url, tmp_path, **everything) as office:
         for key, data in (
             ("workflow.started", {"id": "w1", "owner": "una@example.org", "steps": 1}),
             ("auth.succeeded", {"user": "nobody"}),
