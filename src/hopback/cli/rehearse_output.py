@@ -79,7 +79,7 @@ def _print_text(forecast: Forecast, findings: Sequence[TimedFinding]) -> None:
             f"{course.queue}: {show_count(course.published)} published, {show_count(course.run_count)}"
             f" runs, {show_count(course.retried)} retries, {show_count(course.done)} done,"
             f" {show_count(course.dead_letters)} dead letters{since}, {show_count(course.left)} left;"
-            f" up to {show_count(max(course.retrying))} in retry at once, the oldest"
+            f" up to {show_count(course.most_retrying)} in retry at once, the oldest"
             f" {show_seconds(max(course.oldest_s))} old."
         )
         click.echo(safe(said))

@@ -25,6 +25,8 @@ __all__ = ["Chart", "ChartLine", "chart_css", "charts_of", "page_css", "svg_char
 _WIDTH, _HEIGHT = 640, 168
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 38, 22
 """Room for the labels: of the upright axis, of the last time, of title and key, of times."""
+_GAP, _HEAD = 8, 34
+"""Between two charts of a file, and above the first ones, where its title stands."""
 _KEY_LINE = 30
 """Where the key to the lines stands, below the title."""
 _NUMBER = 6.2
@@ -159,18 +161,21 @@ def svg_chart(chart: Chart) -> str:
 
 
 def svg_document(title: str, charts: Sequence[Chart]) -> str:
-    """All charts below each other as one file that brings its own style."""
-    height = 34 + len(charts) * (_HEIGHT + 8)
+    """All charts as one file that brings its own style, two beside each other."""
+    columns = min(2, len(charts))
+    width = columns * (_WIDTH + _GAP) - _GAP
+    height = _HEAD + math.ceil(len(charts) / columns) * (_HEIGHT + _GAP)
     drawn = "".join(
-        f'<g transform="translate(0 {34 + place * (_HEIGHT + 8)})">{_drawn(chart)}</g>'
+        f'<g transform="translate({place % columns * (_WIDTH + _GAP)}'
+        f' {_HEAD + place // columns * (_HEIGHT + _GAP)})">{_drawn(chart)}</g>'
         for place, chart in enumerate(charts)
     )
     said = escape(visible(title))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}"'
-        f' width="{_WIDTH}" height="{height}" role="img" aria-label="{said}">'
-        f"<style>{page_css()}{chart_css()}svg {{ background: var(--paper); }}</style>"
-        f'<rect class="paper" width="{_WIDTH}" height="{height}"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {height}"'
+        f' width="{width}" height="{height}" role="img" aria-label="{said}">'
+        f"<style>{page_css()}{chart_css()}</style>"
+        f'<rect class="paper" width="{width}" height="{height}"/>'
         f'<text class="title" x="8" y="22">{said}</text>{drawn}</svg>\n'
     )
 

@@ -55,7 +55,8 @@ def forecast_stations(
 ) -> Forecast:
     """The same for stations that are not, or not yet, as the topology has them.
 
-    `ages` asks for the age of the oldest message too; whoever tries many plans does without.
+    `ages` asks for the age of the oldest message and for peaks of retry queues between two samples, too;
+    whoever tries many plans does without.
     """
     flows = flows_of(stations, scenario)
     times = sample_times(scenario)
@@ -83,7 +84,14 @@ def _track(flow: Flow, times: tuple[float, ...], ages: bool) -> Track:
         oldest_s=[_oldest(flow, moment) if ages else 0.0 for moment in times],
         capacity=log.capacity.sampled(times),
         first_parked_s=flow.first_parked,
-        most=(log.backlog.values[fullest] + log.busy.at(fullest_s), fullest_s),
+        most={
+            flow.station.queue: (log.backlog.values[fullest] + log.busy.at(fullest_s), fullest_s),
+            **(
+                {wait.queue: _fullest(flow, n) for n, wait in enumerate(flow.station.waits)}
+                if ages
+                else {}
+            ),
+        },
         published=totals.published + totals.refused,
         copied=totals.copied,
         refused=totals.refused,
@@ -104,6 +112,16 @@ def _standing(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
                 sum_ + max(0.0, a - b) for sum_, (a, b) in zip(standing, pairs, strict=True)
             ]
     return standing
+
+
+def _fullest(flow: Flow, place: int) -> tuple[float, float]:
+    """The most that a retry queue holds, and when: at a corner of a curve of what went in."""
+    corners = {0.0}
+    for entered, of in zip(flow.entered, flow.station.wait_after, strict=True):
+        if of == place:
+            corners.update(moment for moment in entered.moments if moment <= flow.horizon)
+    times = tuple(corners)
+    return max(zip(_standing(flow, place, times), times, strict=True))
 
 
 def _oldest(flow: Flow, now: float) -> float:

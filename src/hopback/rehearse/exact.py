@@ -95,8 +95,8 @@ class _Counter:
         self.first_parked_s: float | None = None
         self.entered = [0] * len(station.waits)
         self.capacity = 0.0
-        self.most = (0.0, 0.0)
-        """The greatest depth right after a burst, and when."""
+        self.most: dict[str, tuple[float, float]] = {}
+        """Queue → the greatest depth right after a burst or a failure, and when."""
         self.copied_by: list[tuple[_Counter, int]] = []
         """Stations whose returns bring copies here, with the place of their retry queue."""
         self._alive: OrderedDict[bytes, float] = OrderedDict()
@@ -113,6 +113,12 @@ class _Counter:
     def gone(self, body: bytes) -> None:
         """It is done or parked; what only a returning copy brought was never known."""
         self._alive.pop(body, None)
+
+    def look(self, name: str, now: float) -> None:
+        """Remember how full a queue is if it has never been fuller."""
+        depth = self.standing(name)
+        if depth > self.most.get(name, (0.0, 0.0))[0]:
+            self.most[name] = (depth, now)
 
     def standing(self, name: str) -> int:
         """How many messages a queue holds, ready, in hand or on their way out."""
@@ -353,7 +359,9 @@ class _Run:
                 if counter.first_parked_s is None:
                     counter.first_parked_s = time()
             else:
-                counter.entered[station.wait_after[attempt - 1]] += 1
+                place = station.wait_after[attempt - 1]
+                counter.entered[place] += 1
+                counter.look(station.waits[place].queue, now)
             return _FAILED
 
         return run
@@ -407,7 +415,7 @@ class _Run:
                     other.copied += 1
                     other.born(body, moment)
             if count > 1:
-                counter.most = max(counter.most, (counter.standing(station.queue), moment))
+                counter.look(station.queue, moment)
 
     # --- re-drives ---------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ class Track:
     oldest_s: Sequence[float]
     capacity: Sequence[float]
     first_parked_s: float | None
-    most: tuple[float, float]
-    """The greatest depth and its moment, where the engine knows of one between two samples."""
+    most: dict[str, tuple[float, float]]
+    """Queue → its greatest depth and the moment of it, which may lie between two samples."""
     published: float
     copied: float
     refused: float
@@ -98,6 +98,7 @@ class StationCourse:
     wait_s: tuple[float, ...]
     oldest_s: tuple[float, ...]
     retrying: tuple[float, ...]
+    most_retrying: float
     published: float
     copied: float
     refused: float
@@ -174,7 +175,7 @@ def forecast_of(
     times = sample_times(scenario)
     depths: dict[str, list[float]] = {}
     roles: dict[str, tuple[str, int]] = {}
-    between = {track.station.queue: track.most for track in tracks}
+    between = {name: most for track in tracks for name, most in track.most.items()}
     for name, role, size, depth in _all_depths(tracks):
         known = depths.get(name)
         depths[name] = (
@@ -253,6 +254,11 @@ def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) 
         wait_s=tuple(track.wait_s),
         oldest_s=tuple(track.oldest_s),
         retrying=retrying,
+        most_retrying=max(
+            *retrying,
+            *(track.most.get(wait.queue, (0.0, 0.0))[0] for wait in track.station.waits),
+            0.0,
+        ),
         published=track.published,
         copied=track.copied,
         refused=track.refused,
@@ -354,6 +360,7 @@ def _station_document(course: StationCourse) -> dict[str, Any]:
         "deadLetters": course.dead_letters,
         "redriven": course.redriven,
         "left": course.left,
+        "mostRetrying": course.most_retrying,
     }
     curves = {
         "arrivalsPerSecond": course.arrivals,

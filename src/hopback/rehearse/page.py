@@ -45,7 +45,8 @@ def facts_of(forecast: Forecast) -> tuple[tuple[str, str], ...]:
     deepest = max(forecast.queues, key=lambda one: one.peak)
     hits = [load_while_down(forecast, course) for course in forecast.stations]
     asked, peak = sum(hit for hit, _ in hits), max(rate for _, rate in hits)
-    retrying = max(map(sum, zip(*(one.retrying for one in forecast.stations), strict=True)))
+    together = max(map(sum, zip(*(one.retrying for one in forecast.stations), strict=True)))
+    retrying = max(together, *(one.most_retrying for one in forecast.stations))
     return (
         ("Dead letters", show_count(forecast.dead_letters)),
         ("First dead letter after", "never" if first is None else show_seconds(first)),

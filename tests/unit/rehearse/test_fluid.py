@@ -7,7 +7,7 @@ import pytest
 from hopback.designs.event_bus import event_bus
 from hopback.designs.recommended import recommended
 from hopback.policy.breaker import BreakerPolicy
-from hopback.rehearse import Crash, Forecast, RedriveWave, Slowdown, rehearse
+from hopback.rehearse import Crash, EngineKind, Forecast, RedriveWave, Slowdown, rehearse
 from tests.unit.rehearse.worlds import scenario
 
 _ORDERS = recommended("orders")
@@ -142,3 +142,14 @@ def test_copies_of_returning_messages_reach_other_queues() -> None:
     forecast = rehearse(freeflow(audit_keys=("#",)), both)
     published, copied = forecast.stations[0].published, forecast.stations[1].copied
     assert copied == pytest.approx(published + forecast.stations[0].retried, rel=0.01)
+
+
+def test_a_peak_between_two_samples_is_seen() -> None:
+    """A breaker opens after some failures: they wait together for 30 s, and samples are a minute apart."""
+    played = scenario(
+        rate=5.0, outage=(330.0, 1200.0), samples=120, breaker=BreakerPolicy(failures=10)
+    )
+    for engine in EngineKind:
+        forecast = rehearse(_ORDERS, played, engine)
+        assert forecast.queue("orders.retry.30s").peak >= 10, engine
+        assert forecast.stations[0].most_retrying >= 10
