@@ -109,7 +109,6 @@ _UNEXPLAINED = (
     "hopback.broker.embedded",
     "hopback.broker.server",
     "hopback.cli",
-    "hopback.rehearse",
     "hopback.systems",
 )
 

@@ -55,6 +55,7 @@ _LADDERS_S = (
 _MORE_ATTEMPTS = (0, 3, 8)
 """Attempts beyond the tiers: the last wait serves them all."""
 _FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0)
+"""So many times the handlers of today; beyond four times, something else is wrong."""
 _BREAKERS = (
     BreakerPolicy(),
     BreakerPolicy(failures=20, cool_down=5.0, longest_cool_down=60.0),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["braille_chart"]
 
-_BASE = 0x2800
+_BASE = 0x2800  # Unicode's braille pattern without a dot
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Unicode's braille patterns: the bit of each dot, by row and column of its character."""
 

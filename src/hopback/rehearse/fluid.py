@@ -27,9 +27,11 @@ _TINY = 1e-7
 _FINEST = 50_000
 """The shortest step is the horizon divided by this; what is shorter is averaged, no message is lost."""
 _SHORTEST_S = 0.005
+"""No step is shorter, however short the rehearsal: handlers seldom are."""
 _SAME = 0.002
 """Rates that differ by less than this part of their sum are one rate."""
 _RAMP_STEPS = 10
+"""A ramp is ten steps of equal length: a fluid knows constant rates only, and no chart shows finer ones."""
 _HOPELESS = 0.5
 """From this share of failing runs on, a breaker's probe counts as failed."""
 
