@@ -150,7 +150,7 @@ def _elsewhere(results: Mapping[str, Any], suite: Suite, test: str) -> str | Non
             for other, outcome in _outcomes(results, broker, suite).items()
         )
     ]
-    return f"depends on time; it failed on {' and '.join(failed)} as well" if failed else None
+    return f"fails at times, on {' and on '.join(failed)} too" if failed else None
 
 
 def _outcomes(results: Mapping[str, Any], broker: str | None, suite: Suite) -> dict[str, str]:

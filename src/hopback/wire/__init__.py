@@ -1,7 +1,8 @@
 """AMQP 0-9-1: a sans-I/O library for both roles, and the asyncio shell that owns the socket.
 
 `Connection` turns bytes into events and commands into bytes; nothing in it does I/O. `Wire` puts it
-on a socket. Only `hopback.broker.rabbitmq` and the broker's server side use this package.
+on a socket. Only `hopback.broker.rabbitmq`, the broker's server side and the conformance suite use this
+package.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ __all__: list[str] = []
 _PATIENCE_S = 15.0
 """A broker on a busy machine may take its time."""
 _FRAME_MAX = 131_072
+"""What RabbitMQ proposes, and this client accepts."""
 _CHANNEL_MAX = 2047
-"""RabbitMQ's own limits, which it proposes and this client accepts."""
+"""As above."""
 
 
 class _Conversation:
