@@ -19,6 +19,7 @@ from hopback.runtime.context import compose
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import EventRecord, Happening, Tally, tally_of
+from hopback.testing.live import LiveQueues
 from hopback.testing.producing import Producer
 from hopback.topology.delays import DUE, is_delay_level
 from hopback.topology.expand import retry_queues
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from hopback.broker.embedded import Faults, StoredMessage
+    from hopback.broker.port import Broker
     from hopback.runtime.app import App
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
@@ -42,6 +44,10 @@ P = ParamSpec("P")
 _INSTANT = 1e-5
 """In virtual time, a wait of any length lets everything run that can run now."""
 _DAY = 86_400.0  # virtual: longer than the tiers of any sensible plan together
+_MINUTE = 60.0  # real: tests on a real broker have waits of milliseconds
+_LOOK_S = 0.1  # real: often enough for a person, seldom enough for a broker
+_QUIET_LOOKS = 3
+"""A message that expires is in no queue while the broker moves it: one look is not enough."""
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -62,30 +68,35 @@ class AppTest(EventRecord):
 
     `events` is everything the application said, `broker` the broker with its fault switches,
     `service` what runs the application, `report` how it ended. `overrides` puts providers of
-    dependencies in the place of others.
+    dependencies in the place of others. With `broker=RabbitMQ(url)` the same test runs on a real
+    broker, in real time; `dead_letters` are then those that the last `drain` has seen.
     """
 
     def __init__(
         self,
         app: App,
         *,
-        broker: EmbeddedBroker | None = None,
+        broker: Broker | None = None,
         options: ServiceOptions | None = None,
         chance: float = 0.5,
         overrides: Overrides | None = None,
     ) -> None:
         self.app = app
         self._overrides = overrides or {}
-        self.broker = broker or EmbeddedBroker()
+        live = broker is not None and not isinstance(broker, EmbeddedBroker)
+        self._live = LiveQueues(broker) if broker is not None and live else None
+        self._embedded = broker if isinstance(broker, EmbeddedBroker) else EmbeddedBroker()
+        self._used: Broker = self._embedded if broker is None else broker
         super().__init__()
         self.failures: list[BaseException] = []
         """Every exception behind a failed run, as it was raised."""
         self.report: Report | None = None
-        self._producer = Producer(self.broker.node)
+        self._producer = Producer(self._embedded.node)
         self._clock = LoopClock(time.time)
         self._options = options
         self._chance = chance
         self._stirred = asyncio.Event()
+        self._seen: dict[str, int] = {}
         self._counted = 0
         self._shown = 0
         self._running: asyncio.Task[Report] | None = None
@@ -93,6 +104,13 @@ class AppTest(EventRecord):
     # --- from start to end -------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._live is not None:
+            if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
+                raise RuntimeError(
+                    f"{self._live.address} has a clock of its own: run this test without "
+                    "`in_virtual_time`, with waits of milliseconds, or on the embedded broker"
+                )
+            await self._live.open()
         world = Environment(
             bus=Bus(self._note),
             clock=self._clock,
@@ -100,11 +118,11 @@ class AppTest(EventRecord):
             host="test",
             witness=self.failures.append,
         )
-        self.broker.node.listen(lambda _event: self._stirred.set())
+        self._embedded.node.listen(lambda _event: self._stirred.set())
         with ExitStack() as stack:
             for provider, replacement in self._overrides.items():
                 stack.enter_context(self.app.override(provider, replacement))
-            self.service = Service(self.app, self.broker, options=self._options, world=world)
+            self.service = Service(self.app, self._used, options=self._options, world=world)
         self._running = asyncio.create_task(self.service.run(), name="app under test")
         await first_of(self._running, self.service.ready.wait())
         if self._running.done():
@@ -115,7 +133,11 @@ class AppTest(EventRecord):
         self.service.stop()
         if kind is not None:
             self.service.stop()  # the test has failed already: no need to wait
-        await self.stop()
+        try:
+            await self.stop()
+        finally:
+            if self._live is not None:
+                await self._live.close()
 
     async def stop(self) -> Report:
         """Shut the application down as `hopback run` does, and return its report."""
@@ -145,21 +167,26 @@ class AppTest(EventRecord):
         message = compose(exchange, routing_key, payload, codecs=self.app.codecs, **options)
         if message.delay is not None:
             message = await self.service.delays.wrap(message)
+        if self._live is not None:
+            await self._live.publish(message)
+            return
         self._producer.publish(message)
         await asyncio.sleep(_INSTANT)
 
-    async def drain(self, *, reraise: bool = False, within: float = _DAY) -> Tally:
+    async def drain(self, *, reraise: bool = False, within: float | None = None) -> Tally:
         """Let everything play out, retries and all, and count what happened since the last drain.
 
         It returns when no message of a handled queue is ready, in hand or waiting for a retry.
         With `reraise` the first failure since the last drain is raised, as the handler raised it.
-        TimeoutError names what is left after `within` seconds.
+        TimeoutError names what is left after `within` seconds: a day, or a minute of a real broker.
         """
+        most = (_DAY if self._live is None else _MINUTE) if within is None else within
         try:
-            async with asyncio.timeout(within):
-                await self._until_idle()
+            async with asyncio.timeout(most):
+                await (self._until_idle() if self._live is None else self._until_quiet(self._live))
         except TimeoutError:
-            raise TimeoutError(f"not drained within {within:g} s: {self._left()}") from None
+            left = self._left() if self._live is None else self._seen
+            raise TimeoutError(f"not drained within {most:g} s: {left}") from None
         since, self._counted = self.events[self._counted :], len(self.events)
         shown, self._shown = self.failures[self._shown :], len(self.failures)
         if reraise:
@@ -189,6 +216,21 @@ class AppTest(EventRecord):
                 return
             await self._stirred.wait()
 
+    async def _until_quiet(self, live: LiveQueues) -> None:
+        """As `_until_idle`; the broker is asked, and a message may be on its way between two queues."""
+        quiet = 0
+        while quiet < _QUIET_LOOKS:
+            before = len(self.events)
+            await asyncio.sleep(_LOOK_S)
+            if self._running is not None and self._running.done():
+                await self._running
+                return
+            self._seen = await live.count(self._played())
+            running = any(one.in_flight for one in self.service.consumers)
+            quiet = 0 if self._seen or running or len(self.events) > before else quiet + 1
+        for consumer in self.service.consumers:
+            await live.look(self._plan(consumer.queue).parking.queue)
+
     def _left(self) -> dict[str, int]:
         """How many messages each queue still holds that the application has to deal with."""
         counts = {queue: self._count(queue) for queue in self._played()}
@@ -198,7 +240,7 @@ class AppTest(EventRecord):
         )
 
     def _count(self, name: str) -> int:
-        queue = self.broker.node.queues.get(name)
+        queue = self._embedded.node.queues.get(name)
         if queue is None:
             return 0
         return (
@@ -222,6 +264,16 @@ class AppTest(EventRecord):
     # --- what a test looks at ----------------------------------------------------------------------
 
     @property
+    def broker(self) -> EmbeddedBroker:
+        """The embedded broker, with snapshots and faults; RuntimeError where a real one is used."""
+        if self._live is not None:
+            raise RuntimeError(
+                f"this test runs on {self._live.address}: snapshots, faults and cuts are of the "
+                "embedded broker"
+            )
+        return self._embedded
+
+    @property
     def faults(self) -> Faults:
         """The switches that make things go wrong on the way to the broker."""
         return self.broker.faults
@@ -229,6 +281,8 @@ class AppTest(EventRecord):
     def dead_letters(self, queue: str) -> tuple[StoredMessage, ...]:
         """What lies in the dead-letter queue of a queue, oldest first."""
         parking = self._plan(queue).parking.queue
+        if self._live is not None:
+            return self._live.letters.get(parking, ())
         return self.broker.snapshot().queue(parking).messages
 
     def assert_parked(
