@@ -242,17 +242,31 @@ def compose(
         content_type = content_type or own_type
     cause = cause if cause is not None else current_context.get(None)
     own_id = options.get("message_id") or str(uuid.uuid4())
-    inherited = _inherited(cause)
     present: dict[str, Any] = {
-        "content_type": content_type,
-        "headers": {**inherited, **(options.get("headers") or {})},
+        "headers": {**_inherited(cause), **(options.get("headers") or {})},
         "delivery_mode": 2,
         "correlation_id": options.get("correlation_id")
         or (cause.correlation_id if cause else own_id),
         "message_id": own_id,
-        "type": options.get("message_type"),
-        "reply_to": options.get("reply_to"),
     }
+    if content_type:
+        present["content_type"] = content_type
+    # RabbitMQ delivers a direct reply and yet returns it as unroutable.
+    mandatory = bool(exchange) or not routing_key.startswith(DIRECT_REPLY)
+    if not options:
+        return Message(exchange, routing_key, body, Properties.of(present), mandatory)
+    body = _said(options, present, body)
+    mandatory = mandatory and options.get("mandatory", True)
+    delay = _delay_of(options)
+    return Message(exchange, routing_key, body, Properties.of(present), mandatory, delay)
+
+
+def _said(options: PublishOptions, present: dict[str, Any], body: bytes) -> bytes:
+    """Add the properties that are said now and then; the body, compressed if that is said."""
+    if (message_type := options.get("message_type")) is not None:
+        present["type"] = message_type
+    if (reply_to := options.get("reply_to")) is not None:
+        present["reply_to"] = reply_to
     if (priority := options.get("priority")) is not None:
         if not 0 <= priority <= 255:
             raise ValueError(f"expected a priority from 0 to 255, got {priority!r}")
@@ -264,12 +278,7 @@ def compose(
 
         body = compressed(body, compress)
         present["content_encoding"] = compress
-    # RabbitMQ delivers a direct reply and yet returns it as unroutable.
-    is_reply = not exchange and routing_key.startswith(DIRECT_REPLY)
-    mandatory = options.get("mandatory", True) and not is_reply
-    return Message(
-        exchange, routing_key, body, Properties(**present), mandatory, _delay_of(options)
-    )
+    return body
 
 
 def _delay_of(options: PublishOptions) -> int | datetime | None:

@@ -120,11 +120,12 @@ class FunctionRunner:
         context = self._context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
-            arguments = handler.arguments(payload, context)
             if self._is_plain:
-                returned = await self._call(delivery, handler.call, arguments)
+                returned = await self._call(
+                    delivery, handler.call, handler.arguments(payload, context)
+                )
             else:
-                returned = await self._surrounded(context, arguments)
+                returned = await self._surrounded(context, handler.arguments(payload, context))
             if context.publishing is not None and await context.forgotten():
                 return _NOT_PUBLISHED
             return returned
