@@ -125,6 +125,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.designs",
         "hopback.errors",
         "hopback.extras",
+        "hopback.renamed",  # names that they had
         "hopback.runtime",
         "hopback.store",
         "hopback.topology",

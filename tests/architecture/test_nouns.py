@@ -25,38 +25,12 @@ _SHARED = {
     "Park": "an outcome is asked for, a decision is made: `decision.Park` is never imported by its name",
     "Retry": "as Park",
 }
-# Still to be told apart.
-_NOT_YET = frozenset(
-    [
-        "Alarm",
-        "Backoff",
-        "ChannelState",
-        "Connection",
-        "Consumer",
-        "Content",
-        "Counts",
-        "Environment",
-        "EventKind",
-        "Intake",
-        "Journal",
-        "Overview",
-        "Return",
-        "Role",
-        "Settings",
-        "Tally",
-        "TimelineEntry",
-        "Transaction",
-        "_Stream",
-    ]
-)
 
 
 def test_a_class_name_is_defined_once() -> None:
     """Whoever reads a name knows the thing, without looking at the import."""
     shared = shared_class_names(sources())
-    assert {
-        name: homes for name, homes in shared.items() if name not in {*_SHARED, *_NOT_YET}
-    } == {}
+    assert {name: homes for name, homes in shared.items() if name not in _SHARED} == {}
 
 
 @pytest.mark.parametrize("door", _DOORS)

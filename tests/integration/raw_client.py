@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from hopback.wire import Connection, Credentials, MethodReceived, Role
+from hopback.wire import Credentials, MethodReceived, Side, WireConnection
 from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import METHODS, encode_arguments
 
@@ -27,7 +27,7 @@ class RawClient:
 
     def __init__(self, url: str) -> None:
         self._place = urlsplit(url)
-        self.core = Connection(Role.CLIENT)
+        self.core = WireConnection(Side.CLIENT)
         self._events: list[Event] = []
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter

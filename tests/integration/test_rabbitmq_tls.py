@@ -11,7 +11,7 @@ import pytest
 
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed
-from hopback.wire import Connection, Role
+from hopback.wire import Side, WireConnection
 from hopback.wire.handshake import ServerHandshake
 from hopback.wire.transport import Wire
 
@@ -27,7 +27,7 @@ class _Server:
     """The least server: it shakes hands and remembers who came."""
 
     def __init__(self, users: list[str]) -> None:
-        core = Connection(Role.SERVER)
+        core = WireConnection(Side.SERVER)
         self._users = users
         self.wire = Wire(core, self)
         self._handshake = ServerHandshake(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hopback.fields import FieldValue, table_size
 from hopback.message import Properties
-from hopback.wire import Connection, Delivered, Got, MethodReceived, Violation
+from hopback.wire import Delivered, Got, MethodReceived, Violation, WireConnection
 from hopback.wire.confirms import Confirms, InFlight
 from hopback.wire.contents import ReturnedMessage, read_content
 from hopback.wire.properties import decode_properties, encode_properties
@@ -72,7 +72,7 @@ def test_how_bytes_are_cut_changes_nothing(cuts: list[int]) -> None:
     assert len(whole) == 44
 
 
-def _told(client: Connection, edges: list[int]) -> list[str]:
+def _told(client: WireConnection, edges: list[int]) -> list[str]:
     pieces = [CAPTURE[low:high] for low, high in itertools.pairwise(edges)]
     events = [event for piece in pieces for event in client.receive(piece)]
     assert not any(isinstance(event, Violation) for event in events)

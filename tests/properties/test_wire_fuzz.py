@@ -10,7 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 from hopback.errors import ProtocolError
-from hopback.wire import Connection, Limits, MethodReceived, Role, SettlementReceived, Violation
+from hopback.wire import Limits, MethodReceived, SettlementReceived, Side, Violation, WireConnection
 from hopback.wire.contents import Published
 from hopback.wire.frames import PROTOCOL_HEADER
 from hopback.wire.handshake import ServerHandshake
@@ -81,7 +81,7 @@ def _look_at(event: Event) -> None:
         assert event.properties is event.properties  # type: ignore[union-attr]
 
 
-def _feed(connection: Connection, raw: bytes, chance: random.Random) -> bool:
+def _feed(connection: WireConnection, raw: bytes, chance: random.Random) -> bool:
     """Whether the bytes passed without a violation; after one, nothing more is told."""
     for piece in _pieces(raw, chance):
         events = connection.receive(piece)
@@ -112,7 +112,7 @@ def test_a_server_survives_mutated_clients() -> None:
     chance = random.Random(_SEED + 1)
     opening = _opening()
     for _ in range(_INPUTS):
-        server = Connection(Role.SERVER, Limits(receive_max=131_072))
+        server = WireConnection(Side.SERVER, Limits(receive_max=131_072))
         handshake = ServerHandshake(server, lambda mechanism, response: "guest")
         for piece in _pieces(_mutated(opening, chance), chance):
             received = piece
@@ -128,7 +128,7 @@ def test_a_server_survives_mutated_clients() -> None:
         server.take()
 
 
-def _serve(server: Connection, handshake: ServerHandshake, event: Event) -> None:
+def _serve(server: WireConnection, handshake: ServerHandshake, event: Event) -> None:
     """The least that a server does; it may be asked what it must refuse."""
     try:
         handshake.on_event(event)
@@ -142,7 +142,7 @@ def _serve(server: Connection, handshake: ServerHandshake, event: Event) -> None
 
 def _opening() -> bytes:
     """What a client says from its header to its first publish."""
-    client = Connection(Role.CLIENT)
+    client = WireConnection(Side.CLIENT)
     client.state = ConnectionState.AWAIT_START_OK
     said = client.take()
     assert said == PROTOCOL_HEADER

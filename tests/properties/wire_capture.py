@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hopback.wire import Connection, Role
+from hopback.wire import Side, WireConnection
 from hopback.wire.channel import ChannelCore
 from hopback.wire.methods import METHODS
 from hopback.wire.states import ChannelState, ConnectionState
@@ -38,13 +38,13 @@ _ASKED = {
 _OWED = {number: [METHODS[name].replies for name in names] for number, names in _ASKED.items()}
 
 
-def listening_client() -> Connection:
+def listening_client() -> WireConnection:
     """A client that has asked all that the capture answers; made without a handshake, for speed."""
-    client = Connection(Role.CLIENT)
+    client = WireConnection(Side.CLIENT)
     client.take()
     client.state = ConnectionState.OPEN
     for number, replies in _OWED.items():
         channel = client.channels[number] = ChannelCore(number)
         channel.enter(ChannelState.OPEN)
-        channel.owed[Role.SERVER].extend(replies)
+        channel.owed[Side.SERVER].extend(replies)
     return client

@@ -124,10 +124,10 @@ class EventStreams:
                 f"{own} event streams of yours are open, {self._open.total()} in all; close one first.",
             )
         self._open[principal.id] += 1
-        return _Stream(events, self._open, principal.id)
+        return _EventResponse(events, self._open, principal.id)
 
 
-class _Stream(StreamingResponse):
+class _EventResponse(StreamingResponse):
     """Gives its place back when it ends, even if nothing of it was ever sent."""
 
     def __init__(self, events: AsyncIterator[bytes], opened: Counter[str], caller: str) -> None:
@@ -147,7 +147,7 @@ class _Stream(StreamingResponse):
 
 def _event_response(events: AsyncIterator[bytes]) -> StreamingResponse:
     """A stream that is not counted, as it was before there were limits."""
-    return _Stream(events, Counter({"": 1}), "")
+    return _EventResponse(events, Counter({"": 1}), "")
 
 
 def _event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:

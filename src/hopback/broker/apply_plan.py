@@ -21,7 +21,7 @@ from hopback.topology.diff import Diff, Kind, diff
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Binding, Policy, Topology
 from hopback.topology.plan import Leave
-from hopback.topology.roles import Role, queue_roles
+from hopback.topology.roles import QueueRole, queue_roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -177,26 +177,26 @@ def _ordered(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(sorted(steps, key=lambda step: _rank(step, roles)))
 
 
-_QUEUE_RANK = {Role.DEAD_LETTER: 0, Role.RETRY: 1, Role.PLAIN: 2, Role.MAIN: 3}
+_QUEUE_RANK = {QueueRole.DEAD_LETTER: 0, QueueRole.RETRY: 1, QueueRole.PLAIN: 2, QueueRole.MAIN: 3}
 
 
-def _rank(step: Step, roles: Mapping[str, Role]) -> tuple[int, int]:
+def _rank(step: Step, roles: Mapping[str, QueueRole]) -> tuple[int, int]:
     match step.kind:
         case Kind.POLICY:
             return 0, 0
         case Kind.EXCHANGE:
             return 1, 0
         case Kind.QUEUE:
-            return 2, _QUEUE_RANK[roles.get(step.name, Role.PLAIN)]
+            return 2, _QUEUE_RANK[roles.get(step.name, QueueRole.PLAIN)]
         case Kind.BINDING:
             return 3, _binding_rank(step.item, roles)
 
 
-def _binding_rank(item: object, roles: Mapping[str, Role]) -> int:
+def _binding_rank(item: object, roles: Mapping[str, QueueRole]) -> int:
     """Ways out before ways in."""
     if not isinstance(item, Binding) or item.to_exchange:
         return 2
-    return _QUEUE_RANK[roles.get(item.destination, Role.PLAIN)]
+    return _QUEUE_RANK[roles.get(item.destination, QueueRole.PLAIN)]
 
 
 def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Step]:
@@ -204,7 +204,7 @@ def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> I
     if version < DEFAULT_LIMIT_SINCE:
         return
     policies = _policies(desired, live)
-    for queue in _queues(desired, live, Role.DEAD_LETTER):
+    for queue in _queues(desired, live, QueueRole.DEAD_LETTER):
         wanted = lifting(DLQ_LIMIT_PREFIX, queue, policies)
         there = next((policy for policy in live.policies if policy.name == wanted.name), None)
         if there is None and has_default_limit(queue, policies, version):
@@ -217,7 +217,7 @@ def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> I
 def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Offer]:
     """A policy for each queue whose default limit feeds its own retry loop."""
     policies = _policies(desired, live)
-    for queue in _queues(desired, live, Role.MAIN):
+    for queue in _queues(desired, live, QueueRole.MAIN):
         failure = desired.plan(queue.name)
         loops = failure is not None and failure.leave is Leave.REJECT
         if loops and has_default_limit(queue, policies, version):
@@ -229,7 +229,7 @@ def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterat
             )
 
 
-def _queues(desired: Topology, live: Topology, role: Role) -> Iterator[Queue]:
+def _queues(desired: Topology, live: Topology, role: QueueRole) -> Iterator[Queue]:
     """The desired queues of that role, as the broker has them where it has them."""
     roles = queue_roles(desired)
     for queue in desired.queues:
@@ -251,7 +251,7 @@ def _blind_notes(desired: Topology, version: BrokerVersion) -> Iterator[str]:
     )
     if desired.policies:
         yield f"{len(desired.policies)} policies cannot be set without the management API."
-    for queue in _queues(desired, Topology("unknown"), Role.DEAD_LETTER):
+    for queue in _queues(desired, Topology("unknown"), QueueRole.DEAD_LETTER):
         if has_default_limit(queue, desired.policies, version):
             yield (
                 f"Dead-letter queue {queue.name} has RabbitMQ {version}'s default delivery limit: "

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from typing import Any, TypeVar
 
-    from hopback.broker.management import Alarm, FeatureFlag, Management, Overview, QueueReading
+    from hopback.broker.management import (
+        Alarm,
+        BrokerOverview,
+        FeatureFlag,
+        Management,
+        QueueReading,
+    )
     from hopback.broker.policies import LiftedLimit
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
@@ -53,7 +59,7 @@ class Examination:
     vhost: str
     version: BrokerVersion
     notices: tuple[Notice, ...]
-    overview: Overview | None = None
+    overview: BrokerOverview | None = None
     alarms: tuple[Alarm, ...] = ()
     flags: tuple[FeatureFlag, ...] = ()
     queues: int | None = None

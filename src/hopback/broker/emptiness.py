@@ -31,7 +31,7 @@ from hopback.topology.model import Queue, QueueType
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
-    from hopback.broker.management.readings import Counts, QueueReading
+    from hopback.broker.management.readings import QueueCounts, QueueReading
     from hopback.broker.port import Connection
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
@@ -56,7 +56,7 @@ _LOOK_EVERY_S = 1.0  # the management API's figures change every five seconds; a
 class Ledger(Protocol):
     """What a management client tells of queues; the embedded broker has one, too."""
 
-    async def totals(self, vhost: str) -> Mapping[str, Counts]:
+    async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
         """Everything in each queue, by name."""
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
@@ -269,7 +269,7 @@ class Emptiness:
         return feeders(queue, live, self._plans, self._connection.version)
 
     async def _in_use(
-        self, queue: str, totals: Mapping[str, Counts], *, empty: bool = False
+        self, queue: str, totals: Mapping[str, QueueCounts], *, empty: bool = False
     ) -> list[str]:
         """What of this queue is in somebody's hands; with `empty` also whatever else is in it."""
         state = await count_now(self._connection, queue)

@@ -21,7 +21,7 @@ from hopback.deadletters.contract import Cost, Price
 from hopback.topology.effective import delivery_limit, effective_topology
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
-from hopback.topology.roles import Role, queue_roles
+from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
@@ -202,14 +202,14 @@ def _origins(effective: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
         for name, queues in planned.items()
     }
     for name, role in roles.items():
-        if role is Role.DEAD_LETTER and name not in found:
+        if role is QueueRole.DEAD_LETTER and name not in found:
             found[name] = ("dead-lettering", tuple(sorted(moved.get(name, ()))))
     for name, owner in _named(effective, roles):
         found.setdefault(name, ("name", (owner,)))
     return found
 
 
-def _dead_lettered(effective: Topology, roles: Mapping[str, Role]) -> dict[str, set[str]]:
+def _dead_lettered(effective: Topology, roles: Mapping[str, QueueRole]) -> dict[str, set[str]]:
     """For each queue, the queues that the broker takes dead letters from for it.
 
     A retry queue stands for the queues that fill it: what leaves it for a place to rest failed there.
@@ -227,7 +227,7 @@ def _dead_lettered(effective: Topology, roles: Mapping[str, Role]) -> dict[str, 
 
 
 def _first_owners(
-    sources: Iterable[str], into: Mapping[str, set[str]], roles: Mapping[str, Role]
+    sources: Iterable[str], into: Mapping[str, set[str]], roles: Mapping[str, QueueRole]
 ) -> Iterator[str]:
     seen: set[str] = set()
     waiting = list(sources)
@@ -236,7 +236,7 @@ def _first_owners(
         if name in seen:
             continue
         seen.add(name)
-        if roles.get(name) is Role.RETRY:
+        if roles.get(name) is QueueRole.RETRY:
             waiting.extend(into.get(name, ()))
         else:
             yield name
@@ -269,11 +269,11 @@ def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
                 waiting.append(binding.destination)
 
 
-def _named(effective: Topology, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
+def _named(effective: Topology, roles: Mapping[str, QueueRole]) -> Iterator[tuple[str, str]]:
     """Queues that nothing but their name gives away, each with the queue it belongs to."""
     for name, role in roles.items():
         queue = effective.queue(name)
-        if role is not Role.PLAIN or (
+        if role is not QueueRole.PLAIN or (
             queue is not None and "x-dead-letter-exchange" in queue.arguments
         ):
             continue

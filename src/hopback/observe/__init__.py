@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from hopback.observe.events import EVENTS, Bus, EventKind, Subscriber
+from hopback.observe.events import EVENTS, Bus, EventDescription, Subscriber
+from hopback.renamed import old_names
 
-__all__ = ["EVENTS", "Bus", "EventKind", "Subscriber"]
+__all__ = ["EVENTS", "Bus", "EventDescription", "Subscriber"]
+
+__getattr__ = old_names(__name__, {"EventKind": "EventDescription"})

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hopback.renamed import old_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["EVENTS", "Bus", "EventKind", "RunTally", "Subscriber"]
+__all__ = ["EVENTS", "Bus", "EventDescription", "RunTally", "Subscriber"]
 
 _LOG = logging.getLogger("hopback.observe")
 
@@ -25,7 +27,7 @@ Subscriber: TypeAlias = "Callable[[str, Mapping[str, Any]], None]"
 
 
 @dataclass(frozen=True, slots=True)
-class EventKind:
+class EventDescription:
     """One row of the table: the name, when it happens, and the fields it always carries."""
 
     name: str
@@ -46,90 +48,94 @@ _DELIVERY = (
 _FAILED = (*_DELIVERY, "reason", "error", "fingerprint")
 
 _ROWS = (
-    EventKind("delivery.done", "A handler finished and its delivery was acked.", _DELIVERY),
-    EventKind(
+    EventDescription("delivery.done", "A handler finished and its delivery was acked.", _DELIVERY),
+    EventDescription(
         "delivery.retried",
         "A failed message went to a retry queue.",
         (*_FAILED, "tier", "delay_ms"),
     ),
-    EventKind(
+    EventDescription(
         "delivery.parked",
         "A hopeless message went to the dead-letter queue.",
         (*_FAILED, "dead_letter_queue", "exhausted"),
     ),
-    EventKind(
+    EventDescription(
         "delivery.snoozed", "A message waits without counting an attempt.", (*_DELIVERY, "delay_ms")
     ),
-    EventKind(
+    EventDescription(
         "delivery.held",
         "A step before settlement failed; the message stays unsettled and is tried again.",
         (*_FAILED, "retry_in"),
     ),
-    EventKind(
+    EventDescription(
         "delivery.abandoned",
         "The channel died before settlement; the broker will deliver the message again.",
         (*_DELIVERY, "reason"),
     ),
-    EventKind(
+    EventDescription(
         "delivery.copy",
         "A second copy of a message whose run had ended was acked without being run.",
         _DELIVERY,
     ),
-    EventKind(
+    EventDescription(
         "handler.failed",
         "A run raised: the first of its fingerprint in a queue, then the 10th, the 100th and so on.",
         ("queue", "message_id", "attempt", "error", "fingerprint", "runs", "traceback"),
     ),
-    EventKind(
+    EventDescription(
         "handler.overdue",
         "A handler runs past its deadline; a thread cannot be stopped and is only reported.",
         ("queue", "message_id", "duration", "deadline", "stopped"),
     ),
-    EventKind(
+    EventDescription(
         "publish.failed", "A publish got no confirmed home.", ("exchange", "routing_key", "error")
     ),
-    EventKind(
+    EventDescription(
         "consumer.started", "A consumer takes deliveries.", ("queue", "prefetch", "concurrency")
     ),
-    EventKind(
+    EventDescription(
         "consumer.lost",
         "The broker ended a consumer by itself; it is restored.",
         ("queue", "reason"),
     ),
-    EventKind(
+    EventDescription(
         "consumer.paused", "A queue takes no deliveries for now.", ("queue", "reason", "until")
     ),
-    EventKind("consumer.resumed", "A paused queue takes deliveries again.", ("queue", "reason")),
-    EventKind(
+    EventDescription(
+        "consumer.resumed", "A paused queue takes deliveries again.", ("queue", "reason")
+    ),
+    EventDescription(
         "quarantine.begun",
         "A message that came back too often runs while nothing else of its queue is in hand.",
         ("queue", "message_id", "deaths"),
     ),
-    EventKind(
+    EventDescription(
         "connection.state", "A connection changed its state.", ("purpose", "state", "reason")
     ),
-    EventKind(
+    EventDescription(
         "batch.handled", "A batch was handled.", ("queue", "size", "failed", "duration", "splits")
     ),
-    EventKind("shutdown.step", "Shutdown reached a numbered step.", ("step", "title", "left")),
-    EventKind(
+    EventDescription(
+        "shutdown.step", "Shutdown reached a numbered step.", ("step", "title", "left")
+    ),
+    EventDescription(
         "topology.warning",
         "A declared topology has a known hazard; said once.",
         ("rule", "place", "text"),
     ),
-    EventKind(
+    EventDescription(
         "topology.restored",
         "A declared queue or exchange was missing while the application ran, and was created again.",
         ("object",),
     ),
-    EventKind(
+    EventDescription(
         "topology.unusable",
         "A declared queue or exchange is missing or another, and cannot be created now; said once.",
         ("object", "reason"),
     ),
 )
 
-EVENTS: Mapping[str, EventKind] = MappingProxyType({row.name: row for row in _ROWS})
+EVENTS: Mapping[str, EventDescription] = MappingProxyType({row.name: row for row in _ROWS})
 
 
 class RunTally:
@@ -224,3 +230,6 @@ class Bus:
 def _wants(subscriber: Subscriber, name: str) -> bool:
     wants: Callable[[str], bool] | None = getattr(subscriber, "wants", None)
     return wants is None or wants(name)
+
+
+__getattr__ = old_names(__name__, {"EventKind": "EventDescription"})

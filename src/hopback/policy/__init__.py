@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopback.policy.backoff import Backoff, delay, schedule, show_schedule
+from hopback.policy.backoff import BackoffWaits, delay, schedule, show_schedule
 from hopback.policy.decide import decide
 from hopback.policy.effects import effects
 from hopback.policy.marking import Occasion
@@ -22,9 +22,10 @@ from hopback.policy.redrive import (
 )
 from hopback.policy.rules import Rule, Verdict, classify, outcome_of, reason_of
 from hopback.policy.status import ConsumerStatus, consumer_status, outcome_for_status
+from hopback.renamed import old_names
 
 __all__ = [
-    "Backoff",
+    "BackoffWaits",
     "ConsumerStatus",
     "Done",
     "Occasion",
@@ -54,3 +55,5 @@ __all__ = [
     "schedule",
     "show_schedule",
 ]
+
+__getattr__ = old_names(__name__, {"Backoff": "BackoffWaits"})

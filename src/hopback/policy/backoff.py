@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hopback.renamed import old_names
 from hopback.topology.durations import format_duration
 
-__all__ = ["Backoff", "delay", "schedule", "show_schedule"]
+__all__ = ["BackoffWaits", "delay", "schedule", "show_schedule"]
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class BackoffWaits:
     """Waits in seconds that grow by `factor` from `first` up to `cap`.
 
     `jitter` adds up to that fraction of the wait, so that many who fail together do not come back
@@ -30,24 +31,24 @@ class Backoff:
         _require(0 <= self.jitter <= 1, "jitter", "0 to 1", self.jitter)
 
 
-def delay(attempt: int, policy: Backoff, chance: float) -> float:
+def delay(attempt: int, policy: BackoffWaits, chance: float) -> float:
     """The wait before the run after `attempt` (from 1): at most `cap` and its jitter."""
     plain = _plain(max(attempt, 1), policy)
     return plain + plain * policy.jitter * max(0.0, min(1.0, chance))
 
 
-def schedule(policy: Backoff, attempts: int) -> tuple[float, ...]:
+def schedule(policy: BackoffWaits, attempts: int) -> tuple[float, ...]:
     """The waits after each of the first `attempts` attempts, without jitter."""
     return tuple(_plain(attempt, policy) for attempt in range(1, attempts + 1))
 
 
-def show_schedule(policy: Backoff, attempts: int) -> str:
+def show_schedule(policy: BackoffWaits, attempts: int) -> str:
     """The schedule as people read it: `1s, 2s, 4s (+ up to 10 %)`."""
     waits = ", ".join(format_duration(round(wait * 1000)) for wait in schedule(policy, attempts))
     return f"{waits} (+ up to {policy.jitter:.0%})" if policy.jitter else waits
 
 
-def _plain(attempt: int, policy: Backoff) -> float:
+def _plain(attempt: int, policy: BackoffWaits) -> float:
     try:
         # As floats: whole numbers would grow without end instead of overflowing.
         return min(policy.first * float(policy.factor) ** (attempt - 1), policy.cap)
@@ -58,3 +59,6 @@ def _plain(attempt: int, policy: Backoff) -> float:
 def _require(holds: bool, name: str, expected: str, got: float) -> None:
     if not holds:
         raise ValueError(f"{name}: expected {expected}, got {got}")
+
+
+__getattr__ = old_names(__name__, {"Backoff": "BackoffWaits"})

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback import EmbeddedBroker, HopbackError, RabbitMQ
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback import Broker
 
-__all__ = ["Environment", "SettingsError", "broker_named"]
+__all__ = ["SettingsError", "Variables", "broker_named"]
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
@@ -23,7 +24,7 @@ class SettingsError(HopbackError):
     remedy = "Correct the variables that are named, or unset them for the documented defaults."
 
 
-class Environment:
+class Variables:
     """Reads variables by type and remembers what is wrong; `check` tells all of it."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -78,3 +79,6 @@ def broker_named(variables: Mapping[str, str]) -> Broker:
         return RabbitMQ(url)
     except ValueError as error:
         raise SettingsError(f"HOPBACK_BROKER: {error}") from None
+
+
+__getattr__ = old_names(__name__, {"Environment": "Variables"})

@@ -11,7 +11,7 @@ from hopback.topology.durations import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.testing.timeline import Timeline, TimelineEntry
+    from hopback.testing.timeline import Timeline, TimelineEvent
 
 __all__ = ["sequence_of"]
 
@@ -52,5 +52,5 @@ def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
             last = known[entry.queue]
 
 
-def _label(entry: TimelineEntry) -> str:
+def _label(entry: TimelineEvent) -> str:
     return f"{format_duration(entry.at_ms)}, {entry.told}"

@@ -14,7 +14,7 @@ from hopback.message import Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
-from hopback.testing.timeline import Timeline, TimelineEntry, TimelineStep, telling_headers
+from hopback.testing.timeline import Timeline, TimelineEvent, TimelineStep, telling_headers
 from hopback.topology.durations import format_duration
 from hopback.topology.entrance import CannotSimulate, find_entrance
 from hopback.topology.expand import retry_queues
@@ -106,7 +106,7 @@ class _Player:
         node: Node,
         channel: Channel,
     ) -> None:
-        self.entries: list[TimelineEntry] = []
+        self.entries: list[TimelineEvent] = []
         self._plan = plan
         self._script = script
         self._version = version
@@ -206,7 +206,7 @@ class _Player:
     ) -> None:
         elapsed_ms = round((asyncio.get_running_loop().time() - self._start) * 1000)
         told = telling_headers(headers or {}, self._plan)
-        self.entries.append(TimelineEntry(elapsed_ms, step, queue, text, told))
+        self.entries.append(TimelineEvent(elapsed_ms, step, queue, text, told))
 
 
 def _way(event: Event) -> str:

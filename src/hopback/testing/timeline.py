@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["Timeline", "TimelineEntry", "TimelineStep", "telling_headers"]
+__all__ = ["Timeline", "TimelineEvent", "TimelineStep", "telling_headers"]
 
 _EXPLAINING = (Fact.ATTEMPT, Fact.RETRIES, Fact.REASON, Fact.ERROR, Fact.STATUS)
 _OWN = ("hopback-attempts", "hopback-queue", "hopback-snoozes")
@@ -51,7 +51,7 @@ _FOR_OTHERS = (TimelineStep.COPY, TimelineStep.EXTRA)
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineEntry:
+class TimelineEvent:
     """One thing that happened, in milliseconds since the message was published."""
 
     at_ms: int
@@ -75,7 +75,7 @@ class Timeline:
     version: BrokerVersion
     exchange: str
     routing_key: str
-    entries: tuple[TimelineEntry, ...]
+    entries: tuple[TimelineEvent, ...]
 
     @property
     def runs(self) -> int:
@@ -88,7 +88,7 @@ class Timeline:
         return self.entries[-1].at_ms if self.entries else 0
 
     @property
-    def ending(self) -> TimelineEntry:
+    def ending(self) -> TimelineEvent:
         """How it ended: the last entry that is not a copy for someone else."""
         return next(entry for entry in reversed(self.entries) if entry.step not in _FOR_OTHERS)
 
@@ -108,4 +108,6 @@ def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
     return {**told, "x-death": died} if died else told
 
 
-__getattr__ = old_names(__name__, {"Entry": "TimelineEntry", "Step": "TimelineStep"})
+__getattr__ = old_names(
+    __name__, {"TimelineEntry": "TimelineEvent", "Entry": "TimelineEvent", "Step": "TimelineStep"}
+)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         Stamp,
         Tier,
     )
-    from hopback.topology.roles import Role, queue_roles
+    from hopback.topology.roles import QueueRole, queue_roles
     from hopback.topology.table import write_table
     from hopback.topology.toml import read_toml, write_toml
     from hopback.topology.validate import problems
@@ -67,10 +67,10 @@ __all__ = [
     "Plan",
     "Policy",
     "Queue",
+    "QueueRole",
     "QueueType",
     "Redrive",
     "Return",
-    "Role",
     "Route",
     "Severity",
     "Stamp",
@@ -126,11 +126,11 @@ _HOMES = {
         "Stamp",
         "Tier",
     ),
-    "hopback.topology.roles": ("Role", "queue_roles"),
+    "hopback.topology.roles": ("QueueRole", "queue_roles"),
     "hopback.topology.table": ("write_table",),
     "hopback.topology.toml": ("read_toml", "write_toml"),
     "hopback.topology.validate": ("problems",),
     "hopback.topology.words": ("plan_in_words",),
 }
 
-__getattr__, __dir__ = front_door(__name__, _HOMES, {"Entry": "DiffEntry"})
+__getattr__, __dir__ = front_door(__name__, _HOMES, {"Entry": "DiffEntry", "Role": "QueueRole"})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hopback.topology.durations import format_duration
 from hopback.topology.json_values import without_what_json_lacks
 from hopback.topology.model import ExchangeType
-from hopback.topology.roles import Role, queue_roles
+from hopback.topology.roles import QueueRole, queue_roles
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -63,7 +63,7 @@ def write_asyncapi(
         ident = names.of(queue.name)
         taken = {name: payloads.queues[name] for name in (queue.name,) if name in payloads.queues}
         channels[ident] = _queue_channel(queue, roles[queue.name], taken)
-        if roles[queue.name] in {Role.MAIN, Role.PLAIN}:
+        if roles[queue.name] in {QueueRole.MAIN, QueueRole.PLAIN}:
             operations[f"receive_{ident}"] = _receiving(ident, topology.plan(queue.name))
     document: dict[str, object] = {
         "asyncapi": "3.0.0",
@@ -128,7 +128,7 @@ def _entrance(
 
 
 def _queue_channel(
-    queue: Queue, role: Role, taken: Mapping[str, Mapping[str, object]]
+    queue: Queue, role: QueueRole, taken: Mapping[str, Mapping[str, object]]
 ) -> dict[str, object]:
     return {
         "address": queue.name,

@@ -1,13 +1,14 @@
 """AMQP 0-9-1: a sans-I/O library for both roles, and the asyncio shell that owns the socket.
 
-`Connection` turns bytes into events and commands into bytes; nothing in it does I/O. `Wire` puts it
+`WireConnection` turns bytes into events and commands into bytes; nothing in it does I/O. `Wire` puts it
 on a socket. Only `hopback.broker.rabbitmq`, the broker's server side and the conformance suite use this
 package.
 """
 
 from __future__ import annotations
 
-from hopback.wire.connection import Connection
+from hopback.renamed import old_names
+from hopback.wire.connection import WireConnection
 from hopback.wire.contents import Delivered, Got, Published, ReturnedMessage
 from hopback.wire.events import (
     Event,
@@ -18,12 +19,11 @@ from hopback.wire.events import (
 )
 from hopback.wire.frames import Limits
 from hopback.wire.handshake import Credentials
-from hopback.wire.methods import Role
+from hopback.wire.methods import Side
 from hopback.wire.url import Address, parse_url
 
 __all__ = [
     "Address",
-    "Connection",
     "Credentials",
     "Delivered",
     "Event",
@@ -33,8 +33,11 @@ __all__ = [
     "MethodReceived",
     "Published",
     "ReturnedMessage",
-    "Role",
     "SettlementReceived",
+    "Side",
     "Violation",
+    "WireConnection",
     "parse_url",
 ]
+
+__getattr__ = old_names(__name__, {"Connection": "WireConnection", "Role": "Side"})

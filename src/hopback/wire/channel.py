@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hopback.wire.methods import Role
+from hopback.wire.methods import Side
 from hopback.wire.settlement import Settlements
 from hopback.wire.states import ChannelState
 
@@ -32,7 +32,7 @@ class ChannelCore:
         self.state = ChannelState.CLOSED
         self.open = False
         """Open and between messages: the only condition in which a message may begin."""
-        self.owed: dict[Role, deque[tuple[str, ...]]] = {role: deque() for role in Role}
+        self.owed: dict[Side, deque[tuple[str, ...]]] = {role: deque() for role in Side}
         """The replies that each side still owes the other, in order."""
         self.settlements = Settlements(number)
         self.content_id = 0

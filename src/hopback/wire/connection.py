@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from hopback.errors import ProtocolError
+from hopback.renamed import old_names
 from hopback.wire.assembly import Assembler
 from hopback.wire.channel import ChannelCore
 from hopback.wire.contents import Delivered, Got
@@ -33,7 +34,7 @@ from hopback.wire.frames import (
     content_frames,
     frame,
 )
-from hopback.wire.methods import BY_ID, METHODS, Role, decode_arguments, encode_arguments
+from hopback.wire.methods import BY_ID, METHODS, Side, decode_arguments, encode_arguments
 from hopback.wire.states import CHANNEL, CONNECTION, ChannelState, ConnectionState
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.methods import MethodSpec
 
-__all__ = ["Connection"]
+__all__ = ["WireConnection"]
 
 _envelope = struct.Struct(">BHI").unpack_from
 _method_id = struct.Struct(">I").unpack_from
@@ -54,34 +55,34 @@ _SETTLEMENTS: Final = {_ACK: "basic.ack", _NACK: "basic.nack", _REJECT: "basic.r
 _LARGEST_HEADER: Final = 4 * 1024 * 1024
 """What a server may send as one header frame: clients bear more than was agreed."""
 _CLOSING: Final = {
-    Role.CLIENT: ConnectionState.CLIENT_CLOSING,
-    Role.SERVER: ConnectionState.SERVER_CLOSING,
+    Side.CLIENT: ConnectionState.CLIENT_CLOSING,
+    Side.SERVER: ConnectionState.SERVER_CLOSING,
 }
 _CHANNEL_CLOSING: Final = {
-    Role.CLIENT: ChannelState.CLIENT_CLOSING,
-    Role.SERVER: ChannelState.SERVER_CLOSING,
+    Side.CLIENT: ChannelState.CLIENT_CLOSING,
+    Side.SERVER: ChannelState.SERVER_CLOSING,
 }
 _ANSWERED_AFTER: Final = {
-    Role.CLIENT: frozenset[int](),
-    Role.SERVER: frozenset({METHODS["channel.close"].id, METHODS["connection.close"].id}),
+    Side.CLIENT: frozenset[int](),
+    Side.SERVER: frozenset({METHODS["channel.close"].id, METHODS["connection.close"].id}),
 }
 """What the core answers itself, and only when all that came before has been answered."""
 _CONTENTS_FOR: Final = {
     role: frozenset(
         found.id for found in BY_ID.values() if found.content and role.other in found.senders
     )
-    for role in Role
+    for role in Side
 }
 
 
-class Connection:
+class WireConnection:
     """One side of one connection.
 
     `receive` turns bytes into events; `send`, `publish` and the channels' settlements queue
     commands; `take` gives all bytes that are to be written, once.
     """
 
-    def __init__(self, role: Role, limits: Limits | None = None) -> None:
+    def __init__(self, role: Side, limits: Limits | None = None) -> None:
         self.role = role
         self.limits = limits or Limits()
         self.state = ConnectionState.AWAIT_HEADER
@@ -89,9 +90,9 @@ class Connection:
         self.frame_max = self.limits.frame_max
         self.channel_max = self.limits.channel_max
         self._accept_max = max(self.limits.receive_max, self.frame_max)
-        if role is Role.CLIENT:
+        if role is Side.CLIENT:
             self._accept_max -= 8  # the envelope; RabbitMQ does not count it in what it takes
-        self._header_max = _LARGEST_HEADER if role is Role.SERVER else 0
+        self._header_max = _LARGEST_HEADER if role is Side.SERVER else 0
         self._buffer = bytearray()
         self._needed = 0
         self._held = b""
@@ -103,7 +104,7 @@ class Connection:
         self._out: list[bytes] = []
         self._contents = _CONTENTS_FOR[role]
         self._after = _ANSWERED_AFTER[role]
-        if role is Role.CLIENT:
+        if role is Side.CLIENT:
             self._out.append(PROTOCOL_HEADER)
             self.state = ConnectionState.AWAIT_START
 
@@ -151,7 +152,7 @@ class Connection:
 
     def _on_fault(self, error: ProtocolError, events: list[Event]) -> None:
         """A server first answers what came before, then says what is wrong."""
-        if events and self.role is Role.SERVER:
+        if events and self.role is Side.SERVER:
             self._held_fault = error
             self.unread = True
         else:
@@ -231,7 +232,7 @@ class Connection:
             return Broken(
                 ReplyCode.FRAME_ERROR, f"expected AMQP 0.9.1, the peer speaks AMQP {version}"
             )
-        if self.role is Role.SERVER and size > self._accept_max:
+        if self.role is Side.SERVER and size > self._accept_max:
             return Broken(
                 ReplyCode.FRAME_ERROR,
                 f"FRAME_ERROR - type {kind}, all octets = <<>>:"
@@ -285,14 +286,14 @@ class Connection:
             raise Broken(
                 ReplyCode.CHANNEL_ERROR, f"expected no frame of kind {kind} on channel {number} now"
             )
-        if self.role is Role.SERVER and len(self.channels) >= self.channel_max > 0:
+        if self.role is Side.SERVER and len(self.channels) >= self.channel_max > 0:
             # As RabbitMQ does: the number of channels counts, not the number of the channel.
             raise Broken(
                 ReplyCode.NOT_ALLOWED,
                 f"NOT_ALLOWED - number of channels opened ({len(self.channels)}) has reached the"
                 f" negotiated channel_max ({self.channel_max})",
             )
-        if self.role is Role.CLIENT and number > self.channel_max:
+        if self.role is Side.CLIENT and number > self.channel_max:
             raise Broken(
                 ReplyCode.CHANNEL_ERROR,
                 f"expected a channel up to {self.channel_max}, got {number}",
@@ -303,7 +304,7 @@ class Connection:
         found = BY_ID.get(method_id)
         if found is None or self.role.other not in found.senders:
             name = found.name if found else f"{method_id >> 16}.{method_id & 0xFFFF}"
-            if self.role is Role.SERVER:
+            if self.role is Side.SERVER:
                 raise Broken(ReplyCode.COMMAND_INVALID, "COMMAND_INVALID - unimplemented method")
             raise Broken(
                 ReplyCode.COMMAND_INVALID, f"expected a method of a {self.role.other}, got {name}"
@@ -353,7 +354,7 @@ class Connection:
         requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK
         events.append(SettlementReceived(number, _SETTLEMENTS[method_id], tag, multiple, requeue))
 
-    def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Role) -> None:
+    def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Side) -> None:
         """Whether `sender` may send `method` on this channel now."""
         if method.name.startswith("connection."):
             raise Broken(ReplyCode.COMMAND_INVALID, f"{method.name} belongs on channel 0")
@@ -369,7 +370,7 @@ class Connection:
             )
 
     def _advance(
-        self, channel: ChannelCore, method: MethodSpec, sender: Role, arguments: Mapping[str, Any]
+        self, channel: ChannelCore, method: MethodSpec, sender: Side, arguments: Mapping[str, Any]
     ) -> None:
         """Follow a method that was sent by either side."""
         following = CHANNEL.get((channel.state, sender, method.name))
@@ -395,7 +396,7 @@ class Connection:
         else:
             self.channels[channel.number] = channel
 
-    def _expect_reply(self, channel: ChannelCore, sender: Role, name: str) -> None:
+    def _expect_reply(self, channel: ChannelCore, sender: Side, name: str) -> None:
         owed = channel.owed[sender]
         if not owed or name not in owed[0]:
             expected = " or ".join(owed[0]) if owed else "no reply"
@@ -406,9 +407,9 @@ class Connection:
         """Some requests have only one answer."""
         if method.name == "channel.close":
             self.send(channel.number, "channel.close-ok")
-        elif method.name == "channel.flow" and self.role is Role.CLIENT:
+        elif method.name == "channel.flow" and self.role is Side.CLIENT:
             self.send(channel.number, "channel.flow-ok", active=arguments["active"])
-        elif method.name == "basic.cancel" and self.role is Role.CLIENT and not arguments["nowait"]:
+        elif method.name == "basic.cancel" and self.role is Side.CLIENT and not arguments["nowait"]:
             self.send(channel.number, "basic.cancel-ok", consumer_tag=arguments["consumer_tag"])
 
     # --- commands in, bytes out
@@ -495,3 +496,6 @@ class Connection:
 
 _CLOSE_IDS: Final = frozenset({METHODS["channel.close"].id, METHODS["channel.close-ok"].id})
 _MOVING: Final = frozenset(name for _, _, name in CHANNEL)
+
+
+__getattr__ = old_names(__name__, {"Connection": "WireConnection"})

@@ -16,7 +16,7 @@ from hopback.wire.states import ConnectionState
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.wire.connection import Connection
+    from hopback.wire.connection import WireConnection
     from hopback.wire.events import Event
 
 __all__ = [
@@ -115,7 +115,7 @@ class ClientHandshake:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: WireConnection,
         credentials: Credentials,
         *,
         virtual_host: str = "/",
@@ -204,7 +204,7 @@ class ServerHandshake:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: WireConnection,
         authenticate: Authenticate,
         *,
         virtual_hosts: Callable[[str], bool] = lambda name: name == "/",

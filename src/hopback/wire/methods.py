@@ -14,24 +14,25 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import ProtocolError
+from hopback.renamed import old_names
 from hopback.wire.tables import decode_table, encode_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BY_ID", "METHODS", "MethodSpec", "Role", "decode_arguments", "encode_arguments", "spec"]
+__all__ = ["BY_ID", "METHODS", "MethodSpec", "Side", "decode_arguments", "encode_arguments", "spec"]
 
 
-class Role(StrEnum):
+class Side(StrEnum):
     """Which side of a connection we are."""
 
     CLIENT = "client"
     SERVER = "server"
 
     @property
-    def other(self) -> Role:
+    def other(self) -> Side:
         """The role of the peer."""
-        return Role.SERVER if self is Role.CLIENT else Role.CLIENT
+        return Side.SERVER if self is Side.CLIENT else Side.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class MethodSpec:
 
     name: str
     id: int
-    senders: frozenset[Role]
+    senders: frozenset[Side]
     arguments: tuple[tuple[str, str], ...]
     replies: tuple[str, ...] = ()
     content: bool = False
@@ -119,9 +120,9 @@ tx.rollback-ok              90.31 S
 """  # noqa: E501 - a table reads best with one method to a line
 
 _SENDERS = {
-    "C": frozenset({Role.CLIENT}),
-    "S": frozenset({Role.SERVER}),
-    "*": frozenset({Role.CLIENT, Role.SERVER}),
+    "C": frozenset({Side.CLIENT}),
+    "S": frozenset({Side.SERVER}),
+    "*": frozenset({Side.CLIENT, Side.SERVER}),
 }
 
 
@@ -256,3 +257,6 @@ def _checked(payload: bytes, start: int, end: int) -> bytes:
 
 def _text(payload: bytes, start: int, end: int) -> str:
     return _checked(payload, start, end).decode("utf-8", "surrogateescape")
+
+
+__getattr__ = old_names(__name__, {"Role": "Side"})

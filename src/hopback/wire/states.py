@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from hopback.wire.methods import Role
+from hopback.wire.methods import Side
 
 __all__ = ["CHANNEL", "CONNECTION", "ChannelState", "ConnectionState"]
 
@@ -41,11 +41,11 @@ class ChannelState(StrEnum):
     SERVER_CLOSING = "server-closing"
 
 
-_C, _S = Role.CLIENT, Role.SERVER
+_C, _S = Side.CLIENT, Side.SERVER
 _L = ConnectionState
 _H = ChannelState
 
-CONNECTION: dict[tuple[ConnectionState, Role, str], ConnectionState] = {
+CONNECTION: dict[tuple[ConnectionState, Side, str], ConnectionState] = {
     (_L.AWAIT_START, _S, "connection.start"): _L.AWAIT_START_OK,
     (_L.AWAIT_START_OK, _C, "connection.start-ok"): _L.AWAIT_TUNE,
     (_L.AWAIT_TUNE, _S, "connection.secure"): _L.AWAIT_SECURE_OK,
@@ -78,7 +78,7 @@ for _state in (
     CONNECTION[_state, _C, "connection.close"] = _L.CLIENT_CLOSING
     CONNECTION[_state, _S, "connection.close"] = _L.SERVER_CLOSING
 
-CHANNEL: dict[tuple[ChannelState, Role, str], ChannelState] = {
+CHANNEL: dict[tuple[ChannelState, Side, str], ChannelState] = {
     (_H.CLOSED, _C, "channel.open"): _H.OPENING,
     (_H.OPENING, _S, "channel.open-ok"): _H.OPEN,
     (_H.OPENING, _S, "channel.close"): _H.SERVER_CLOSING,

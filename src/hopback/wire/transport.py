@@ -14,7 +14,7 @@ from hopback.wire.events import Violation
 
 if TYPE_CHECKING:
     from hopback.errors import BrokerError
-    from hopback.wire.connection import Connection
+    from hopback.wire.connection import WireConnection
     from hopback.wire.events import Event
     from hopback.wire.url import TlsOptions
 
@@ -77,7 +77,7 @@ class Owner(Protocol):
 class Wire(asyncio.Protocol):
     """One connection on one socket."""
 
-    def __init__(self, connection: Connection, owner: Owner) -> None:
+    def __init__(self, connection: WireConnection, owner: Owner) -> None:
         self.connection = connection
         self.writable = True
         self._owner = owner

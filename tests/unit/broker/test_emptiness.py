@@ -24,7 +24,7 @@ from hopback.topology.model import Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from hopback.broker.management.readings import Counts
+    from hopback.broker.management.readings import QueueCounts
     from hopback.broker.port import Channel, Connection
     from hopback.fields import FieldValue
     from hopback.topology.plan import Plan
@@ -286,7 +286,7 @@ class Untold(EmbeddedManagement):
         super().__init__(broker)
         self._until = until
 
-    async def totals(self, vhost: str = "/") -> dict[str, Counts]:
+    async def totals(self, vhost: str = "/") -> dict[str, QueueCounts]:
         """Nothing, until then."""
         found = await super().totals(vhost)
         if asyncio.get_running_loop().time() >= self._until:

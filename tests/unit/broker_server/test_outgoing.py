@@ -6,15 +6,15 @@ import pytest
 
 from hopback.broker.server.outgoing import Envelopes, confirm_frame, short_text
 from hopback.message import Properties, Received
-from hopback.wire import Connection, Role
+from hopback.wire import Side, WireConnection
 from hopback.wire.channel import ChannelCore
 from hopback.wire.contents import Delivered, ReturnedMessage
 from hopback.wire.states import ChannelState, ConnectionState
 
 
-def _reading() -> Connection:
+def _reading() -> WireConnection:
     """A client with channel 3 open."""
-    client = Connection(Role.CLIENT)
+    client = WireConnection(Side.CLIENT)
     client.state = ConnectionState.OPEN
     channel = client.channels[3] = ChannelCore(3)
     channel.enter(ChannelState.OPEN)
@@ -22,7 +22,7 @@ def _reading() -> Connection:
 
 
 def _sent(method: bytes, properties: Properties, body: bytes) -> object:
-    server = Connection(Role.SERVER)
+    server = WireConnection(Side.SERVER)
     server.content(3, method, Envelopes().properties(properties), body)
     [event] = _reading().receive(server.take())
     return event

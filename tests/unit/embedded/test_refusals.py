@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.embedded import ChannelState, Refusal
+from hopback.broker.embedded import Refusal, SessionChannel
 from hopback.fields import FieldValue, Int32
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from tests.unit.embedded.stage import Client, Stage
@@ -176,7 +176,7 @@ def test_an_exclusive_queue_is_locked_for_others_and_gone_with_its_connection() 
 def test_what_is_missing_is_named() -> None:
     """404 with the kind and the name."""
     stage = Stage()
-    attempts: dict[str, list[Callable[[ChannelState], object]]] = {
+    attempts: dict[str, list[Callable[[SessionChannel], object]]] = {
         "no queue 'none' in vhost '/'": [
             lambda channel: channel.declare_queue(Queue("none"), passive=True),
             lambda channel: channel.get("none"),
@@ -247,7 +247,7 @@ def test_deletions_with_conditions() -> None:
     client.bind("x", "q")
     client.put("q")
     client.channel.consume("q")
-    attempts: list[tuple[Callable[[ChannelState], object], str]] = [
+    attempts: list[tuple[Callable[[SessionChannel], object], str]] = [
         (
             lambda channel: channel.delete_queue("q", if_unused=True),
             "queue 'q' in vhost '/' in use",

@@ -9,13 +9,13 @@ from hopback.broker.rabbitmq import RabbitConnection
 from hopback.message import Properties
 from hopback.wire import (
     Address,
-    Connection,
     Event,
     HeaderReceived,
     MethodReceived,
     Published,
-    Role,
     SettlementReceived,
+    Side,
+    WireConnection,
 )
 from hopback.wire.frames import METHOD, frame
 from hopback.wire.handshake import ServerHandshake
@@ -38,7 +38,7 @@ class MemoryServer(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = Connection(Role.SERVER)
+        self.core = WireConnection(Side.SERVER)
         self.heard: list[Event] = []
         self.writes = 0
         self._protocol: asyncio.Protocol | None = None

@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING
 
 from hopback.designs import DESIGNS
 from hopback.testing.sequence import sequence_of
-from hopback.testing.timeline import Timeline, TimelineEntry, TimelineStep, telling_headers
+from hopback.testing.timeline import Timeline, TimelineEvent, TimelineStep, telling_headers
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 _LIFE = (
-    TimelineEntry(0, TimelineStep.PUBLISHED, "q", "through x as k"),
-    TimelineEntry(0, TimelineStep.COPY, "audit", ""),
-    TimelineEntry(0, TimelineStep.RUN, "q", "attempt 1 of 2 fails"),
-    TimelineEntry(0, TimelineStep.WAITS, "q.retry", "5s"),
-    TimelineEntry(5_000, TimelineStep.RETURNED, "q", ""),
-    TimelineEntry(5_000, TimelineStep.EXTRA, "audit", ""),
-    TimelineEntry(5_000, TimelineStep.RUN, "q", "attempt 2 of 2 is parked"),
-    TimelineEntry(5_000, TimelineStep.PARKED, "q.dlq", ""),
-    TimelineEntry(5_000, TimelineStep.EXTRA, "audit", ""),
+    TimelineEvent(0, TimelineStep.PUBLISHED, "q", "through x as k"),
+    TimelineEvent(0, TimelineStep.COPY, "audit", ""),
+    TimelineEvent(0, TimelineStep.RUN, "q", "attempt 1 of 2 fails"),
+    TimelineEvent(0, TimelineStep.WAITS, "q.retry", "5s"),
+    TimelineEvent(5_000, TimelineStep.RETURNED, "q", ""),
+    TimelineEvent(5_000, TimelineStep.EXTRA, "audit", ""),
+    TimelineEvent(5_000, TimelineStep.RUN, "q", "attempt 2 of 2 is parked"),
+    TimelineEvent(5_000, TimelineStep.PARKED, "q.dlq", ""),
+    TimelineEvent(5_000, TimelineStep.EXTRA, "audit", ""),
 )
 
 
-def _timeline(*entries: TimelineEntry) -> Timeline:
+def _timeline(*entries: TimelineEvent) -> Timeline:
     return Timeline("t", "q", BrokerVersion(4), "x", "k", entries)
 
 
@@ -70,6 +70,6 @@ def test_a_timeline_is_drawn_as_a_sequence() -> None:
 def test_a_hostile_name_cannot_break_the_diagram() -> None:
     """Line breaks and Mermaid's own signs in a name stay inside its label."""
     hostile = "q\n    evil->>q: x; %% <b>"
-    drawn = sequence_of(_timeline(TimelineEntry(0, TimelineStep.LOST, hostile, "a;b#c\nd")))
+    drawn = sequence_of(_timeline(TimelineEvent(0, TimelineStep.LOST, hostile, "a;b#c\nd")))
     assert len(drawn.splitlines()) == 6
     assert "evil->>" not in drawn

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hopback.designs import DESIGNS
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
-from hopback.topology.roles import Role, queue_roles
+from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.table import write_table
 from hopback.topology.words import plan_in_words
 
@@ -90,9 +90,9 @@ def test_plans_are_told_in_words() -> None:
 def test_roles_come_from_plans() -> None:
     """With plans, every queue's role is what its plan says."""
     assert queue_roles(_RAFFLE) == {
-        "raffle_queue": Role.MAIN,
-        "raffle_retry_10s": Role.RETRY,
-        "raffle_dlq": Role.DEAD_LETTER,
+        "raffle_queue": QueueRole.MAIN,
+        "raffle_retry_10s": QueueRole.RETRY,
+        "raffle_dlq": QueueRole.DEAD_LETTER,
     }
 
 
@@ -100,10 +100,10 @@ def test_roles_can_be_told_without_plans() -> None:
     """Read from a broker, retry and dead-letter queues show in arguments and bindings."""
     bare = replace(_RAFFLE, plans=())
     assert queue_roles(bare) == {
-        "raffle_queue": Role.PLAIN,
-        "raffle_retry_10s": Role.RETRY,
-        "raffle_dlq": Role.DEAD_LETTER,
+        "raffle_queue": QueueRole.PLAIN,
+        "raffle_retry_10s": QueueRole.RETRY,
+        "raffle_dlq": QueueRole.DEAD_LETTER,
     }
     assert queue_roles(replace(DESIGNS["recommended"].build(), plans=()))["orders.dlq"] is (
-        Role.DEAD_LETTER
+        QueueRole.DEAD_LETTER
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hopback.wire import Connection, Credentials, Limits, MethodReceived, Role
+from hopback.wire import Credentials, Limits, MethodReceived, Side, WireConnection
 from hopback.wire.handshake import ClientHandshake, ServerHandshake, Tuning
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ class Pair:
     """Two connections; `pump` carries all bytes over, in pieces of `step` bytes if given."""
 
     def __init__(self, *, step: int | None = None, limits: Limits | None = None) -> None:
-        self.client = Connection(Role.CLIENT, limits)
-        self.server = Connection(Role.SERVER, limits)
+        self.client = WireConnection(Side.CLIENT, limits)
+        self.server = WireConnection(Side.SERVER, limits)
         self.step = step
         self.seen_by_client: list[Event] = []
         self.seen_by_server: list[Event] = []
@@ -32,7 +32,7 @@ class Pair:
             self.seen_by_server += self._carry(forth, self.server)
             self.seen_by_client += self._carry(back, self.client)
 
-    def _carry(self, data: bytes, to: Connection) -> list[Event]:
+    def _carry(self, data: bytes, to: WireConnection) -> list[Event]:
         step = self.step or len(data) or 1
         pieces = [data[at : at + step] for at in range(0, len(data), step)]
         heard: list[Event] = []

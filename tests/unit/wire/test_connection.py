@@ -9,16 +9,16 @@ import pytest
 from hopback.errors import ProtocolError
 from hopback.message import Properties
 from hopback.wire import (
-    Connection,
     Delivered,
     Got,
     Limits,
     MethodReceived,
     Published,
     ReturnedMessage,
-    Role,
     SettlementReceived,
+    Side,
     Violation,
+    WireConnection,
 )
 from hopback.wire.frames import METHOD, frame
 from hopback.wire.methods import METHODS, encode_arguments
@@ -333,9 +333,9 @@ def test_we_do_not_send_what_is_not_allowed(number: int, name: str) -> None:
 
 def test_a_server_refuses_whoever_speaks_something_else() -> None:
     """The answer to a wrong protocol header is the right one."""
-    server = Connection(Role.SERVER)
+    server = WireConnection(Side.SERVER)
     assert server.receive(b"AM") == []
-    (found,) = Connection(Role.SERVER).receive(b"GET / HTTP/1.1\r\n")
+    (found,) = WireConnection(Side.SERVER).receive(b"GET / HTTP/1.1\r\n")
     assert isinstance(found, Violation)
     (found,) = server.receive(b"QP\x01\x01\x00\x09")
     assert isinstance(found, Violation)
@@ -344,7 +344,7 @@ def test_a_server_refuses_whoever_speaks_something_else() -> None:
 
 def test_a_client_says_that_the_peer_speaks_another_version() -> None:
     """A broker that wants another AMQP is named in the error."""
-    client = Connection(Role.CLIENT)
+    client = WireConnection(Side.CLIENT)
     (found,) = client.receive(b"AMQP\x00\x01\x00\x00")
     assert isinstance(found, Violation)
     assert "AMQP 1.0.0" in str(found.error)

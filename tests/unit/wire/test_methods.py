@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hopback.errors import ProtocolError
-from hopback.wire.methods import BY_ID, METHODS, Role, decode_arguments, encode_arguments
+from hopback.wire.methods import BY_ID, METHODS, Side, decode_arguments, encode_arguments
 
 
 def test_the_table_is_whole() -> None:
@@ -103,5 +103,5 @@ def test_nowait_takes_the_reply_away() -> None:
 
 def test_roles_are_each_others_other() -> None:
     """Client and server face each other."""
-    assert Role.CLIENT.other is Role.SERVER
-    assert Role.SERVER.other is Role.CLIENT
+    assert Side.CLIENT.other is Side.SERVER
+    assert Side.SERVER.other is Side.CLIENT

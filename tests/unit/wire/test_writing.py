@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.wire import Connection, Role
+from hopback.wire import Side, WireConnection
 from hopback.wire.transport import Wire
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_reading_between_a_wish_to_write_and_the_writing_adds_no_further_writes(
     """Ten speakers that say something in every turn need one write a turn, also after ten arrivals."""
 
     async def run() -> int:
-        wire, socket = Wire(Connection(Role.CLIENT), _Nobody()), _Socket()
+        wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
         wire.connection_made(socket)
         loop = asyncio.get_running_loop()
 

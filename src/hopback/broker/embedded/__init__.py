@@ -9,13 +9,13 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.broker.embedded.node import Node, advance
 from hopback.broker.embedded.profile import PROFILES, Profile, profile_for
 from hopback.broker.embedded.refusal import Refusal
-from hopback.broker.embedded.session import ChannelState, Session, Sink
+from hopback.broker.embedded.session import Session, SessionChannel, Sink
 from hopback.broker.embedded.snapshot import NodeSnapshot, QueueSnapshot, StoredMessage
 from hopback.broker.embedded.virtual_time import NothingCanHappen, VirtualTimeLoop, run_virtual
+from hopback.renamed import old_names
 
 __all__ = [
     "PROFILES",
-    "ChannelState",
     "EmbeddedBroker",
     "EmbeddedChannel",
     "EmbeddedConnection",
@@ -32,6 +32,7 @@ __all__ = [
     "QueueSnapshot",
     "Refusal",
     "Session",
+    "SessionChannel",
     "Sink",
     "StoredMessage",
     "VirtualTimeLoop",
@@ -39,3 +40,5 @@ __all__ = [
     "profile_for",
     "run_virtual",
 ]
+
+__getattr__ = old_names(__name__, {"ChannelState": "SessionChannel"})

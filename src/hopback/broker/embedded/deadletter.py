@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.deaths import MalformedDeaths, Reason, bury, is_cycle
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.broker.embedded.timers import Alarm
+from hopback.broker.embedded.timers import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.stored import Content, Entry
+    from hopback.broker.embedded.stored import Entry, StoredContent
 
 __all__ = ["Letter", "Office", "Safekeeping"]
 
@@ -75,7 +75,7 @@ class Office:
             self._node.journal.entry(EventKind.DROPPED, entry, queue.name, loss)
 
 
-def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> Content:
+def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredContent:
     """The dead letter that a copy becomes; MalformedDeaths where an old broker stumbles."""
     settings = queue.settings
     letter = bury(
@@ -102,7 +102,7 @@ class Letter:
     def __init__(self, entry: Entry, reason: Reason) -> None:
         self.entry = entry
         self.reason = reason
-        self.content: Content | None = None
+        self.content: StoredContent | None = None
         self.way: tuple[str | None, str | None] = (None, None)
         """The dead-letter exchange and routing key it was made for."""
         self.taken_by: set[str] = set()
@@ -121,7 +121,7 @@ class Safekeeping:
         self._queue = queue
         self._waiting: deque[Letter] = deque()
         self._under_way: list[Letter] = []
-        self._alarm = Alarm(queue.node.timers, self._retry)
+        self._alarm = Deadline(queue.node.timers, self._retry)
         self.byte_count = 0
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class Safekeeping:
         self._done(letter, EventKind.FORWARDED, letter.reason)
         return True
 
-    def _content(self, letter: Letter) -> Content:
+    def _content(self, letter: Letter) -> StoredContent:
         """The dead letter as such, made once for each way it is sent."""
         settings = self._queue.settings
         way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)

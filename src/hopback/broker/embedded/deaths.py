@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.broker.embedded.stored import Content, copied_table, taken_off, with_headers
+from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.fields import Timestamp
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def published_deaths(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
 
 
 def bury(
-    content: Content,
+    content: StoredContent,
     queue: str,
     reason: Reason,
     *,
@@ -54,7 +54,7 @@ def bury(
     routing_key: str | None,
     now: float,
     profile: Profile,
-) -> Content:
+) -> StoredContent:
     """The dead letter that `content` becomes when it dies in `queue`."""
     headers = dict(content.headers)  # what is inside is shared, and never changed
     death = _death(content, queue, reason, now)
@@ -64,7 +64,7 @@ def bury(
     if routing_key is not None and profile.removes_cc:
         further = taken_off(headers, further, "CC")
     headers = dict(sorted(headers.items()))
-    letter = Content(
+    letter = StoredContent(
         content.body,
         with_headers(content.properties, headers, keep_expiration=False, further=further),
         headers,
@@ -78,7 +78,7 @@ def bury(
     return letter
 
 
-def is_cycle(content: Content, queue: str) -> bool:
+def is_cycle(content: StoredContent, queue: str) -> bool:
     """Whether the dead letter was in `queue` before and nobody rejected it since."""
     deaths = content.headers.get("x-death")
     for table in deaths if isinstance(deaths, list) else ():
@@ -91,7 +91,7 @@ def is_cycle(content: Content, queue: str) -> bool:
     return False
 
 
-def _death(content: Content, queue: str, reason: Reason, now: float) -> _Table:
+def _death(content: StoredContent, queue: str, reason: Reason, now: float) -> _Table:
     copies = content.headers.get("CC")
     keys = [content.keys[0], *(copies if isinstance(copies, list) else ())]
     death: _Table = {
@@ -144,7 +144,7 @@ def _again(table: _Table) -> _Table:
 
 
 def _write(
-    headers: _Table, deaths: list[_Table], death: _Table, content: Content, profile: Profile
+    headers: _Table, deaths: list[_Table], death: _Table, content: StoredContent, profile: Profile
 ) -> None:
     """Put the record into the headers, and the names of the first and the last death."""
     last = {f"x-last-death-{key}": death[key] for key in ("exchange", "queue", "reason")}

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.journal import EventKind
-from hopback.broker.embedded.timers import Alarm
+from hopback.broker.embedded.timers import Deadline
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.journal import Loss
@@ -24,7 +24,7 @@ class Delays:
     def __init__(self, queue: LiveQueue) -> None:
         self._queue = queue
         self._heap: list[tuple[float, int, Entry]] = []
-        self._alarm = Alarm(queue.node.timers, self._wake)
+        self._alarm = Deadline(queue.node.timers, self._wake)
 
     def __len__(self) -> int:
         return len(self._heap)

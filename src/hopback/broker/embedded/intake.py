@@ -15,8 +15,9 @@ from hopback.broker.embedded.refusal import (
     type_name,
     where,
 )
-from hopback.broker.embedded.stored import Content, copied_table, taken_off, with_headers
+from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.fields import RawValue, further_size, table_size
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from hopback.message import Message, Properties
     from hopback.topology.model import Exchange
 
-__all__ = ["FRAME_PAYLOAD", "Intake"]
+__all__ = ["FRAME_PAYLOAD", "PublishChecker"]
 
 FRAME_PAYLOAD = 131_064
 """The bytes that properties and headers may take together: one frame without its frame."""
@@ -48,7 +49,7 @@ _STRINGS = (
 )
 
 
-class Intake:
+class PublishChecker:
     """Checks publishes and makes the broker's own copy of them."""
 
     __slots__ = ("_count", "_exchanges", "_max_body", "_profile", "_vhost")
@@ -62,7 +63,7 @@ class Intake:
         self._max_body = profile.max_body_bytes if max_body is None else max_body
         self._count = 0
 
-    def take(self, message: Message, properties: Properties, user: str) -> Content:
+    def take(self, message: Message, properties: Properties, user: str) -> StoredContent:
         """The message as the broker keeps it; Refusal if it is not to be had."""
         self._check(message, properties, user)
         if properties.opaque_headers:
@@ -78,7 +79,7 @@ class Intake:
             properties = with_headers(properties, headers, further=_each_once(properties))
         self._count += 1
         deaths = published_deaths(headers, self._profile) if "x-death" in headers else ()
-        return Content(
+        return StoredContent(
             message.body, properties, headers, message.exchange, keys, self._count, deaths
         )
 
@@ -149,3 +150,6 @@ def _check_frame(properties: Properties, table: int) -> None:
     size = 14 + strings + octets + 8 * (properties.timestamp is not None) + table
     if size > FRAME_PAYLOAD:
         raise frame_error(size, FRAME_PAYLOAD)
+
+
+__getattr__ = old_names(__name__, {"Intake": "PublishChecker"})

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hopback.renamed import old_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.broker.embedded.stored import Content, Entry
+    from hopback.broker.embedded.stored import Entry, StoredContent
     from hopback.fields import Headers
 
-__all__ = ["Event", "EventKind", "Journal", "Loss"]
+__all__ = ["Event", "EventKind", "EventReporter", "Loss"]
 
 
 class EventKind(StrEnum):
@@ -85,7 +87,7 @@ class Event:
     body: bytes
 
 
-class Journal:
+class EventReporter:
     """Tells its one listener; `node.journal` is None while there is none."""
 
     __slots__ = ("_listener", "_now")
@@ -94,7 +96,9 @@ class Journal:
         self._now = now
         self._listener = listener
 
-    def content(self, kind: EventKind, content: Content, queue: str = "", reason: str = "") -> None:
+    def content(
+        self, kind: EventKind, content: StoredContent, queue: str = "", reason: str = ""
+    ) -> None:
         """Tell of a message that stands in no queue."""
         self._tell(kind, content, 0, queue, reason)
 
@@ -102,7 +106,9 @@ class Journal:
         """Tell of one copy."""
         self._tell(kind, entry.content, entry.number, queue, reason)
 
-    def _tell(self, kind: EventKind, content: Content, copy: int, queue: str, reason: str) -> None:
+    def _tell(
+        self, kind: EventKind, content: StoredContent, copy: int, queue: str, reason: str
+    ) -> None:
         event = Event(
             at=self._now(),
             kind=kind,
@@ -117,3 +123,6 @@ class Journal:
             body=content.body,
         )
         self._listener(event)
+
+
+__getattr__ = old_names(__name__, {"Journal": "EventReporter"})

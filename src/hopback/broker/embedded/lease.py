@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.journal import Loss
-from hopback.broker.embedded.timers import Alarm
+from hopback.broker.embedded.timers import Deadline
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
@@ -24,7 +24,7 @@ class Lease:
 
     def __init__(self, queue: LiveQueue) -> None:
         self._queue = queue
-        self._alarm = Alarm(queue.node.timers, self._look)
+        self._alarm = Deadline(queue.node.timers, self._look)
         self._born = queue.node.now()
         self.renew()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.ticks import TICK_S
-from hopback.broker.management.readings import Counts, QueueReading
+from hopback.broker.management.readings import QueueCounts, QueueReading
 from hopback.errors import ManagementError, ManagementNotFound
 from hopback.topology.effective import applied_policy
 from hopback.topology.model import Queue, QueueType, Topology
@@ -40,7 +40,7 @@ class EmbeddedManagement:
             raise ManagementNotFound(f"{self.address}: no queue {name!r} in {vhost!r}", status=404)
         return self._reading(found)
 
-    async def totals(self, _vhost: str = "/") -> dict[str, Counts]:
+    async def totals(self, _vhost: str = "/") -> dict[str, QueueCounts]:
         """Everything in each queue: exact for classic queues, of the last tick for quorum queues."""
         return {
             name: self._counts(live, exact=not live.is_quorum)
@@ -116,11 +116,11 @@ class EmbeddedManagement:
             counts=self._counts(live, exact=False),
         )
 
-    def _counts(self, live: LiveQueue, *, exact: bool) -> Counts:
+    def _counts(self, live: LiveQueue, *, exact: bool) -> QueueCounts:
         """What is ready now, as a passive declare tells it; the rest as of the last tick."""
         now = live.ticks.exact()
         tally = now if exact else replace(live.ticks.last(), ready=now.ready)
-        return Counts(
+        return QueueCounts(
             tally.messages,
             tally.ready,
             tally.unacked,

@@ -16,8 +16,8 @@ from hopback.broker.embedded.arguments import (
     inequivalent_argument,
 )
 from hopback.broker.embedded.deadletter import Office
-from hopback.broker.embedded.intake import Intake
-from hopback.broker.embedded.journal import EventKind, Journal, Loss
+from hopback.broker.embedded.intake import PublishChecker
+from hopback.broker.embedded.journal import EventKind, EventReporter, Loss
 from hopback.broker.embedded.policies import Policies
 from hopback.broker.embedded.profile import profile_for
 from hopback.broker.embedded.queue import LiveQueue
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.journal import Event
     from hopback.broker.embedded.rights import Rights
-    from hopback.broker.embedded.stored import Content, Taken
+    from hopback.broker.embedded.stored import StoredContent, Taken
     from hopback.clock import Clock, ManualClock
     from hopback.topology.model import Queue
     from hopback.version import BrokerVersion
@@ -71,14 +71,14 @@ class Node:
         self.profile = profile_for(version)
         self.now = clock.now
         self.timers = timers or Timers()
-        self.journal: Journal | None = None
+        self.journal: EventReporter | None = None
         self.consumer_timeout = consumer_timeout
         self.queues: dict[str, LiveQueue] = {}
         self.sessions: list[Session] = []
         self.policies = Policies(self.profile, self._policies_changed)
         self.wiring = Wiring(self.queues, self.policies.all, self.profile, vhost)
         self.office = Office(self)
-        self._intake = Intake(self.wiring.exchanges, self.profile, max_body_bytes, vhost)
+        self._intake = PublishChecker(self.wiring.exchanges, self.profile, max_body_bytes, vhost)
         self._random = random.Random(seed)
         self._numbers = 0
 
@@ -94,7 +94,7 @@ class Node:
 
     def listen(self, listener: Callable[[Event], object] | None) -> None:
         """Tell `listener` of every event from now on; None: nobody."""
-        self.journal = None if listener is None else Journal(self.now, listener)
+        self.journal = None if listener is None else EventReporter(self.now, listener)
 
     # Clients.
 
@@ -116,7 +116,7 @@ class Node:
 
     # Publishing.
 
-    def publish(self, message_content: Content, *, mandatory: bool) -> EventKind:
+    def publish(self, message_content: StoredContent, *, mandatory: bool) -> EventKind:
         """Route a message and tell its fate: ENQUEUED, REFUSED, RETURNED or DROPPED."""
         targets = self.targets(message_content)
         journal = self.journal
@@ -132,13 +132,13 @@ class Node:
                     journal.content(EventKind.REFUSED, message_content, queue.name)
         return fate
 
-    def _unroutable(self, content: Content, *, mandatory: bool) -> EventKind:
+    def _unroutable(self, content: StoredContent, *, mandatory: bool) -> EventKind:
         fate = EventKind.RETURNED if mandatory else EventKind.DROPPED
         if self.journal is not None:
             self.journal.content(fate, content, reason=Loss.UNROUTABLE)
         return fate
 
-    def targets(self, content: Content) -> tuple[LiveQueue, ...] | list[LiveQueue]:
+    def targets(self, content: StoredContent) -> tuple[LiveQueue, ...] | list[LiveQueue]:
         """The queues a message reaches; none if its exchange is missing."""
         keys, queues = content.keys, self.queues
         if not content.exchange and len(keys) == 1:
@@ -158,7 +158,7 @@ class Node:
         return not name or name in self.wiring.exchanges
 
     @property
-    def intake(self) -> Intake:
+    def intake(self) -> PublishChecker:
         """What looks at publishes first."""
         return self._intake
 

@@ -6,11 +6,11 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.refusal import precondition_failed
-from hopback.broker.embedded.timers import Alarm
+from hopback.broker.embedded.timers import Deadline
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.refusal import Refusal
-    from hopback.broker.embedded.session import ChannelState
+    from hopback.broker.embedded.session import SessionChannel
     from hopback.broker.embedded.stored import Taken
 
 __all__ = ["Patience"]
@@ -28,10 +28,10 @@ class Patience:
 
     __slots__ = ("_alarm", "_channel", "_earliest", "_opened")
 
-    def __init__(self, channel: ChannelState) -> None:
+    def __init__(self, channel: SessionChannel) -> None:
         self._channel = channel
         self._opened = channel.node.now()
-        self._alarm = Alarm(channel.node.timers, self._look)
+        self._alarm = Deadline(channel.node.timers, self._look)
         self._earliest = inf
         """The deadline that the alarm was set for; it goes off at the next look after that."""
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded.profile import Profile
-    from hopback.broker.embedded.settings import Settings
+    from hopback.broker.embedded.settings import QueueSettings
     from hopback.fields import Headers
     from hopback.topology.model import Policy
 
@@ -84,7 +84,7 @@ class Policies:
         if (self._operators if operator else self._users).pop(name, None) is not None:
             self._on_change()
 
-    def settings(self, queue: str, arguments: Headers) -> Settings:
+    def settings(self, queue: str, arguments: Headers) -> QueueSettings:
         """The effective settings of a queue."""
         quorum = arguments.get("x-queue-type") == "quorum"
         kinds = frozenset({"all", "queues", "quorum_queues" if quorum else "classic_queues"})

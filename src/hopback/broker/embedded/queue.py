@@ -12,10 +12,11 @@ from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.lanes import ClassicLane, PriorityLanes, QuorumLanes
 from hopback.broker.embedded.lease import Lease
 from hopback.broker.embedded.profile import CountHeaders, Discards
-from hopback.broker.embedded.rota import Consumer, Rota
-from hopback.broker.embedded.stored import Content, Entry, Taken
+from hopback.broker.embedded.rota import QueueConsumer, Rota
+from hopback.broker.embedded.stored import Entry, StoredContent, Taken
 from hopback.broker.embedded.ticks import Ticks
-from hopback.broker.embedded.timers import Alarm
+from hopback.broker.embedded.timers import Deadline
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.profile import Profile
     from hopback.broker.embedded.session import Session
-    from hopback.broker.embedded.settings import Settings
+    from hopback.broker.embedded.settings import QueueSettings
     from hopback.fields import FieldValue, Headers
 
-__all__ = ["LiveQueue", "Return"]
+__all__ = ["LiveQueue", "ReturnKind"]
 
 
-class Return(StrEnum):
+class ReturnKind(StrEnum):
     """How a delivery comes back to its queue."""
 
     NACK = "nack"
@@ -47,8 +48,8 @@ _REST_S = 10.0
 _MOST_CRASHES = 5
 _CRASH_PERIOD_S = 10.0
 
-_TO_TAIL = frozenset({Return.NACK, Return.REJECT, Return.RECOVER})
-_FAILED = frozenset({Return.REJECT, Return.CLOSE})
+_TO_TAIL = frozenset({ReturnKind.NACK, ReturnKind.REJECT, ReturnKind.RECOVER})
+_FAILED = frozenset({ReturnKind.REJECT, ReturnKind.CLOSE})
 
 
 class LiveQueue:
@@ -88,7 +89,7 @@ class LiveQueue:
         auto_delete: bool,
         owner: Session | None,
         arguments: Headers,
-        settings: Settings,
+        settings: QueueSettings,
     ) -> None:
         self.node = node
         self.profile: Profile = node.profile
@@ -110,7 +111,7 @@ class LiveQueue:
         self._crashes: list[float] = []
         self._expiring = False
         self._had_consumers = False
-        self._alarm = Alarm(node.timers, self._look)
+        self._alarm = Deadline(node.timers, self._look)
         self._lease = Lease(self)
         self.ticks = Ticks(self)
 
@@ -122,7 +123,7 @@ class LiveQueue:
 
     # Taking in.
 
-    def publish(self, content: Content) -> bool:
+    def publish(self, content: StoredContent) -> bool:
         """Take a published message; False if the queue is full and says so to publishers."""
         if self.down:
             return False
@@ -133,18 +134,18 @@ class LiveQueue:
         self._store(content)
         return True
 
-    def take_dead_letter(self, content: Content) -> bool:
+    def take_dead_letter(self, content: StoredContent) -> bool:
         """Take an unconfirmed dead letter; a full quorum queue takes it nevertheless."""
         if not self.is_quorum:
             return self.publish(content)
         self._store(content)
         return True
 
-    def take_confirmed(self, content: Content) -> bool:
+    def take_confirmed(self, content: StoredContent) -> bool:
         """Take a dead letter whose source waits for the answer."""
         return self.publish(content)
 
-    def _is_full(self, content: Content) -> bool:
+    def _is_full(self, content: StoredContent) -> bool:
         settings = self.settings
         if settings.overflow == "drop-head":
             return False
@@ -159,7 +160,7 @@ class LiveQueue:
             return True
         return settings.max_bytes is not None and self.byte_count + size > settings.max_bytes
 
-    def _entry(self, content: Content) -> Entry:
+    def _entry(self, content: StoredContent) -> Entry:
         entry = Entry(content, self.node.number(), self._expiry(content))
         if self.is_quorum and content.failed:
             entry.failed = content.failed
@@ -168,7 +169,7 @@ class LiveQueue:
             self.node.journal.entry(EventKind.ENQUEUED, entry, self.name)
         return entry
 
-    def _expiry(self, content: Content) -> float | None:
+    def _expiry(self, content: StoredContent) -> float | None:
         """When it expires: stamped now, by the smaller of the queue's time and its own."""
         ttl = self.settings.ttl
         if content.properties.expiration is not None:
@@ -176,7 +177,7 @@ class LiveQueue:
             ttl = own if ttl is None else min(ttl, own)
         return None if ttl is None else self.node.now() + ttl
 
-    def _store(self, content: Content) -> None:
+    def _store(self, content: StoredContent) -> None:
         entry = self._entry(content)
         if self._expiring:
             self.expire()
@@ -272,16 +273,16 @@ class LiveQueue:
             self.node.journal.entry(EventKind.ACKED, taken.entry, self.name)
         self._free(taken)
 
-    def discarded(self, taken: Taken, how: Return) -> None:
+    def discarded(self, taken: Taken, how: ReturnKind) -> None:
         """A client does not want it back: it dies as rejected."""
         self.ticks.before_change()
         self.unacked -= 1
-        if how is Return.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
+        if how is ReturnKind.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
             taken.entry.failed += 1
         self._let_die(taken.entry, Reason.REJECTED)
         self._free(taken)
 
-    def returned(self, deliveries: Iterable[Taken], how: Return) -> None:
+    def returned(self, deliveries: Iterable[Taken], how: ReturnKind) -> None:
         """Deliveries come back, in this order."""
         self.ticks.before_change()
         for taken in deliveries:
@@ -292,7 +293,7 @@ class LiveQueue:
             self._trim()
         self.pump()
 
-    def _take_back(self, entry: Entry, how: Return) -> None:
+    def _take_back(self, entry: Entry, how: ReturnKind) -> None:
         entry.redelivered = True
         if not self.is_quorum:
             self._requeue(entry, how)
@@ -312,7 +313,7 @@ class LiveQueue:
         limit = self.settings.delivery_limit
         return limit is not None and count > limit
 
-    def _requeue(self, entry: Entry, how: Return) -> None:
+    def _requeue(self, entry: Entry, how: ReturnKind) -> None:
         if self.node.journal is not None:
             self.node.journal.entry(EventKind.REQUEUED, entry, self.name, how)
         self.put_back(
@@ -348,7 +349,7 @@ class LiveQueue:
             elif not consumer.listed:
                 self.rota.wake(consumer)
 
-    def _vacate_cancelled(self, consumer: Consumer) -> None:
+    def _vacate_cancelled(self, consumer: QueueConsumer) -> None:
         """A classic queue knows consumers by their tags alone: whoever has the tag now gets the room."""
         if self.is_quorum:
             if not consumer.holding and consumer in self.rota.leaving:
@@ -460,7 +461,7 @@ class LiveQueue:
     def _restart_with(self, entry: Entry, loss: Loss = Loss.CRASH) -> None:
         if self.durable and entry.content.properties.delivery_mode == 2:
             entry.redelivered = True
-            self._requeue(entry, Return.CLOSE)
+            self._requeue(entry, ReturnKind.CLOSE)
         else:
             self._lose(entry, loss)
 
@@ -476,14 +477,14 @@ class LiveQueue:
         serving = min(len(rota.consumers), 1) if rota.is_single else len(rota.consumers)
         return serving + len(rota.leaving)
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: QueueConsumer) -> None:
         """A consumer begins."""
         self.ticks.before_change()
         self._had_consumers = True
         self.rota.add(consumer)
         self.pump()
 
-    def remove_consumer(self, consumer: Consumer, *, by_client: bool = False) -> None:
+    def remove_consumer(self, consumer: QueueConsumer, *, by_client: bool = False) -> None:
         """A consumer ends; an auto-delete queue goes with its last one."""
         self.ticks.before_change()
         self.rota.remove(consumer)
@@ -502,7 +503,7 @@ class LiveQueue:
         if not self.is_quorum:
             self._lease.renew()
 
-    def apply(self, settings: Settings) -> None:
+    def apply(self, settings: QueueSettings) -> None:
         """New settings, from a policy: they hold for what is there, except for the time to live."""
         was_safe, self.settings = self.settings.at_least_once, settings
         if was_safe and not settings.at_least_once:
@@ -510,3 +511,6 @@ class LiveQueue:
         self._lease.renew()
         if settings.bounded:
             self._trim()
+
+
+__getattr__ = old_names(__name__, {"Return": "ReturnKind"})

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from hopback.renamed import old_names
+
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.session import ChannelState
+    from hopback.broker.embedded.session import SessionChannel
     from hopback.fields import Headers
 
-__all__ = ["Consumer", "Rota"]
+__all__ = ["QueueConsumer", "Rota"]
 
 
-class Consumer:
+class QueueConsumer:
     """A consumer: at most `prefetch` unsettled deliveries at once, 0 for no limit."""
 
     __slots__ = (
@@ -34,7 +36,7 @@ class Consumer:
         self,
         tag: str,
         queue: LiveQueue,
-        channel: ChannelState,
+        channel: SessionChannel,
         *,
         prefetch: int,
         no_ack: bool,
@@ -67,10 +69,10 @@ class Rota:
     __slots__ = ("_ready", "_single", "_tiered", "consumers", "leaving")
 
     def __init__(self, *, single_active: bool) -> None:
-        self.consumers: list[Consumer] = []
-        self.leaving: list[Consumer] = []
+        self.consumers: list[QueueConsumer] = []
+        self.leaving: list[QueueConsumer] = []
         """Those that were cancelled and still hold messages, as far as the queue remembers them."""
-        self._ready: deque[Consumer] = deque()
+        self._ready: deque[QueueConsumer] = deque()
         self._single = single_active
         self._tiered = False
 
@@ -80,17 +82,17 @@ class Rota:
         return self._single
 
     @property
-    def active(self) -> Consumer | None:
+    def active(self) -> QueueConsumer | None:
         """The single active consumer, where the queue has such a thing."""
         return self.consumers[0] if self._single and self.consumers else None
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: QueueConsumer) -> None:
         """A consumer has come."""
         self.consumers.append(consumer)
         self._tiered = len({each.priority for each in self.consumers}) > 1
         self.wake(consumer)
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: QueueConsumer) -> None:
         """A consumer is gone; the next one may become the active one."""
         consumer.cancelled = True
         self.consumers.remove(consumer)
@@ -101,7 +103,7 @@ class Rota:
         if self._single and self.consumers:
             self.wake(self.consumers[0])
 
-    def wake(self, consumer: Consumer) -> None:
+    def wake(self, consumer: QueueConsumer) -> None:
         """It may have room again: let it take its turn."""
         if consumer.listed or consumer.cancelled:
             return
@@ -110,7 +112,7 @@ class Rota:
         consumer.listed = True
         self._ready.append(consumer)
 
-    def next(self) -> Consumer | None:
+    def next(self) -> QueueConsumer | None:
         """Whose turn it is, or None if nobody has room."""
         ready = self._ready
         while ready:
@@ -124,8 +126,11 @@ class Rota:
             ready.remove(consumer)
         return None
 
-    def _foremost(self) -> Consumer:
+    def _foremost(self) -> QueueConsumer:
         """The first in line of those with the highest priority."""
         if not self._tiered:
             return self._ready[0]
         return max(self._ready, key=lambda consumer: consumer.priority)
+
+
+__getattr__ = old_names(__name__, {"Consumer": "QueueConsumer"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from hopback.broker.embedded.arguments import integer_problem
 from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.patience import Patience
-from hopback.broker.embedded.queue import Return
+from hopback.broker.embedded.queue import ReturnKind
 from hopback.broker.embedded.refusal import (
     Refusal,
     access_refused,
@@ -16,8 +16,9 @@ from hopback.broker.embedded.refusal import (
     precondition_failed,
 )
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right, refused_access, refused_topic
-from hopback.broker.embedded.rota import Consumer
+from hopback.broker.embedded.rota import QueueConsumer
 from hopback.broker.embedded.stored import Taken
+from hopback.renamed import old_names
 from hopback.topology.model import ExchangeType
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from hopback.message import Message, Properties
     from hopback.topology.model import Binding, Exchange, Queue
 
-__all__ = ["ChannelState", "Session", "Sink"]
+__all__ = ["Session", "SessionChannel", "Sink"]
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Session:
         self.user = user
         self.rights = rights
         """What the user may do; None: everything."""
-        self.channels: dict[int, ChannelState] = {}
+        self.channels: dict[int, SessionChannel] = {}
         self.is_open = True
 
     def check(self, right: Right, kind: str, name: str) -> None:
@@ -78,11 +79,11 @@ class Session:
     def _named(self, right: Right) -> Right | None:
         return right if self.node.profile.refusals_name_the_right else None
 
-    def open_channel(self, sink: Sink, number: int | None = None) -> ChannelState:
+    def open_channel(self, sink: Sink, number: int | None = None) -> SessionChannel:
         """A new channel."""
         if number is None:
             number = max(self.channels, default=0) + 1
-        channel = self.channels[number] = ChannelState(self, number, sink)
+        channel = self.channels[number] = SessionChannel(self, number, sink)
         return channel
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Session:
             channel.sink.closed(refusal)
 
 
-class ChannelState:
+class SessionChannel:
     """One channel. A refusal closes it (or its connection) and is raised to whoever asked."""
 
     __slots__ = (
@@ -135,7 +136,7 @@ class ChannelState:
         """For each consumer that begins from now on."""
         self.ceiling = 0
         """For the channel as a whole."""
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, QueueConsumer] = {}
         self.unacked: dict[int, Taken] = {}
         self._tag = 0
         self._lowest = 1
@@ -166,7 +167,7 @@ class ChannelState:
         self.session.channels.pop(self.number, None)
         self._patience.clear()
         held, self.unacked = list(self.unacked.values()), {}
-        self._give_back(held, Return.CLOSE)
+        self._give_back(held, ReturnKind.CLOSE)
         for consumer in tuple(self.consumers.values()):
             consumer.queue.remove_consumer(consumer)
         self.consumers.clear()
@@ -315,7 +316,7 @@ class ChannelState:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
         _check_priority(queue, arguments)
         self._check_consumer(queue, exclusive=exclusive)
-        consumer = Consumer(
+        consumer = QueueConsumer(
             tag or self.node.made_up("amq.ctag-"),
             queue,
             self,
@@ -329,7 +330,7 @@ class ChannelState:
         queue.add_consumer(consumer)
         return consumer.tag
 
-    def _inherit(self, consumer: Consumer) -> None:
+    def _inherit(self, consumer: QueueConsumer) -> None:
         """To a quorum queue a cancelled consumer that still holds messages is the same as the next one
         of its tag and channel."""
         leaving = consumer.queue.rota.leaving
@@ -356,28 +357,28 @@ class ChannelState:
         if consumer is not None:
             consumer.queue.remove_consumer(consumer, by_client=True)
 
-    def lose_consumer(self, consumer: Consumer) -> None:
+    def lose_consumer(self, consumer: QueueConsumer) -> None:
         """The broker has ended it: its queue is gone."""
         if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
             self.sink.cancelled(consumer.tag)
 
-    def end_consumer(self, consumer: Consumer) -> None:
+    def end_consumer(self, consumer: QueueConsumer) -> None:
         """The broker ends it and takes back what it holds; to settle that later means nothing."""
         held = [taken for taken in self.unacked.values() if taken.consumer is consumer]
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.queue.remove_consumer(consumer)
             self.sink.cancelled(consumer.tag)
-        consumer.queue.returned([taken for taken in held if not taken.void], Return.TIMEOUT)
+        consumer.queue.returned([taken for taken in held if not taken.void], ReturnKind.TIMEOUT)
         for taken in held:
             taken.void = True
 
-    def has_room(self, _consumer: Consumer) -> bool:
+    def has_room(self, _consumer: QueueConsumer) -> bool:
         """Whether the channel as a whole lets another delivery through."""
         if not self.is_open or self.paused:
             return False
         return not self.ceiling or len(self.unacked) < self.ceiling
 
-    def hand_over(self, queue: LiveQueue, entry: Entry, consumer: Consumer) -> None:
+    def hand_over(self, queue: LiveQueue, entry: Entry, consumer: QueueConsumer) -> None:
         """Deliver a copy to a consumer."""
         taken = self._take(queue, entry, consumer)
         if consumer.no_ack:
@@ -405,7 +406,7 @@ class ChannelState:
         self._tag += 1
         return self._tag
 
-    def _take(self, queue: LiveQueue, entry: Entry, consumer: Consumer | None) -> Taken:
+    def _take(self, queue: LiveQueue, entry: Entry, consumer: QueueConsumer | None) -> Taken:
         self._tag += 1
         taken = Taken(self._tag, queue, entry, consumer, self.node.now())
         if queue.is_quorum:
@@ -435,18 +436,18 @@ class ChannelState:
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
         """Give back, or let die."""
-        self._refuse(self._named(tag, multiple=multiple), Return.NACK, requeue=requeue)
+        self._refuse(self._named(tag, multiple=multiple), ReturnKind.NACK, requeue=requeue)
 
     def reject(self, tag: int, *, requeue: bool) -> None:
         """The same for one."""
-        self._refuse(self._named(tag, multiple=False), Return.REJECT, requeue=requeue)
+        self._refuse(self._named(tag, multiple=False), ReturnKind.REJECT, requeue=requeue)
 
     def recover(self) -> None:
         """Put everything unsettled back into its queues."""
         held, self.unacked = list(self.unacked.values()), {}
-        self._give_back(held, Return.RECOVER)
+        self._give_back(held, ReturnKind.RECOVER)
 
-    def _refuse(self, deliveries: list[Taken], how: Return, *, requeue: bool) -> None:
+    def _refuse(self, deliveries: list[Taken], how: ReturnKind, *, requeue: bool) -> None:
         if requeue:
             self._give_back(deliveries, how)
         else:
@@ -456,7 +457,7 @@ class ChannelState:
         if self.ceiling:
             self._wake_all()
 
-    def _give_back(self, deliveries: Iterable[Taken], how: Return) -> None:
+    def _give_back(self, deliveries: Iterable[Taken], how: ReturnKind) -> None:
         by_queue: dict[LiveQueue, list[Taken]] = {}
         for taken in deliveries:
             if not taken.void:
@@ -490,3 +491,6 @@ def _check_priority(queue: LiveQueue, arguments: Headers) -> None:
         raise precondition_failed(
             f"invalid arg 'x-priority' for {queue.node.place('queue', queue.name)}: {problem}"
         )
+
+
+__getattr__ = old_names(__name__, {"ChannelState": "SessionChannel"})

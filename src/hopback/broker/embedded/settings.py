@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.renamed import old_names
 from hopback.topology.policy_pattern import pattern_matches
 
 if TYPE_CHECKING:
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.topology.model import Policy
 
-__all__ = ["Settings", "policy_for", "settings_for"]
+__all__ = ["QueueSettings", "policy_for", "settings_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class QueueSettings:
     """The effective settings of a queue; None where there is no such limit."""
 
     ttl: float | None = None
@@ -84,7 +85,7 @@ class _Sources:
 
 def settings_for(
     arguments: Headers, policy: Headers, operator: Headers, *, quorum: bool, profile: Profile
-) -> Settings:
+) -> QueueSettings:
     """What the arguments and the definitions of both policies amount to."""
     sources = _Sources(arguments, policy, operator)
     overflow = sources.text("overflow", policy_wins=quorum) or "drop-head"
@@ -93,7 +94,7 @@ def settings_for(
     retry_min = sources.seconds("delayed-retry-min")
     retry_max = sources.seconds("delayed-retry-max")
     delays = quorum and profile.delayed_retry and retry_min is not None
-    return Settings(
+    return QueueSettings(
         ttl=sources.seconds("message-ttl"),
         expires=_expires(sources, quorum=quorum, profile=profile),
         max_length=sources.least("max-length"),
@@ -140,3 +141,6 @@ def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> 
         if policy.apply_to in kinds and pattern_matches(policy.pattern, name)
     ]
     return max(matching, key=lambda policy: (policy.priority, policy.name), default=None)
+
+
+__getattr__ = old_names(__name__, {"Settings": "QueueSettings"})

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hopback.message import Properties
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.rota import Consumer
+    from hopback.broker.embedded.rota import QueueConsumer
     from hopback.fields import FieldValue, FurtherHeaders, Headers
 
-__all__ = ["Content", "Entry", "Taken", "copied", "copied_table", "taken_off", "with_headers"]
+__all__ = ["Entry", "StoredContent", "Taken", "copied", "copied_table", "taken_off", "with_headers"]
 
 _PLAIN = frozenset({str, int, bool, float, type(None)})
 """The types seen most, which need no copy."""
@@ -69,7 +70,7 @@ def with_headers(
     )
 
 
-class Content:
+class StoredContent:
     """What was published or dead-lettered; all its copies share it, and nothing changes it.
 
     `keys` are the routing key and then those of `CC` and `BCC`. `headers` are the broker's own
@@ -127,7 +128,7 @@ class Entry:
 
     __slots__ = ("acquired", "content", "expires", "failed", "number", "redelivered")
 
-    def __init__(self, content: Content, number: int, expires: float | None) -> None:
+    def __init__(self, content: StoredContent, number: int, expires: float | None) -> None:
         self.content = content
         self.number = number
         self.expires = expires
@@ -159,7 +160,7 @@ class Taken:
         tag: int,
         source: LiveQueue,
         entry: Entry,
-        consumer: Consumer | None,
+        consumer: QueueConsumer | None,
         at: float,
     ) -> None:
         self.tag = tag
@@ -213,3 +214,6 @@ class Taken:
             # Where the broker adds to headers, it sorts them.
             headers = dict(sorted((headers | self.counts).items()))
         return with_headers(content.properties, headers)
+
+
+__getattr__ = old_names(__name__, {"Content": "StoredContent"})

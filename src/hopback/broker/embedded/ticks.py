@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.renamed import old_names
+
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
 
-__all__ = ["TICK_S", "Tally", "Ticks"]
+__all__ = ["TICK_S", "QueueTotals", "Ticks"]
 
 TICK_S = 5.0
 """RabbitMQ's default for the tick of a quorum queue and for the interval of its statistics."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class QueueTotals:
     """How much there is in a queue at one moment."""
 
     ready: int = 0
@@ -42,7 +44,7 @@ class Ticks:
     def __init__(self, queue: LiveQueue) -> None:
         self._queue = queue
         self._tick = self._now()
-        self._tally = Tally()
+        self._tally = QueueTotals()
 
     def before_change(self) -> None:
         """The queue is about to change."""
@@ -50,14 +52,14 @@ class Ticks:
         if tick != self._tick:
             self._tick, self._tally = tick, self.exact()
 
-    def last(self) -> Tally:
+    def last(self) -> QueueTotals:
         """What there was at the last tick."""
         return self._tally if self._now() == self._tick else self.exact()
 
-    def exact(self) -> Tally:
+    def exact(self) -> QueueTotals:
         """What there is now."""
         queue = self._queue
-        return Tally(
+        return QueueTotals(
             len(queue.ready),
             queue.unacked,
             len(queue.safe),
@@ -67,3 +69,6 @@ class Ticks:
 
     def _now(self) -> int:
         return int(self._queue.node.now() // TICK_S)
+
+
+__getattr__ = old_names(__name__, {"Tally": "QueueTotals"})

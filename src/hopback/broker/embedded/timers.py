@@ -6,10 +6,12 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
+from hopback.renamed import old_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Alarm", "Timers"]
+__all__ = ["Deadline", "Timers"]
 
 
 class Timers:
@@ -18,11 +20,11 @@ class Timers:
     __slots__ = ("_count", "_heap", "on_earlier")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Alarm]] = []
+        self._heap: list[tuple[float, int, Deadline]] = []
         self._count = 0
         self.on_earlier: Callable[[float], object] | None = None
 
-    def add(self, due: float, alarm: Alarm) -> None:
+    def add(self, due: float, alarm: Deadline) -> None:
         """Let `alarm` go off at `due`, after those that were set for the same moment before."""
         self._count += 1
         heap = self._heap
@@ -52,7 +54,7 @@ class Timers:
         return fired
 
 
-class Alarm:
+class Deadline:
     """One recurring purpose with at most one deadline, for example the head of a queue.
 
     Setting it to a later moment is left out: it goes off early, and its action looks again.
@@ -79,3 +81,6 @@ class Alarm:
         """Run the action once."""
         self.due = inf
         self._action()
+
+
+__getattr__ = old_names(__name__, {"Alarm": "Deadline"})

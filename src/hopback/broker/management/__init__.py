@@ -11,19 +11,22 @@ from hopback.broker.management.address import ManagementAddress, virtual_host
 from hopback.broker.management.client import Management
 from hopback.broker.management.readings import (
     Alarm,
-    Counts,
+    BrokerOverview,
     FeatureFlag,
-    Overview,
+    QueueCounts,
     QueueReading,
 )
+from hopback.renamed import old_names
 
 __all__ = [
     "Alarm",
-    "Counts",
+    "BrokerOverview",
     "FeatureFlag",
     "Management",
     "ManagementAddress",
-    "Overview",
+    "QueueCounts",
     "QueueReading",
     "virtual_host",
 ]
+
+__getattr__ = old_names(__name__, {"Counts": "QueueCounts", "Overview": "BrokerOverview"})

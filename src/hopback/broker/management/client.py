@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hopback.broker.management.address import ManagementAddress
     from hopback.broker.management.readings import (
         Alarm,
-        Counts,
+        BrokerOverview,
         FeatureFlag,
-        Overview,
+        QueueCounts,
         QueueReading,
     )
     from hopback.clock import Clock
@@ -65,7 +65,7 @@ class Management:
         """Close the connections. Safe to repeat."""
         await self._http.close()
 
-    async def overview(self) -> Overview:
+    async def overview(self) -> BrokerOverview:
         """Version and names of the broker."""
         return readings.read_overview(await self._object(path("overview")))
 
@@ -97,7 +97,7 @@ class Management:
         place = path("queues", vhost, name)
         return readings.read_queue(await self._object(place, _LAST_MINUTE), now)
 
-    async def totals(self, vhost: str) -> dict[str, Counts]:
+    async def totals(self, vhost: str) -> dict[str, QueueCounts]:
         """How many messages each queue has, ready, unacked and held back, by name.
 
         Not from the statistics: exact for classic queues, as old as the last tick for quorum queues.

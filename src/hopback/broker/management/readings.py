@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hopback.errors import ManagementError
+from hopback.renamed import old_names
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LAG_S",
     "Alarm",
-    "Counts",
+    "BrokerOverview",
     "FeatureFlag",
-    "Overview",
+    "QueueCounts",
     "QueueReading",
     "is_known_type",
     "read_alarm",
@@ -39,7 +40,7 @@ _Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class BrokerOverview:
     """What the broker says of itself."""
 
     version: BrokerVersion
@@ -68,7 +69,7 @@ class FeatureFlag:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class QueueCounts:
     """How many messages a queue holds, by a source that may lag.
 
     `held_back` is what at-least-once dead-lettering could not deliver yet: invisible to AMQP.
@@ -100,20 +101,20 @@ class QueueReading:
     state: str | None
     idle_since: str | None
     leader: str | None
-    counts: Counts
+    counts: QueueCounts
     publish_rate: float | None = None
     """Messages per second published into it: of one queue the mean of the last minute, in a listing that of
     the last seconds, which may be 0 between two of them. None where the statistics have none."""
 
 
-def read_overview(data: _Json) -> Overview:
+def read_overview(data: _Json) -> BrokerOverview:
     """The answer of `/api/overview`."""
     said = str(data.get("rabbitmq_version") or data.get("management_version") or "")
     try:
         version = BrokerVersion.parse(said)
     except ValueError as exc:
         raise ManagementError(f"overview: expected the broker's version, got {said!r}") from exc
-    return Overview(
+    return BrokerOverview(
         version,
         str(data.get("product_name", "RabbitMQ")),
         str(data.get("erlang_version", "")),
@@ -179,9 +180,9 @@ def _type_name(data: _Json) -> str:
     return str(data.get("type") or named or QueueType.CLASSIC)
 
 
-def read_counts(data: _Json, read_at: float) -> Counts:
+def read_counts(data: _Json, read_at: float) -> QueueCounts:
     """The numbers of one entry of `/api/queues`."""
-    return Counts(
+    return QueueCounts(
         _number(data, "messages"),
         _number(data, "messages_ready"),
         _number(data, "messages_unacknowledged"),
@@ -254,3 +255,6 @@ def _rate(data: _Json, key: str) -> float | None:
 def _text(data: _Json, key: str) -> str | None:
     value = data.get(key)
     return value if isinstance(value, str) and value else None
+
+
+__getattr__ = old_names(__name__, {"Overview": "BrokerOverview", "Counts": "QueueCounts"})

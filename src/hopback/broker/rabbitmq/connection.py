@@ -10,10 +10,10 @@ from hopback.broker.rabbitmq.channel import RabbitChannel
 from hopback.broker.rabbitmq.faults import connection_fault
 from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, ProtocolError
 from hopback.version import BrokerVersion
-from hopback.wire.connection import Connection as Core
+from hopback.wire.connection import WireConnection as Core
 from hopback.wire.events import MethodReceived
 from hopback.wire.handshake import ClientHandshake, Tuning
-from hopback.wire.methods import Role
+from hopback.wire.methods import Side
 from hopback.wire.states import ConnectionState
 from hopback.wire.transport import Wire
 
@@ -46,7 +46,7 @@ class RabbitConnection:
         self._confirm_timeout = confirm_timeout
         self._watchers: list[Callable[[bool, str], object]] = []
         self._loop = asyncio.get_running_loop()
-        self._core = Core(Role.CLIENT)
+        self._core = Core(Side.CLIENT)
         self.wire = Wire(self._core, self)
         self._handshake: ClientHandshake | None = ClientHandshake(
             self._core,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.refusal import Refusal
-    from hopback.broker.embedded.session import ChannelState, Session
+    from hopback.broker.embedded.session import Session, SessionChannel
     from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.house import House
 
@@ -58,7 +58,7 @@ class VhostAccess:
             session.close()
 
     @contextmanager
-    def channel(self) -> Iterator[ChannelState]:
+    def channel(self) -> Iterator[SessionChannel]:
         """A channel that lasts for one request."""
         with self.session() as session:
             yield session.open_channel(_Nowhere())

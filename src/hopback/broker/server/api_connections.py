@@ -9,7 +9,7 @@ from hopback.broker.server.json_values import NODE, plain, table
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
-    from hopback.broker.embedded.rota import Consumer
+    from hopback.broker.embedded.rota import QueueConsumer
     from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
     from hopback.broker.server.house import House
@@ -124,7 +124,7 @@ def consumers(house: House, node: Node) -> list[_Object]:
     ]
 
 
-def _consumer(found: Consumer, channel: ServerChannel) -> _Object:
+def _consumer(found: QueueConsumer, channel: ServerChannel) -> _Object:
     return {
         "consumer_tag": plain(found.tag),
         "queue": {"name": found.queue.name, "vhost": channel.state.node.vhost},

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.session import Session
     from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.client import Client
-    from hopback.broker.server.transaction import Transaction
+    from hopback.broker.server.transaction import ChannelTransaction
     from hopback.message import Delivery, Properties
     from hopback.wire.events import Event
 
@@ -40,7 +40,7 @@ class ServerChannel:
         self.state = session.open_channel(self, number)
         self.last_queue = ""
         """The queue that an empty name means: the one declared last."""
-        self.transaction: Transaction | None = None
+        self.transaction: ChannelTransaction | None = None
         self.confirming = False
         self._published = 0
         self._confirmed_from = 0

@@ -15,11 +15,11 @@ from hopback.broker.server.line import ServerLine
 from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
 from hopback.errors import ProtocolError
-from hopback.wire.connection import Connection
+from hopback.wire.connection import WireConnection
 from hopback.wire.contents import Published
 from hopback.wire.events import MethodReceived
 from hopback.wire.handshake import ServerHandshake, Tuning
-from hopback.wire.methods import Role
+from hopback.wire.methods import Side
 from hopback.wire.properties import decode_properties
 from hopback.wire.states import ConnectionState
 
@@ -50,7 +50,7 @@ class Client:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.core = Connection(Role.SERVER, wire_limits(house))
+        self.core = WireConnection(Side.SERVER, wire_limits(house))
         self.line = ServerLine(self.core, self)
         self.envelopes = Envelopes()
         self.peer = ""

@@ -11,7 +11,7 @@ from hopback.wire.transport import Owner, Wire
 
 if TYPE_CHECKING:
     from hopback.errors import BrokerError
-    from hopback.wire.connection import Connection
+    from hopback.wire.connection import WireConnection
 
 __all__ = ["LineOwner", "ServerLine"]
 
@@ -45,7 +45,7 @@ class LineOwner(Owner, Protocol):
 class ServerLine(Wire):
     """A wire that keeps a slow or flooding client from taking memory, or others from their turn."""
 
-    def __init__(self, connection: Connection, owner: LineOwner) -> None:
+    def __init__(self, connection: WireConnection, owner: LineOwner) -> None:
         super().__init__(connection, owner)
         self._told = owner
         self._socket: asyncio.Transport | None = None

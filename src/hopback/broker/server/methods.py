@@ -12,7 +12,7 @@ from hopback.broker.embedded.refusal import (
     precondition_failed,
 )
 from hopback.broker.server.replies import REPLY_TO
-from hopback.broker.server.transaction import Transaction
+from hopback.broker.server.transaction import ChannelTransaction
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _select_transactions(channel: ServerChannel, asked: _Arguments) -> None:
     if channel.confirming:
         channel.refuse(precondition_failed("cannot switch from confirm to tx mode"))
     if channel.transaction is None:
-        channel.transaction = Transaction()
+        channel.transaction = ChannelTransaction()
     channel.reply("tx.select-ok", asked)
 
 
@@ -299,7 +299,7 @@ def _roll_back(channel: ServerChannel, asked: _Arguments) -> None:
     channel.reply("tx.rollback-ok", asked)
 
 
-def _transaction(channel: ServerChannel) -> Transaction:
+def _transaction(channel: ServerChannel) -> ChannelTransaction:
     if channel.transaction is None:
         refusal = precondition_failed("channel is not transactional")
         channel.state.fail(refusal)

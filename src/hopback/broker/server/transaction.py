@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.refusal import Refusal
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Transaction"]
+__all__ = ["ChannelTransaction"]
 
 _MOST_BYTES = 64 * 1024 * 1024
 _STEP_BYTES = 1000
 
 
-class Transaction:
+class ChannelTransaction:
     """What a channel has said since its last commit."""
 
     __slots__ = ("_bytes", "_steps")
@@ -41,3 +42,6 @@ class Transaction:
     def roll_back(self) -> None:
         """Forget it; deliveries stay unsettled."""
         self._steps, self._bytes = [], 0
+
+
+__getattr__ = old_names(__name__, {"Transaction": "ChannelTransaction"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.designs.event_bus import SERVICES
-from hopback.systems.settings import Environment
+from hopback.systems.settings import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ class EventBusSettings:
         `SERVICES` is a list of `name=url`; a name alone is a service of the sample receiver.
         `SERVICES_FILE` stands in its place.
         """
-        found = Environment(variables)
+        found = Variables(variables)
         receiver = found.text("RECEIVER_URL", _RECEIVER).rstrip("/")
         endpoints: dict[str, str] = {}
         for entry in found.names("SERVICES", ",".join(SERVICES)):

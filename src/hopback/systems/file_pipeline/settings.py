@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback.systems.settings import Environment, SettingsError
+from hopback.systems.settings import SettingsError, Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ class PipelineSettings:
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> PipelineSettings:
         """The settings that the variables give; SettingsError names every one that is wrong."""
-        given = Environment(variables)
+        given = Variables(variables)
         found = cls(
             folder=Path(given.text("FILES_FOLDER", "file-pipeline")),
             database=given.text("DATABASE_URL", ""),
@@ -85,7 +85,7 @@ class PipelineSettings:
             raise SettingsError(f"ADMIN_JWT_SECRET: expected at least {_SECRET_BYTES} bytes")
         return found
 
-    def _check(self, given: Environment) -> None:
+    def _check(self, given: Variables) -> None:
         """What two variables say together; values that may be secret are not repeated."""
         if self.storage and not self.storage.startswith("s3://"):
             given.refuse("FILES_STORAGE", "s3://bucket/prefix, or nothing for the folder")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, queues_of, tiers_of
 from hopback.errors import InvalidTopology
-from hopback.systems.settings import Environment
+from hopback.systems.settings import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class FreeFlowSettings:
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> FreeFlowSettings:
         """From environment variables; SettingsError names all that are wrong."""
-        found, plain = Environment(variables), cls()
+        found, plain = Variables(variables), cls()
         settings = cls(
             found.text("DATABASE_URL", plain.database),
             found.flag("HARDENED"),

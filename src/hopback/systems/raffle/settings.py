@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.systems.settings import Environment
+from hopback.systems.settings import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ class RaffleSettings:
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> RaffleSettings:
         """From environment variables; SettingsError names all that are wrong."""
-        found, plain = Environment(variables), cls()
+        found, plain = Variables(variables), cls()
         settings = cls(
             found.text("DATABASE_URL", plain.database),
             found.flag("HARDENED"),
@@ -63,7 +63,7 @@ class RaffleSettings:
         )
 
 
-def _batching(found: Environment, prefix: str, plain: Batching) -> Batching:
+def _batching(found: Variables, prefix: str, plain: Batching) -> Batching:
     return Batching(
         found.number(f"{prefix}_BATCH_SIZE", plain.size, least=1, most=_MOST_ROWS),
         found.number(f"{prefix}_BATCH_TIMEOUT_MS", plain.timeout_ms),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback import QueueType
-from hopback.systems.settings import Environment
+from hopback.systems.settings import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class RatatoskrSettings:
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> RatatoskrSettings:
         """From environment variables; SettingsError names all that are wrong."""
-        found, plain = Environment(variables), cls()
+        found, plain = Variables(variables), cls()
         kind = found.text("RATATOSKR_QUEUE_TYPE", plain.queue_type)
         if kind not in (QueueType.QUORUM, QueueType.CLASSIC):
             found.refuse("RATATOSKR_QUEUE_TYPE", "quorum or classic")

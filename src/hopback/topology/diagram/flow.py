@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.plan import Leave
-from hopback.topology.roles import Role, queue_roles
+from hopback.topology.roles import QueueRole, queue_roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,10 +31,10 @@ _CLASSES = (
     "classDef missing fill:#ffffff,stroke:#c62828,color:#c62828,stroke-dasharray:4 3",
 )
 _SHAPES = {
-    Role.MAIN: ('["', '"]:::main'),
-    Role.RETRY: ('(["', '"]):::retry'),
-    Role.DEAD_LETTER: ('[("', '")]:::dead'),
-    Role.PLAIN: ('["', '"]:::plain'),
+    QueueRole.MAIN: ('["', '"]:::main'),
+    QueueRole.RETRY: ('(["', '"]):::retry'),
+    QueueRole.DEAD_LETTER: ('[("', '")]:::dead'),
+    QueueRole.PLAIN: ('["', '"]:::plain'),
 }
 
 
@@ -146,7 +146,7 @@ class _Flow:
                 continue
             key = queue.arguments.get("x-dead-letter-routing-key")
             end = self.way(exchange, key if isinstance(key, str) else None)
-            when = "expired" if self.roles[queue.name] is Role.RETRY else "dead letters"
+            when = "expired" if self.roles[queue.name] is QueueRole.RETRY else "dead letters"
             text = f"{when}, key {label(key)}" if exchange and isinstance(key, str) else when
             yield f'{self.ids.of("q", queue.name)} -.->|"{text}"| {end}'
 

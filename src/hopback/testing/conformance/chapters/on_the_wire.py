@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.testing.conformance.expect import Mismatch, equal
 from hopback.testing.conformance.row import Tag, row
-from hopback.wire import Connection, Role, parse_url
+from hopback.wire import Side, WireConnection, parse_url
 from hopback.wire.frames import BODY, HEADER, METHOD, frame
 from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import BY_ID, METHODS, decode_arguments, encode_arguments
@@ -89,7 +89,7 @@ async def _conversation(bench: Bench) -> AsyncIterator[_Conversation]:
     """A connection of its own with channel 1 open."""
     address = parse_url(bench.address)
     reader, writer = await asyncio.open_connection(*address.hosts[0])
-    core = Connection(Role.CLIENT)
+    core = WireConnection(Side.CLIENT)
     handshake = ClientHandshake(
         core,
         address.credentials,
