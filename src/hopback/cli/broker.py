@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["broker"]
 
 _MIB = 1024 * 1024
+"""Bytes; the options are in mebibytes."""
 
 
 class _UserType(click.ParamType[tuple[str, str]]):

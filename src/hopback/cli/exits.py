@@ -16,8 +16,12 @@ class Exit(IntEnum):
     """How the command ended."""
 
     OK = 0
+    """Everything that was asked for is done."""
     FAILED = 1
+    """Anything that has no number of its own."""
     USAGE = 2
+    """The command line is wrong; the number that click and getopt give it."""
+    # Scripts depend on the numbers from here on; a new ending gets the next free one.
     PARTIAL = 3
     NOT_ALLOWED = 4
     NOT_FOUND = 5
@@ -27,6 +31,7 @@ class Exit(IntEnum):
     FOUND = 10
     """`--detailed-exit-code`: a plan or check found something."""
     INTERRUPTED = 130
+    """By Ctrl-C: 128 and the number of SIGINT, as shells have it."""
 
 
 class CommandFailed(errors.HopbackError):

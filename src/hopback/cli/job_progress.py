@@ -44,7 +44,9 @@ __all__ = [
 _SPAN_S = 10.0  # long enough to be steady, short enough to follow a new rate
 _BETWEEN_RECORDS_S = 5.0  # twelve lines a minute: a log stays readable
 _BAR_CELLS = 24
+"""Each cell is about 4 % of the job: finer than the eye follows."""
 _NARROW_CELLS = 10
+"""A tenth per cell: what is left of 80 columns beside the counts."""
 _WIDE_COLUMNS = 100  # from here on the wide bar leaves room for a long queue name
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedBroker"]
 
 _WINDOW = 1000
+"""Publishes in flight on a channel: enough that no test waits for confirms by accident."""
 _CONFIRM_TIMEOUT_S = 30.0
+"""As the client of RabbitMQ has it."""
 
 
 class EmbeddedBroker:

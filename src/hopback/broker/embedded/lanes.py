@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["ClassicLane", "PriorityLanes", "QuorumLanes", "Ready"]
 
 _HIGHEST = 31
+"""Quorum queues of 4.3 know the priorities 0 to 31; a higher one counts as 31."""
 _UNSET = 4
+"""The priority of a message that has none, and the last one that 4.0 counts as normal."""
 
 
 class Ready(Protocol):

@@ -15,6 +15,7 @@ from hopback.version import BrokerVersion
 __all__ = ["PROFILES", "CountHeaders", "Discards", "Priorities", "Profile", "profile_for"]
 
 _MIB = 1024 * 1024
+"""Bytes; RabbitMQ gives its limits in mebibytes."""
 
 
 class CountHeaders(StrEnum):

@@ -44,9 +44,13 @@ class ReturnKind(StrEnum):
 
 
 _MOST_HOPS = 500
+"""Dead-lettered so often in one moment of the clock, a message is in a cycle that never waits."""
 _REST_S = 10.0
+"""Such a message is left alone for so long, so that virtual time goes on and others are handled."""
 _MOST_CRASHES = 5
+"""So many crashes …"""
 _CRASH_PERIOD_S = 10.0
+"""… within these seconds, and RabbitMQ's supervisor does not start the queue again."""
 
 _TO_TAIL = frozenset({ReturnKind.NACK, ReturnKind.REJECT, ReturnKind.RECOVER})
 _FAILED = frozenset({ReturnKind.REJECT, ReturnKind.CLOSE})

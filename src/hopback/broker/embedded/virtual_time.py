@@ -29,7 +29,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _START = 1_700_000_000.0
+"""14 November 2023: a fixed moment, so that every run gives the same timestamps."""
 _PATIENCE = 400 * 24 * 3600.0
+"""More than a year: no wait that anyone configures is longer, so the program is stuck."""
 _ANSWER_S = 10.0
 """Real seconds in which an answer is expected: far more than a database on this machine takes. A peer
 that lets them pass is not waited for again before it has spoken: it may only listen, as a log does."""

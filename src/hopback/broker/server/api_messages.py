@@ -22,6 +22,7 @@ __all__ = ["get", "publish"]
 _Json: TypeAlias = "Mapping[str, Any]"
 
 _MOST_MESSAGES = 10_000
+"""What one answer holds is built in memory, while no other client is served."""
 _ACK_MODES = {
     "ack_requeue_true": True,
     "ack_requeue_false": False,

@@ -39,10 +39,12 @@ _log = logging.getLogger("hopback.broker")
 _TURN_BYTES = 256 * 1024
 """How much is handed out to one client before others have their turn."""
 _CLOSE_SECONDS = 3.0
+"""How long a client that is told why may take to answer `connection.close`; then it is cut off."""
 _HANG_UP_SECONDS = 15.0
 """How long a client that has said goodbye may take to hang up. RabbitMQ waits too; clients that write
 on many channels at once would otherwise see a broken pipe."""
 _FORCED = 320
+"""AMQP's CONNECTION_FORCED: the broker stops or an operator asked, so the client did nothing wrong."""
 
 
 class Client:

@@ -21,6 +21,7 @@ _code = struct.Struct(">H").pack
 _DELIVER, _GET_OK, _RETURN = (60 << 16) | 60, (60 << 16) | 71, (60 << 16) | 50
 _ACK, _NACK = (60 << 16) | 80, (60 << 16) | 120
 _ROUTES = 512
+"""Encoded pairs of exchange and routing key that are kept: a few hundred kilobytes at most per client."""
 _NO_ROUTE = b"NO_ROUTE"
 
 

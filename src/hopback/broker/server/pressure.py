@@ -23,7 +23,9 @@ MESSAGE_BYTES = 600
 _WORTH_GIVING_BACK = 16 * 1024 * 1024
 """Published since the last time: below this there is little to give back."""
 _HIGH = 0.95
+"""Publishers are stopped a little below the limit: what is on its way still has to fit."""
 _LOW = 0.8
+"""Far enough below the other that they are not stopped and let go with every message."""
 
 
 class Pressure:

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["BrokerServer"]
 
 _LOOK_S = 0.25
+"""How soon blocked publishers may go on when memory is free again; each look counts all messages."""
 _TIDY_S = 10.0
 """How often memory is given back at most: it takes some milliseconds in which nobody is served."""
 _FAREWELL_S = 1.0
+"""Clients in good order answer a close in milliseconds; who does not is cut off."""
 _LARGEST_REQUEST = 16 * 1024 * 1024
+"""A body of the HTTP API: definitions of a large broker are a few megabytes."""
 
 
 class BrokerServer:

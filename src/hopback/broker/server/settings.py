@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ClockKind", "ServerLimits", "ServerSettings"]
 
 _MIB = 1024 * 1024
+"""Bytes; limits are given in mebibytes."""
 
 
 class ClockKind(StrEnum):

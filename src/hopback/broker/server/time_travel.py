@@ -30,6 +30,7 @@ _PATIENCE_S = 10.0
 _A_TURN = 100
 """So many deadlines, and others have their turn."""
 _LONGEST_S = 10 * 365 * 24 * 3600.0
+"""Ten years: more is a mistake in the unit, milliseconds for seconds."""
 
 
 @dataclass(frozen=True, slots=True)

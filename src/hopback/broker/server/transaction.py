@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["ChannelTransaction"]
 
 _MOST_BYTES = 64 * 1024 * 1024
+"""Of one open transaction; it stands in memory beside the queues, which have a limit of their own."""
 _STEP_BYTES = 1000
+"""What a step takes beside its body, so that empty messages and acks count too."""
 
 
 class ChannelTransaction:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["receiver"]
 
 _TOO_EARLY = 425
+"""HTTP 425: the status by which a receiver says that an event is not due yet."""
 _MOST_REMEMBERED = 1000
+"""Per service, for those who look; the demo runs for hours."""
 
 
 @dataclass(slots=True)

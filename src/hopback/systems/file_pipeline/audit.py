@@ -22,6 +22,7 @@ app: App
 
 _QUEUE = "q.audit"
 _LONGEST = 65_536
+"""Bytes of a body that are kept: messages of the pipeline have some hundreds."""
 
 
 def add_audit(app: App, runtime: PartRuntime) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SYSTEM"]
 
 _EVERY_S = 4.0
+"""Slow enough that one file can be followed through all parts before the next one comes."""
 _HOME = "hopback.systems.file_pipeline"
 
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Fingerprint", "Folder", "checked_id", "fingerprint", "shown_name"]
 
 _BLOCK = 1 << 20
+"""Bytes that are read at once: memory does not grow with the file."""
 _LONGEST_NAME = 200
+"""Characters: below the 255 bytes of file systems for most scripts, and short enough to show."""
 _FORGOTTEN_S = 24 * 3600.0
+"""An unfinished upload of yesterday is one whose process was killed; none takes a day."""
 _UNFIT = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )

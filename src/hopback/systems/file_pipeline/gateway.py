@@ -36,6 +36,7 @@ __all__ = ["app", "gateway"]
 app: Starlette
 
 _MOST = 500
+"""Rows of one answer: a page, not an export."""
 _CORRELATION = re.compile(r"[!-~]{1,128}")
 
 

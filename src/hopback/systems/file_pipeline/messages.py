@@ -39,6 +39,7 @@ __all__ = [
 COMMANDS = "domain.commands"
 EVENTS = "domain.events"
 _VERSION = 1
+"""Of the envelope; counted up when a field changes its meaning."""
 _IDS = uuid.UUID("5f0c2f0e-8f57-5a3b-9d0e-2f1a6c1d7b10")
 """The namespace in which a message's id follows from what caused it."""
 

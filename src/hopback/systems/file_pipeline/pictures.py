@@ -17,8 +17,11 @@ __all__ = ["BrokenPicture", "describe_picture", "thumbnail_of"]
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)
+"""Pixels of a thumbnail: fit for a list of files, and some tens of kilobytes as PNG."""
 _LONGEST = 200
+"""Characters of one tag: more is no name and no number but data."""
 _MOST_TAGS = 60
+"""A camera writes some forty; a hostile file thousands."""
 
 
 class BrokenPicture(Exception):

@@ -35,6 +35,7 @@ _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _QUEUE = "q.projection"
 _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
+"""Files in one sweep: each is a transaction, and the rest comes with the next sweep, seconds later."""
 _COLUMNS = [field.name for field in fields(Process)]
 _KNOWN = frozenset(fact.TYPE for fact in FACTS)
 

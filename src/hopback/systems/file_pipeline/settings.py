@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["PipelineSettings"]
 
 _MEBIBYTE = 1024 * 1024
+"""Bytes; the limit of an upload is given in mebibytes."""
 _SECRET_BYTES = 32
+"""RFC 7518, 3.2: a key of HS256 has at least the 256 bits of its hash."""
 
 
 @dataclass(frozen=True, slots=True)

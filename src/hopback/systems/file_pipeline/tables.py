@@ -30,6 +30,7 @@ _METADATA = MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 _JSON = JSON(none_as_null=True)
 _LOCK = 0x66696C6573
+"""The word "files" in ASCII: a number that no other program takes for its advisory lock."""
 
 uploads = Table(
     "file_pipeline_uploads",

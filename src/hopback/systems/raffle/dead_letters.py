@@ -29,7 +29,9 @@ __all__ = ["dead_letter_consumer"]
 
 _LOG = logging.getLogger("hopback.systems.raffle.dead_letters")
 _LONGEST_PAUSE = 60.0
+"""Seconds that a failed batch is held: a database that is back is noticed within a minute."""
 _MOST_LOGGED = 2000
+"""Bytes of a dropped body in the log; the whole of it is in the table."""
 
 # It never gives up: there is no retry queue, a failed batch waits in hand and is requeued. Should
 # the consumer itself be broken, the message begins anew in the main queue.
