@@ -90,7 +90,7 @@ class Endpoint:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and tell where: port 0 takes a free one. OSError if it cannot be had."""
+        """Listen, and tell where: port 0 takes a free one. OSError if it is in use."""
         self._server = await asyncio.start_server(
             self._on_connection, host, port, limit=_MOST_BYTES
         )

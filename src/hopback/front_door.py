@@ -39,7 +39,7 @@ def front_door(
         return value
 
     def names() -> list[str]:
-        """Everything that can be had, loaded or not."""
+        """Every public name, loaded or not."""
         return sorted({*vars(sys.modules[package]), *home_of})
 
     return load, names

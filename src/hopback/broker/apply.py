@@ -1,6 +1,6 @@
 """Carrying out a plan: create what is missing, replace only what was named and is not in use.
 
-Every step is safe to repeat; an interruption anywhere is mended by planning and applying again.
+Every step is safe to repeat; after an interruption anywhere, plan and apply again.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Broker(Protocol):
         """Where it is, fit to be shown: never a password."""
 
     async def connect(self, name: str = "hopback") -> Connection:
-        """A new connection, shown to operators as `name`; ConnectionFailed if it cannot be had."""
+        """A new connection, shown to operators as `name`; ConnectionFailed if it cannot be made."""
 
 
 class Connection(Protocol):

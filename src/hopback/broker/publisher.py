@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Publisher"]
 
 _NACKS_IN_A_ROW = 10
-"""A channel that first met a quorum queue without a leader is nacked for ever on RabbitMQ ≤ 3.12.0,
+"""A channel that first met a quorum queue without a leader is nacked forever on RabbitMQ ≤ 3.12.0,
 though the queue has a new leader: only a new channel helps."""
 _SECONDS_BETWEEN_REOPENINGS = 1.0  # a queue that goes on refusing must not cost a channel each time
 

@@ -32,7 +32,7 @@ __all__ = [
 
 _LOG = logging.getLogger("hopback.broker")
 _FATAL = (TopologyError, UnsafeOperation)
-"""What a new connection cannot mend: these end the loop."""
+"""What a new connection cannot repair: these end the loop."""
 
 
 class LineState(StrEnum):
@@ -83,7 +83,7 @@ class Backoff:
 class Supervised:
     """Keeps a session alive on a broker until it is stopped.
 
-    `run` is the loop. It returns after `stop`, and raises only what no new connection can mend (a
+    `run` is the loop. It returns after `stop`, and raises only what no new connection can repair (a
     conflict of topologies, a refusal of ours, a user that the broker refuses at the first try; later
     that may be a password that is being changed). Everything else, also an unexpected error of the
     session, is tried again after the back-off; it is told to `on_failure`, or logged without one.

@@ -55,7 +55,7 @@ _RULES = (
     _Rule(
         _FIRST,
         BrokerVersion(3, 12, 1),
-        "A channel whose first publish meets a dead leader is nacked for ever; Hopback opens a new "
+        "A channel whose first publish meets a dead leader is nacked forever; Hopback opens a new "
         "one, other clients may not.",
     ),
     _Rule(

@@ -33,7 +33,7 @@ class BreakerPolicy:
     probes: int = 1
 
     def __post_init__(self) -> None:
-        # A queue that probes nothing would stay paused for ever.
+        # A queue that probes nothing would stay paused forever.
         wrong = tuple(
             Problem(name, f"{least} or more", repr(found))
             for name, least in (("failures", 1), ("cool_down", 0), ("probes", 1))

@@ -69,7 +69,7 @@ def failures_so_far(headers: Headers, plan: Plan) -> int:
 def origin_of(delivery: Delivery, plan: Plan | None = None) -> tuple[str, str]:
     """Exchange and routing key by which the message first came to its queue.
 
-    Our own headers know it; else the design's (a consumer of another make wrote them); else the
+    Our own headers know it; else the design's (another library's consumer wrote them); else the
     broker's record of the first death in the queue; else it is as the delivery says.
     """
     queue = delivery.queue if plan is None else plan.queue
@@ -94,7 +94,7 @@ def _counted_by_design(known: History, plan: Plan) -> int:
     """The design's own counter, if it was written for this queue.
 
     Copies that reach other queues through a shared exchange carry it too. Where we wrote it, our
-    mark beside it names the queue; where a consumer of another make did, the message must come
+    mark beside it names the queue; where another library's consumer did, the message must come
     from one of this queue's own retry queues.
     """
     if known.marked_queue is None:

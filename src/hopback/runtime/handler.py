@@ -287,7 +287,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """The annotations, resolved; a name that cannot be resolved is the developer's to mend."""
+    """The annotations, resolved; a name that cannot be resolved is the developer's to correct."""
     try:
         return get_type_hints(call if inspect.isroutine(call) else _called(call))
     except NameError as error:

@@ -1,8 +1,8 @@
 """Whether a service is alive and whether it is ready, and why not.
 
 Alive: every consumer is known to the broker, or is being restored. A consumer that stays lost on a
-connection that works is what a restart may mend, so it ends liveness; a broker that is away does not,
-because a restart mends nothing there. Ready: connected, and every consumer takes deliveries.
+connection that works is what a restart may repair, so it ends liveness; a broker that is away does not,
+because a restart repairs nothing there. Ready: connected, and every consumer takes deliveries.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Health:
         self._lost_since = dict.fromkeys(lost, now) | kept
 
     def alive(self) -> Condition:
-        """Whether a restart would mend nothing."""
+        """Whether a restart would repair nothing."""
         self.look()
         return self._condition(self._grave())
 

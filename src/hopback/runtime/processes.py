@@ -142,7 +142,7 @@ def _fact(line: bytes) -> dict[str, Any]:
 class Supervisor:
     """Keeps `count` children alive. `command(number, descriptor)` starts one.
 
-    A child that ends before it was ever ready has something wrong that a restart does not mend:
+    A child that ends before it was ever ready has something wrong that a restart does not repair:
     then all end, and `code` is its exit code. One that dies later is started again after a pause.
     With `changes` (an awaitable that returns when files have changed) all are started anew on each
     change, and a child that cannot start waits for the next one. What a child died of, handling it
@@ -228,7 +228,7 @@ class Supervisor:
         return ended
 
     async def _not_startable(self, ended: Ended, changed: asyncio.Event) -> None:
-        """Without reloading that is the end; with it, the developer mends the file."""
+        """Without reloading that is the end; with it, the developer corrects the file."""
         if self.changes is not None:
             await self._unless_ending(changed, None)
             return

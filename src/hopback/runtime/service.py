@@ -397,7 +397,7 @@ class Service:
             raise
 
     async def run(self) -> Report:
-        """Run until `stop`; raises what no new connection can mend."""
+        """Run until `stop`; raises what no new connection can repair."""
         self._publisher.start()
         self.app.connected(self._outlet.send, self)
         try:
@@ -497,7 +497,7 @@ async def _counted(connection: Connection, queue: str) -> QueueState | None:
 
 
 def _gravest(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one that decides: what no new connection can mend, then what we know, then the rest."""
+    """The one that decides: what no new connection can repair, then what we know, then the rest."""
     for kind in ((TopologyError, UnsafeOperation), HopbackError, BaseException):
         found = next((one for one in failures.exceptions if isinstance(one, kind)), None)
         if found is not None:

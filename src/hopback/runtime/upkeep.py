@@ -92,15 +92,15 @@ class Upkeep:
         """Restore what publishes have missed, for as long as the connection lasts.
 
         Never at once: a queue that is being replaced is back within the first pause. And after each
-        look that mended nothing later: an exchange of ours may rightly have no queue for a message.
+        look that repaired nothing later: an exchange of ours may rightly have no queue for a message.
         """
         fruitless = 0
         while True:
             await self._wanted.wait()
             await asyncio.sleep(self._world.backoff.delay(fruitless + 1, self._world.chance()))
             self._wanted.clear()
-            mended = await self._restore(connection, since=self._time())
-            fruitless = 0 if mended else fruitless + 1
+            repaired = await self._restore(connection, since=self._time())
+            fruitless = 0 if repaired else fruitless + 1
 
     async def _restore(self, connection: Connection, *, since: float) -> bool:
         """Look at everything, unless somebody has on this connection since then; whether it helped."""

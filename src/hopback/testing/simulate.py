@@ -38,7 +38,7 @@ DEFAULT_VERSION = BrokerVersion(4, 0)
 
 _MOST_RUNS = 10_000  # what runs on after that never ends
 _MOST_IDLE_DEADLINES = 100
-"""A dead letter that cannot be delivered is tried again for ever; so often we watch it."""
+"""A dead letter that cannot be delivered is tried again forever; so often we watch it."""
 
 
 def simulate(

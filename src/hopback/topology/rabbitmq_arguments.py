@@ -210,7 +210,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         gaps=(
             Gap(
                 Span(_V3_10),
-                "a quorum queue refuses it there; messages would stay in it for ever",
+                "a quorum queue refuses it there; messages would stay in it forever",
                 _is_quorum,
             ),
         ),

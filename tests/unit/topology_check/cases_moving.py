@@ -182,7 +182,7 @@ MOVING = (
         sound(),
         "error",
         "queue `orders.retry.1s`",
-        "waits for ever",
+        "waits forever",
     ),
     Case(
         "retry-without-return",

@@ -111,7 +111,7 @@ class Letter:
 class Safekeeping:
     """The dead letters of an at-least-once queue, kept until every target has taken them.
 
-    A letter that finds no target, or only such as would close a cycle, stays for ever: that is
+    A letter that finds no target, or only such as would close a cycle, stays forever: that is
     how RabbitMQ jams, too.
     """
 

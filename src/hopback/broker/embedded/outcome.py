@@ -52,7 +52,7 @@ def connection_error(refusal: Refusal) -> ConnectionLost:
 
 
 def refused(verdict: EventKind, message: Message) -> Returned | Nacked:
-    """The error for a publish that found no home."""
+    """The error for a publish that no queue took."""
     if verdict is EventKind.RETURNED:
         return Returned(message.exchange, message.routing_key)
     return Nacked(f"refused (nack) by the broker: {_route(message)}")

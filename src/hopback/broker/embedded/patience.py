@@ -23,7 +23,7 @@ class Patience:
     """Watches what one channel holds, with one alarm for all of it.
 
     A delivery held for too long closes the channel; on 4.3 it ends its consumer instead, and
-    classic queues wait for ever.
+    classic queues wait forever.
     """
 
     __slots__ = ("_alarm", "_channel", "_earliest", "_opened")

@@ -75,7 +75,7 @@ class BrokerServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen; OSError if a port cannot be had. Port 0 takes a free one."""
+        """Listen; OSError if a port is in use. Port 0 takes a free one."""
         loop = asyncio.get_running_loop()
         host = self.settings.host
         self._server = await loop.create_server(

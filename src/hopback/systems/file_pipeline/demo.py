@@ -52,7 +52,7 @@ async def _traffic(host: Host) -> None:
 
 
 def _samples() -> Iterator[tuple[str, bytes, str]]:
-    """Files for ever, most of them good."""
+    """Files without end, most of them good."""
     good = _picture(zlib.compress(b"".join(_lines(120, 90))), 120, 90)
     broken = _picture(b"these are no compressed pixels", 120, 90)
     kinds = (

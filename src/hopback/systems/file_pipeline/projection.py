@@ -106,7 +106,7 @@ class Projection:
             )
 
     async def keep_time(self) -> None:
-        """Look for late processes now and then, for ever."""
+        """Look for late processes now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._runtime.settings.sweep_s)
             try:

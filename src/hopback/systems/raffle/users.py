@@ -50,7 +50,7 @@ class User:
         if not _is_uuid4(self.id):
             raise InvalidUser("id: expected a UUID of version 4")
         if not (1 <= len(self.name.strip()) <= 200 and self.name.isprintable()):
-            raise InvalidUser("name: expected 1 to 200 letters")
+            raise InvalidUser("name: expected 1 to 200 characters")
         if not (_EMAIL.match(self.email) and self.email.isprintable()):
             raise InvalidUser("email: expected something like joao@email.com")
         return self

@@ -62,7 +62,7 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
         target = _destination(shovel)
         onward = set(_reached(analysis, shovel)) & analysis.mains.keys()
         round_trip = (
-            f" What fails again comes back from {queue_place(*onward)} and goes round for ever,"
+            f" What fails again comes back from {queue_place(*onward)} and goes round forever,"
             " and nothing counts it."
             if what == "dead-letter" and onward
             else ""
@@ -72,7 +72,7 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
             f"shovel {named(shovel.name)}",
             f"It takes everything out of the {what} queue {named(source)}{early} and moves it to"
             f" {target}.{round_trip}",
-            "Remove it, and re-drive what is mended by a job that counts and can be stopped.",
+            "Remove it, and re-drive what can be handled again by a job that counts and can be stopped.",
         )
 
 

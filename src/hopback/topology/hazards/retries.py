@@ -49,7 +49,7 @@ def _to_main(analysis: Analysis, queue: Queue) -> bool:
 def _never_expires(queue: Queue, beginning: str) -> Hit:
     return Hit(
         queue_place(queue.name),
-        f"{beginning} (`x-message-ttl`): a message that enters waits for ever, unless its"
+        f"{beginning} (`x-message-ttl`): a message that enters waits forever, unless its"
         " publisher set an `expiration`, and then it waits for all that stand before it.",
         "Set `x-message-ttl` to the delay that is meant, one queue for each delay.",
     )

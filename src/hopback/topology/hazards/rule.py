@@ -33,7 +33,7 @@ class Severity(StrEnum):
     """How grave a finding is."""
 
     ERROR = "error"
-    """Messages are lost, or the broker refuses: mend it before use."""
+    """Messages are lost, or the broker refuses: correct it before use."""
     WARNING = "warning"
     """Messages can be lost or go astray when something else goes wrong."""
     INFO = "info"
