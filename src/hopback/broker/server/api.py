@@ -271,11 +271,11 @@ class Api:
                     api_connections.close(each, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case "DELETE", ["connections", name]:
-                client = api_connections.of_connection(self._house, name)
-                if client is None or client.session is None:
+                named = api_connections.of_connection(self._house, name)
+                if named is None or named.session is None:
                     raise Missing
-                caller.check_own(client.session.user)
-                api_connections.close(client, request.headers.get("x-reason", ""))
+                caller.check_own(named.session.user)
+                api_connections.close(named, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case _, [("vhosts" | "users" | "permissions" | "topic-permissions"), *_]:
                 caller.check_administrator()
