@@ -19,7 +19,7 @@ from hopback.runtime.context import compose
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import EventRecord, Happening, Tally, tally_of
-from hopback.testing.live import LiveQueues
+from hopback.testing.live import QueuesUnderTest
 from hopback.testing.producing import Producer
 from hopback.topology.delays import DUE, is_delay_level
 from hopback.topology.expand import retry_queues
@@ -84,7 +84,7 @@ class AppTest(EventRecord):
         self.app = app
         self._overrides = overrides or {}
         live = broker is not None and not isinstance(broker, EmbeddedBroker)
-        self._live = LiveQueues(broker) if broker is not None and live else None
+        self._live = QueuesUnderTest(broker) if broker is not None and live else None
         self._embedded = broker if isinstance(broker, EmbeddedBroker) else EmbeddedBroker()
         self._used: Broker = self._embedded if broker is None else broker
         super().__init__()
@@ -216,7 +216,7 @@ class AppTest(EventRecord):
                 return
             await self._stirred.wait()
 
-    async def _until_quiet(self, live: LiveQueues) -> None:
+    async def _until_quiet(self, live: QueuesUnderTest) -> None:
         """As `_until_idle`; the broker is asked, and a message may be on its way between two queues."""
         quiet = 0
         while quiet < _QUIET_LOOKS:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Message
 
-__all__ = ["LiveQueues"]
+__all__ = ["QueuesUnderTest"]
 
 
-class LiveQueues:
+class QueuesUnderTest:
     """A connection of a test to a real broker; `letters` are the dead letters seen last, by queue."""
 
     def __init__(self, broker: Broker) -> None:

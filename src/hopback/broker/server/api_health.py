@@ -10,7 +10,7 @@ from hopback.broker.server.json_values import NODE
 if TYPE_CHECKING:
     from hopback.broker.server.house import House
 
-__all__ = ["check"]
+__all__ = ["alarms", "check"]
 
 _Object: TypeAlias = dict[str, Any]
 _OK: _Object = {"status": "ok"}
@@ -25,9 +25,9 @@ def check(house: House, path: list[str]) -> _Object:
             words = f"resource alarm(s) in effect:[{{resource_limit,memory,'{NODE}'}}]"
             return {"status": "failed", "reason": words} if house.blocked else _OK
         case ["health", "checks", "alarms"]:
-            return _alarms(house, "in the cluster")
+            return alarms(house)
         case ["health", "checks", "local-alarms"]:
-            return _alarms(house, "on the node")
+            return alarms(house, "on the node")
         case ["health", "checks", "node-is-quorum-critical"]:
             return _ONE_NODE
         case ["health", "checks", "node-is-mirror-sync-critical"] if version < (4, 0):
@@ -49,7 +49,8 @@ def check(house: House, path: list[str]) -> _Object:
     raise Missing
 
 
-def _alarms(house: House, where: str) -> _Object:
+def alarms(house: House, where: str = "in the cluster") -> _Object:
+    """Whether an alarm stands, and which."""
     if not house.blocked:
         return _OK
     alarm = {"node": NODE, "resource": "memory"}
