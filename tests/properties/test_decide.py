@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopback.designs import freeflow
 from hopback.message import Received
 from hopback.policy import (
     Done,
@@ -216,16 +217,22 @@ def test_a_message_that_recovers_is_done_and_not_parked(
 def test_a_retry_reaches_only_the_queue_that_failed(
     topology: Topology, plan: Plan, version: BrokerVersion
 ) -> None:
-    """No other queue sees a retry, but audit in faithful FreeFlow, and there it counts as new."""
+    """No other queue sees a retry: every design brings it back to its queue alone."""
     life = Life(topology, plan, version)
     life.play(plain_message(*_entry(topology, plan)), _failing)
-    shared = (
-        plan.returns == "exchange"
-        and plan.queue.startswith("freeflow")
-        and (plan.queue != "freeflow.audit.queue")
-    )
-    assert {copy.queue for copy in life.copies} == ({"freeflow.audit.queue"} if shared else set())
-    audit = topology.plan("freeflow.audit.queue")
-    for copy in life.copies:
-        assert audit is not None
-        assert attempt_of(copy, audit) == 1
+    assert life.copies == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_audit_of_everything_takes_a_copy_of_a_retry_for_a_new_message(
+    version: BrokerVersion,
+) -> None:
+    """Faithful FreeFlow returns through its shared exchange: the audit bound to `#` gets a copy."""
+    topology = freeflow(audit_keys=("#",))
+    plan, audit = topology.plan("freeflow.users.queue"), topology.plan("freeflow.audit.queue")
+    assert plan is not None
+    assert audit is not None
+    life = Life(topology, plan, version)
+    life.play(plain_message(*_entry(topology, plan)), _failing)
+    assert {copy.queue for copy in life.copies} == {"freeflow.audit.queue"}
+    assert {attempt_of(copy, audit) for copy in life.copies} == {1}
