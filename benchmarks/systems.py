@@ -390,15 +390,17 @@ def _say(text: str) -> None:
 _INTRODUCTION = """\
 # The five systems under load
 
-Written by `python -m benchmarks.systems --seconds 600`. Every part is a process of its own, all on one
-machine of two cores with RabbitMQ and PostgreSQL. About 200 messages a second come in through the web
-parts (users, orders and documents 50 each, 20 events for two services, 2 files of five messages); every
-tenth fails, in turn for good and until it is parked. The long waits are shortened: raffle and file
+Written by `python -m benchmarks.systems`. Every part is a process of its own, all on one machine of two
+cores with RabbitMQ and PostgreSQL. 200 messages a second are offered to the web parts, as fast as they
+accept them; *rate/s* is what was reached where the machine was too busy for that (requests:
+users, orders and documents 50 each, 20 events for two services, 2 files of five messages); every tenth
+fails, in turn for good and until it is parked. The long waits are shortened: raffle and file
 pipeline 2 s, FreeFlow 1 s, 2 s and 4 s, Ratatoskr 2 s; the event bus has its ten retries of 5 s.
 
 *found* are rows, or events that a service took; *lost* is what was accepted and is neither found nor a
-dead letter. *accepted in* is the answer to the producer, *effect in* the time until a row can be read:
-median and 99th percentile. Memory is the most that a part held."""
+dead letter. The event bus counts what services took, so an event that one took twice could hide one that
+was lost; the others count rows. *accepted in* is the answer to the producer, *effect in* the time
+until a row can be read: median and 99th percentile. Memory is the most that a part held."""
 _COLUMNS = (
     "system", "accepted", "rate/s", "refused", "found", "dead letters", "lost", "retries",
     "accepted in (ms)", "effect in (ms)", "memory (MB)",
@@ -462,7 +464,9 @@ def main() -> None:
                 same = (found["version"], found["hardened"])
                 results = [one for one in results if (one["version"], one["hardened"]) != same]
                 results.append(found)
-                results.sort(key=lambda one: (one["version"].rjust(10), one["hardened"]))
+                results.sort(
+                    key=lambda one: ([*map(int, one["version"].split("."))], one["hardened"])
+                )
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n")
                 PAGE.write_text(page(results))
     finally:
