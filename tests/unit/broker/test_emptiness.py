@@ -62,6 +62,13 @@ class Site:
         await channel.cancel(tag)
         return channel
 
+    async def fetch(self, queue: str, count: int, name: str = "somebody") -> Channel:
+        """Hold messages without ever having been a consumer: a quorum queue counts cancelled ones too."""
+        channel = await (await self.broker.connect(name)).open_channel()
+        for _ in range(count):
+            assert await channel.get(queue) is not None
+        return channel
+
     async def migrate(self, desired: Topology) -> int:
         """Migrate from what is there."""
         live = await self.management.live_topology()
@@ -167,7 +174,7 @@ async def test_a_consumer_in_its_grace_time_is_waited_for() -> None:
         ),
     )
     await just_after_a_tick()
-    channel = await on.hold(main, 15)
+    channel = await on.fetch(main, 15)
 
     async def die() -> None:
         await asyncio.sleep(30)
@@ -246,7 +253,7 @@ async def deleted_by(on: Site, watch_s: float) -> Counter[bytes]:
     await declare(on.connection, Topology("t", queues=(Queue("q", QueueType.QUORUM),)))
     await just_after_a_tick()
     await on.fill("q", 50)
-    channel = await on.hold("q", 50)
+    channel = await on.fetch("q", 50)
     emptiness = Emptiness(on.connection, on.management, watch_s=watch_s)
 
     async def nothing_to_move(_queue: str) -> None:

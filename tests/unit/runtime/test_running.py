@@ -277,7 +277,8 @@ async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
     assert broker.connections == (connection,)
     assert service.lines["consuming"] is LineState.CLOSED
     assert service.lines["publishing"] is LineState.CLOSED
-    assert not service.ready.is_set()
+    with pytest.raises(TopologyConflict):
+        await service.ready.wait()
     await connection.close()
     alone()
 
