@@ -10,6 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 
 # What the pure parts are tested by. They alone run under coverage, which nearly doubles what a test costs.
 PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/unit/designs \
+	tests/unit/runtime/test_feeding.py tests/unit/runtime/test_delays.py \
 	$(wildcard tests/properties/test_topology_*.py) \
 	$(patsubst %,tests/properties/test_%.py,backoff check copies decide effects policy_patterns redriver routing)
 FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance

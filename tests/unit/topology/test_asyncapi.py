@@ -10,7 +10,7 @@ import pytest
 
 from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
-from hopback.topology.asyncapi import write_asyncapi
+from hopback.topology.asyncapi import PayloadSchemas, write_asyncapi
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 
 
@@ -54,3 +54,14 @@ def test_names_that_look_alike_keep_apart_and_odd_values_are_left_out() -> None:
     assert document["channels"]["a_b"]["x-hopback"]["arguments"] == {"list": [1, {"k": "v"}]}
     assert document["operations"]["receive_a_b"].get("x-hopback") is None
     assert document["info"] == {"title": "odd", "version": "2.0.0"}
+
+
+def test_payloads_are_the_messages_and_what_they_share_stands_once() -> None:
+    """A queue's schema is the payload of its message; schemas they refer to are components."""
+    topology = DESIGNS["recommended"].build()
+    payloads = PayloadSchemas(
+        {"orders": {"$ref": "#/components/schemas/Order"}}, {"Order": {"type": "object"}}
+    )
+    document: dict[str, Any] = write_asyncapi(topology, payloads=payloads)
+    assert document["components"] == {"schemas": {"Order": {"type": "object"}}}
+    assert "#/components/schemas/Order" in json.dumps(document["channels"]["orders"])

@@ -407,3 +407,12 @@ def test_other_queues_and_plans_are_written_in_full() -> None:
         topology = Topology("t", queues=queues, plans=(own,))
         assert "[plans.q]" in write_toml(topology)
         assert read_toml(write_toml(topology)) == topology
+
+
+def test_a_wait_of_no_time_is_written_in_full() -> None:
+    """Our own design has none, so the short form cannot say it; what is written is read back."""
+    plan = recommended_plan("q", tiers_ms=[])
+    tier = Tier("now", 0, (Route("", "q.now", "q.now"),))
+    odd = replace(plan, tiers=(tier,), attempts=2)
+    own = (*hardened_queues(plan), Queue("q.now", arguments={"x-message-ttl": 0}))
+    assert read_toml(write_toml(Topology("t", queues=own, plans=(odd,)))).plan("q") == odd

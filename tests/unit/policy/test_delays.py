@@ -1,0 +1,57 @@
+"""A message that waits is one header; whatever else has that header is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.message import Message, Properties, Received
+from hopback.policy.delays import Delayed, delay, read_delayed
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+_MESSAGE = Message(
+    "events",
+    "a.b",
+    b"x",
+    Properties(
+        headers={"n": 1, "CC": ["other"], "x-death": [], "x-delivery-count": 3},
+        expiration="5000",
+        message_id="m",
+    ),
+    mandatory=False,
+)
+
+
+def test_it_comes_out_as_it_went_in_without_what_the_broker_counted() -> None:
+    """Where it goes, its headers, its expiration; nothing of them means anything on the way."""
+    waiting = delay(_MESSAGE, 13_000, 99)
+    assert (waiting.exchange, waiting.routing_key) == ("hopback.delay.level-03", "1.0.1.1")
+    assert set(waiting.properties.headers) == {"hopback-delay"}
+    assert waiting.properties.expiration is None
+    assert waiting.mandatory
+    found = read_delayed(Received("due", "", "due", waiting.body, waiting.properties))
+    assert isinstance(found, Delayed)
+    assert found.due_ms == 99
+    assert found.message.properties.headers == {"n": 1, "CC": ["other"]}
+    assert found.message.properties.expiration == "5000"
+    assert (found.message.exchange, found.message.routing_key) == ("events", "a.b")
+    assert not found.message.mandatory
+
+
+def test_without_an_expiration_there_is_none_afterwards() -> None:
+    """A message that may wait for any time still may."""
+    waiting = delay(Message("", "q"), 0, 0)
+    assert (waiting.exchange, waiting.routing_key) == ("", "hopback.delay.due")
+    found = read_delayed(Received("due", "", "due", b"", waiting.properties))
+    assert found is not None
+    assert found.message.properties.expiration is None
+
+
+@pytest.mark.parametrize("value", ["text", {}, {"exchange": "x", "routing-key": 1}])
+def test_what_is_not_ours_is_none(value: FieldValue) -> None:
+    """Headers are hostile: nothing is guessed."""
+    properties = Properties(headers={"hopback-delay": value})
+    assert read_delayed(Received("due", "", "due", b"", properties)) is None
