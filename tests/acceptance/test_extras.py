@@ -83,7 +83,10 @@ def test_the_command_names_the_extra(
     tmp_path: Path, arguments: list[str], library: str, extra: str
 ) -> None:
     """In words, without a traceback, and without advice to mend anything."""
-    (tmp_path / "traced.py").write_text("from hopback import App\napp = App('traced')\n")
+    (tmp_path / "traced.py").write_text(
+        "from hopback import App\napp = App('traced')\n"
+        "@app.handler('q', retry=None)\nasync def handle(order: dict) -> None: ...\n"
+    )
     (tmp_path / "shop.py").write_text(
         "from hopback import App\nfrom hopback.store import open_database\n"
         f"engine = open_database('{_POSTGRES}')\napp = App('shop')\n"
