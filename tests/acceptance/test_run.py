@@ -88,7 +88,8 @@ def test_an_application_runs_without_rabbitmq(installed: Installed, folder: Path
         assert service.get("/readyz")[0] == 200
         service.until(lambda: 'hopback_queue_depth{queue="orders"' in service.get("/metrics")[1])
         assert service.end(signal.SIGTERM) == 0
-    assert service.out == "Stopped. 0 deliveries settled.\n"
+    assert service.out.startswith("The broker of this process, in memory: amqp://")
+    assert service.out.endswith("\nStopped. 0 deliveries settled.\n")
     assert [line["step"] for line in service.said("shutdown.step")] == [1, 2, 3, 4, 5]
 
 
