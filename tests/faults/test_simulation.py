@@ -33,7 +33,7 @@ def test_the_seeds_meet_every_kind_of_fault_and_design() -> None:
     assert len({one.design for one in settings}) == 7
     assert {one.processes for one in settings} == {1, 2, 3}
     assert any(one.batch for one in settings)
-    struck = {name for seed in range(40) for name in play(seed).verdict.faults}
+    struck = {name for seed in range(80) for name in play(seed).verdict.faults}
     assert {"kill -9", "cut", "cut all", "broker restart", "forgotten consumer"} <= struck
     assert {"nack", "return", "lose-confirm", "refuse-connection"} <= struck
     assert {"cut-before-publish", "cut-after-publish"} <= struck

@@ -68,5 +68,5 @@ class CursorTransaction:
         # The names are ours, and "key" is a word of SQL; the values go as parameters.
         names = ", ".join(f'"{name}"' for name in row)
         values = ", ".join([self._placeholder] * len(row))
-        sql = f"INSERT INTO {table} ({names}) VALUES ({values}){then}"  # noqa: S608
+        sql = f"INSERT INTO {table} ({names}) VALUES ({values}){then}"  # noqa: S608 - names of our own schema
         self._cursor.execute(sql, tuple(row.values()))
