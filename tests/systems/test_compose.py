@@ -120,6 +120,8 @@ def test_the_readme_works_on_what_the_compose_file_starts(
             if "entrypoint" not in parts[service]:
                 process.said('"(consumer.started)"')
         receiver = f"http://127.0.0.1:{network.ports.get('8001', '0')}"
+        if "8001" in network.ports:
+            web.until(lambda: get(f"{receiver}/wms-orders/events"))
         play(readme(name), url, RECEIVER=receiver)
         for service, process in running.items():
             assert process.end() in (0, -2), (service, process.text)
