@@ -147,15 +147,9 @@ class Wire(asyncio.Protocol):
 
     # --- what the owner calls
 
-    def wake(self, *, alone: bool = False) -> None:
-        """Something is queued: write it at the end of this turn of the loop.
-
-        What is `alone`, with nothing else under way, is written now: its sender waits for the answer, and
-        another turn of the loop would cost as much as the rest of it.
-        """
-        if alone and not self._reading:
-            self.flush()
-        elif not self._flush_due and not self._reading:
+    def wake(self) -> None:
+        """Something is queued: write it at the end of this turn of the loop."""
+        if not self._flush_due and not self._reading:
             self._flush_due = True
             self._loop.call_soon(self._flush_as_due)
 

@@ -91,7 +91,7 @@ class Publishing:
         route = self._routes.get((exchange, routing_key, mandatory))
         if route is None:
             route = self._route(exchange, routing_key, mandatory)
-        wire, alone = self._wire, not self._confirms.live
+        wire = self._wire
         wire.connection.content(self._number, route, properties, body)
         fate: asyncio.Future[None] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout
@@ -100,7 +100,7 @@ class Publishing:
         )
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
-        wire.wake(alone=alone)
+        wire.wake()
         return fate
 
     def _route(self, exchange: str, routing_key: str, mandatory: bool) -> bytes:
