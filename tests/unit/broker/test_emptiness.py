@@ -186,6 +186,25 @@ async def test_a_consumer_in_its_grace_time_is_waited_for() -> None:
     assert await on.bodies(main) == numbered(15)
 
 
+@in_virtual_time
+async def test_a_cancelled_consumer_that_holds_messages_of_a_quorum_queue_is_one() -> None:
+    """RabbitMQ counts it until it has let go: nothing is changed before, and all is there after."""
+    on = await site()
+    await declare(on.connection, HARDENED)
+    (main,) = [plan.queue for plan in HARDENED.plans]
+    await on.fill(main, 15)
+    changed = Topology(
+        "changed", queues=(Queue(main, QueueType.QUORUM, arguments={"x-delivery-limit": 77}),)
+    )
+    await just_after_a_tick()
+    channel = await on.hold(main, 15)
+    with pytest.raises(UnsafeOperation, match=f"'{main}' has 1 consumers; 15 messages"):
+        await on.migrate(changed)
+    await channel.close()
+    await on.migrate(changed)
+    assert await on.bodies(main) == numbered(15)
+
+
 def held_back(delay_ms: int) -> Topology:
     """A retry queue that keeps what its target does not take."""
     arguments: dict[str, FieldValue] = {
