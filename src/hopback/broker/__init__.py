@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.broker.apply import live_plan, restore_limits
-    from hopback.broker.apply_plan import ApplyPlan
+    from hopback.broker.apply import ApplyPlan, live_plan, restore_limits
     from hopback.broker.declare import Ownership
     from hopback.broker.embedded import (
         EmbeddedBroker,
@@ -50,8 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hopback.broker.apply": ("live_plan", "restore_limits"),
-    "hopback.broker.apply_plan": ("ApplyPlan",),
+    "hopback.broker.apply": ("ApplyPlan", "live_plan", "restore_limits"),
     "hopback.broker.declare": ("Ownership",),
     "hopback.broker.embedded": (
         "EmbeddedBroker",
@@ -61,14 +59,7 @@ _HOMES = {
         "run_virtual",
     ),
     "hopback.broker.management": ("Management",),
-    "hopback.broker.port": (
-        "Broker",
-        "Channel",
-        "Connection",
-        "QueueState",
-        "count",
-        "count_now",
-    ),
+    "hopback.broker.port": ("Broker", "Channel", "Connection", "QueueState", "count", "count_now"),
     "hopback.broker.publisher": ("Publisher",),
     "hopback.broker.rabbitmq": ("RabbitMQ",),
     "hopback.broker.supervise": ("Backoff",),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
-from hopback.errors import NotFound, PreconditionFailed, TopologyConflict, TopologyError
+from hopback.broker.probe import conflicts, look_for
+from hopback.errors import PreconditionFailed, TopologyConflict, TopologyError
 from hopback.renamed import old_names
+from hopback.topology.diff import Kind
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hopback.broker.port import Connection
+    from hopback.topology.diff import Conflict
     from hopback.topology.model import Exchange, Topology
 
 __all__ = ["Ownership", "check", "declare", "own_exchanges", "prepare"]
@@ -45,22 +51,47 @@ async def prepare(connection: Connection, topology: Topology, ownership: Ownersh
 async def declare(connection: Connection, topology: Topology) -> None:
     """Create what is missing; TopologyConflict lists everything that exists in another form.
 
-    Safe to repeat. Nothing is deleted or replaced. Bindings are added only if nothing conflicts.
+    Safe to repeat. Nothing is deleted or replaced, and nothing is created if anything conflicts.
     """
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
-    refused = await _refusals(connection, items, PreconditionFailed)
-    conflicts = [
-        f"{'queue' if isinstance(item, Queue) else 'exchange'} {item.name!r}, {difference_of(text, item)}"
-        for item, text in refused
-    ]
-    if conflicts:
-        raise TopologyConflict(_listed(f"{topology.name} differs from the broker", conflicts))
+    there = [item for item, missing in await look_for(connection, items) if missing is None]
+    other = await conflicts(connection, there)
+    if other:
+        raise TopologyConflict(_refusal(topology.name, other))
     channel = await connection.open_channel()
     try:
+        for item in items:
+            if isinstance(item, Queue):
+                await channel.declare_queue(item)
+            else:
+                await channel.declare_exchange(item)
         for binding in topology.bindings:
             await channel.bind(binding)
+    except PreconditionFailed as refused:  # somebody else has created it meanwhile
+        raise TopologyConflict(f"{topology.name}: {difference_of(refused.text)}") from refused
     finally:
         await channel.close()
+
+
+def _refusal(name: str, other: Sequence[Conflict]) -> str:
+    """Every difference of every object; of advices that several have in common, one."""
+    lines = [f"{name} differs from the broker; nothing was created:"]
+    for conflict in other:
+        lines.append(f"  {conflict.kind} {conflict.name!r}:")
+        advices = {one.advice: None for one in conflict.differences}
+        if conflict.differences[0].field == "type":  # no policy makes it another type
+            advices = {conflict.differences[0].advice: None}
+        if len(advices) == 1:
+            lines += [f"    {one.sides}" for one in conflict.differences]
+            lines += [f"    {advice}" for advice in advices]
+        else:
+            lines += [f"    {one}" for one in conflict.differences]
+        if conflict.kind is Kind.QUEUE:
+            lines.append(
+                f"    `hopback adopt {shlex.quote(conflict.name)}` writes the file for the queue as it"
+                " is, and for a migrated one"
+            )
+    return "\n".join(lines)
 
 
 async def check(connection: Connection, topology: Topology) -> None:
@@ -69,7 +100,7 @@ async def check(connection: Connection, topology: Topology) -> None:
     AMQP shows neither arguments nor bindings: `hopback topology plan` compares those.
     """
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
-    missing = [text for _, text in await _refusals(connection, items, NotFound)]
+    missing = [text for _, text in await look_for(connection, items) if text is not None]
     if missing:
         raise TopologyError(
             _listed(f"{topology.name} is not complete on the broker", missing)
@@ -84,30 +115,6 @@ def own_exchanges(topology: Topology) -> list[Exchange]:
 
 def _listed(title: str, lines: list[str]) -> str:
     return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
-
-
-async def _refusals(
-    connection: Connection,
-    items: list[Exchange | Queue],
-    expected: type[PreconditionFailed | NotFound],
-) -> list[tuple[Exchange | Queue, str]]:
-    """Declare each, or look for it where it may be missing; a refusal closes the channel."""
-    passive = expected is NotFound
-    refusals = []
-    channel = await connection.open_channel()
-    try:
-        for item in items:
-            try:
-                if isinstance(item, Queue):
-                    await channel.declare_queue(item, passive=passive)
-                else:
-                    await channel.declare_exchange(item, passive=passive)
-            except expected as error:
-                refusals.append((item, error.text))
-                channel = await connection.open_channel()
-    finally:
-        await channel.close()
-    return refusals
 
 
 __getattr__ = old_names(

@@ -1,6 +1,7 @@
 """What a broker says when an object is there in another form, read once, with one advice.
 
-RabbitMQ's 406 names the first argument that differs, and both values as text. What can be done about it
+RabbitMQ's 406 names the first argument that differs, and both values as text; `x-queue-type` is said as
+the type, which it is. What can be done about it
 is the same whoever asks: `hopback run` that declares, `topology plan` with and without a management
 API, `topology apply`.
 """
@@ -10,9 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.topology.diff import Difference
-from hopback.topology.diff_advice import advise_exchange, advise_queue
-from hopback.topology.model import Queue
+from hopback.topology.diff import Difference, advise_exchange, advise_queue
+from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -69,13 +69,15 @@ def difference_of(text: str, item: Exchange | Queue | None = None) -> Difference
         return Difference(found.argument, found.declared, found.actual, _ADVICE)
     desired: FieldValue = item.arguments.get(found.argument, _as_value(found.declared, None))
     actual = _as_value(found.actual, desired)
-    # Were the types different, the broker would have named that: the queue there is of the item's.
     advice = (
         advise_queue(item, found.argument, desired, actual)
         if isinstance(item, Queue)
         else advise_exchange(found.argument, desired, actual)
     )
-    return Difference(found.argument, desired, actual, advice.text, advice.policy)
+    field = "type" if found.argument == "x-queue-type" else found.argument
+    if field == "type" and isinstance(item, Queue):
+        desired, actual = str(item.type), actual or str(QueueType.CLASSIC)
+    return Difference(field, desired, actual, advice.text, advice.policy)
 
 
 def _as_value(text: str | None, other: FieldValue) -> FieldValue:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 __all__ = [
+    "REPLY_TO",
     "Broker",
     "Channel",
     "Connection",
@@ -35,6 +36,10 @@ __all__ = [
     "count",
     "count_now",
 ]
+
+REPLY_TO = "amq.rabbitmq.reply-to"
+"""Direct reply-to: who consumes from this, without acks, and publishes requests with this `reply_to` on the
+same channel gets the replies there; no queue of that name exists."""
 
 OnDelivery: TypeAlias = "Callable[[Delivery], object]"
 """Called on the loop for each delivery, in order; it must not block and must not raise."""
@@ -131,9 +136,10 @@ class Channel(Protocol):
         on_cancel: OnCancel | None = None,
         tag: str = "",
         exclusive: bool = False,
+        no_ack: bool = False,
         arguments: Headers | None = None,
     ) -> str:
-        """Start a consumer with manual acks and return its tag."""
+        """Start a consumer and return its tag; with `no_ack` its deliveries are settled as they leave."""
 
     async def cancel(self, tag: str) -> None:
         """End the consumer; what it holds stays unsettled on this channel. No delivery comes after."""

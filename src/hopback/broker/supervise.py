@@ -112,14 +112,14 @@ class Supervised:
         self._stopping = asyncio.Event()
         self._failures = 0
         self._begun, self._told = False, ""
-        self.state = LineState.CONNECTING
-        self.reason = ""
+        self.state: LineState = LineState.CONNECTING
+        self.reason: str = ""
         """Why the state is what it is; the last failure while connecting."""
         self.trouble: Exception | None = None
         """What ended the last connection, or kept it from being made."""
-        self.tried = asyncio.Event()
+        self.tried: asyncio.Event = asyncio.Event()
         """Set when something has failed for the first time."""
-        self.connections = 0
+        self.connections: int = 0
         """How many connections were made so far."""
 
     async def run(self) -> None:

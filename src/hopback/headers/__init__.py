@@ -19,6 +19,7 @@ from hopback.headers.failure import (
     Failure,
     failure_from_exception,
     failure_from_reason,
+    failure_from_traceback,
     failure_in,
     failure_json,
     type_and_message,
@@ -31,7 +32,7 @@ from hopback.headers.history import (
     marked_queue,
     read_history,
 )
-from hopback.headers.identity import canonical, identity
+from hopback.headers.identity import canonical, canonical_text, identity
 from hopback.headers.rewrite import (
     ADDED_BYTES,
     FRAME_BYTES,
@@ -60,12 +61,14 @@ __all__ = [
     "can_park",
     "can_retry",
     "canonical",
+    "canonical_text",
     "clipped",
     "counter_in",
     "deaths",
     "entered_by",
     "failure_from_exception",
     "failure_from_reason",
+    "failure_from_traceback",
     "failure_in",
     "failure_json",
     "frame_size",

@@ -24,6 +24,7 @@ __all__ = [
     "Failure",
     "failure_from_exception",
     "failure_from_reason",
+    "failure_from_traceback",
     "failure_in",
     "failure_json",
     "failure_text_in",
@@ -43,6 +44,10 @@ _LONGEST_JSON = 64 * 1024  # we never write half as much: what is longer is not 
 _LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_LONGEST_TRACE = 64 * 1024  # a traceback of thousands of frames repeats itself
+_FRAME = re.compile(r'  File "(?P<path>[^"]{1,1000})", line \d+, in (?P<function>[^\s]{1,255})')
+_RAISED = re.compile(r"[A-Za-z_][\w.]{0,254}(?::|$)")
+"""The line of a traceback that names what was raised: it alone begins at the margin."""
 _VARYING = re.compile(r"0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]+)*|\d+")
 
 
@@ -92,6 +97,34 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
         message=clipped(reason, _MESSAGE_BYTES),
         fingerprint=_fingerprint(kind, _VARYING.sub("#", reason)),
     )
+
+
+def failure_from_traceback(text: str) -> Failure:
+    """The record of a traceback as Python prints it, by whoever; the end of a very long one is read."""
+    lines = text[-_LONGEST_TRACE:].rstrip().splitlines()
+    raised = next((line for line in reversed(lines) if _RAISED.match(line)), "")
+    kind, _, message = raised.partition(":")
+    frames = [found for found in map(_FRAME.match, lines) if found is not None]
+    own = [one for one in frames if not _INSTALLED.search(one["path"])] or frames
+    frame = ""
+    if own:
+        file = own[-1]["path"].replace("\\", "/").rpartition("/")[2]
+        frame = f"{file}:{own[-1]['function']}"
+    return Failure(
+        type=clipped(kind.strip(), _NAME_BYTES),
+        message=clipped(message.strip(), _MESSAGE_BYTES),
+        fingerprint=_fingerprint(kind.strip(), frame or _VARYING.sub("#", message)),
+        frame=clipped(frame, _NAME_BYTES),
+        stack=_end_of("\n".join(lines), _STACK_BYTES),
+    )
+
+
+def _end_of(text: str, limit: int) -> str:
+    """At most so many bytes of the end: there a traceback says most."""
+    whole = text.encode("utf-8", "backslashreplace")
+    if len(whole) <= limit:
+        return text
+    return "…" + whole[len("…".encode()) - limit :].decode("utf-8", "ignore")
 
 
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:

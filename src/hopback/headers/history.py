@@ -37,8 +37,8 @@ class History:
 
     def __init__(self, headers: Headers, queue: str) -> None:
         self._headers = headers
-        self.queue = queue
-        self.marked_queue = marked_queue(headers)
+        self.queue: str = queue
+        self.marked_queue: str | None = marked_queue(headers)
         self._here = self.marked_queue == queue
         self._deaths: tuple[Death, ...] | None = None
 

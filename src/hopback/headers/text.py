@@ -39,6 +39,8 @@ def count_in(value: FieldValue) -> int:
 
 def text_in(value: FieldValue, limit: int = 255) -> str | None:
     """A text of at most `limit` bytes, else None."""
+    if type(value) is str and len(value) <= limit and value.isascii():
+        return value  # nearly always
     if not isinstance(value, str):
         return None
     size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))

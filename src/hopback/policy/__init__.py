@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hopback.policy.backoff import BackoffWaits, delay, schedule, show_schedule
 from hopback.policy.decide import decide
-from hopback.policy.effects import effects
-from hopback.policy.marking import Occasion
+from hopback.policy.effects import Occasion, effects
 from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
 from hopback.policy.reading import (
     Reading,

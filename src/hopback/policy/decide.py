@@ -14,6 +14,8 @@
 #       rejection (the way back is then dropped as a cycle).
 # 5. A snooze counts no attempt. It waits in a retry queue, or in our hands where the plan says so:
 #    a requeue costs a quorum queue one of its deliveries, a classic queue nothing.
+#    What is to wait longer than any retry queue of the plan waits in the queues of delays, where
+#    there are any: it comes back when it said. A retry that asks for more than any tier does the same.
 # 6. What cannot carry its count cannot be retried by publish: it is parked. What cannot even be
 #    published into the dead-letter queue is rejected if that leads there, else kept unsettled.
 # 7. What has headers that cannot be read is parked by its first failure or snooze: its count may be
@@ -35,9 +37,10 @@ from hopback.headers import (
 )
 from hopback.policy import decision as decided
 from hopback.policy import outcome as said
-from hopback.policy.marking import count_mark
+from hopback.policy.effects import count_mark
 from hopback.policy.reading import Reading
-from hopback.topology.plan import Leave
+from hopback.topology.delays import way_in
+from hopback.topology.plan import Leave, Route, Tier
 from hopback.topology.routing import topic_matches
 from hopback.version import BrokerVersion
 
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.decision import Decision
     from hopback.policy.outcome import Outcome
-    from hopback.topology.plan import LocalWait, Plan, Route, Tier
+    from hopback.topology.plan import LocalWait, Plan
 
 __all__ = ["decide"]
 
@@ -62,16 +65,20 @@ def decide(
     version: BrokerVersion,
     chance: float = 0.0,
     dead_letters_park: bool = False,
+    longest_delay_ms: int = 0,
     reading: Reading | None = None,
 ) -> Decision:
     """What is done about `delivery` after its handler said `outcome`.
 
     `chance` from 0 to 1 spreads local waits. `dead_letters_park` says that the queue's own
     dead-letter exchange leads to the dead-letter queue (`hopback.topology.expand` can tell), so
-    that a message too large to be published may be rejected there. `reading` is the delivery as
-    somebody has read it already.
+    that a message too large to be published may be rejected there. `longest_delay_ms` is how long the
+    queues of delays hold a message, 0 where there are none. `reading` is the delivery as somebody
+    has read it already.
     """
-    case = _Case(reading or Reading(delivery, plan), plan, version, dead_letters_park)
+    case = _Case(
+        reading or Reading(delivery, plan), plan, version, dead_letters_park, longest_delay_ms
+    )
     match outcome:
         case said.Done():
             return decided.Ack()
@@ -93,6 +100,7 @@ class _Case:
     plan: Plan
     version: BrokerVersion
     dead_letters_park: bool
+    longest_delay_ms: int
 
     @property
     def attempt(self) -> int:
@@ -116,12 +124,9 @@ def _retry(case: _Case, reason: str, after: float | None) -> Decision:
         return _park(case, f"{reason} ({_UNREAD})")
     if case.exhausted or not tiers:
         return _park(case, reason)
-    tier = (
-        tiers[min(case.attempt, len(tiers)) - 1]
-        if after is None
-        else _long_enough(tiers, _seconds(after))
-    )
-    return _to_tier(case, tier, reason, counted=True)
+    if after is None:
+        return _to_tier(case, tiers[min(case.attempt, len(tiers)) - 1], reason, counted=True)
+    return _wait(case, _seconds(after), reason, counted=True)
 
 
 def _snooze(case: _Case, delay: float, chance: float) -> Decision:
@@ -132,9 +137,30 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
         return _park(case, "not due yet, and no attempt is left")
     if plan.snooze is not None:
         return decided.Requeue(_local_wait(plan.snooze, seconds, chance))
-    if not plan.tiers:
+    if not plan.tiers and not case.longest_delay_ms:
         return _park(case, "not due yet, and the plan has no retry queue to wait in")
-    return _to_tier(case, _long_enough(plan.tiers, seconds), "not due yet", counted=False)
+    return _wait(case, seconds, "not due yet", counted=False)
+
+
+def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decision:
+    """Into the smallest tier that is long enough, else just so long in the queues of delays.
+
+    Where those are none it is the last tier.
+    """
+    enough = [tier for tier in case.plan.tiers if tier.delay_ms >= seconds * 1000]
+    if enough:
+        tier = min(enough, key=lambda tier: tier.delay_ms)
+        return _to_tier(case, tier, reason, counted=counted)
+    if not case.longest_delay_ms:
+        return _to_tier(case, case.plan.tiers[-1], reason, counted=counted)
+    if not _count_fits(case, counted=counted):
+        return _park(case, f"{reason} ({_NO_ROOM})")
+    delay_ms = math.ceil(min(seconds * 1000, float(case.longest_delay_ms)))
+    exchange, routing_key = way_in(delay_ms)
+    route = Route(exchange, routing_key, exchange or routing_key)
+    tier = Tier("delay", delay_ms, (route,))
+    by = Leave.PUBLISH
+    return decided.Retry(tier, route, by, case.attempt, reason, counted, delayed=True)
 
 
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
@@ -184,12 +210,6 @@ def _route(tier: Tier, routing_key: str) -> Route | None:
     return next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
 
 
-def _long_enough(tiers: tuple[Tier, ...], seconds: float) -> Tier:
-    """The smallest tier that is long enough, else the last."""
-    enough = [tier for tier in tiers if tier.delay_ms >= seconds * 1000]
-    return min(enough, key=lambda tier: tier.delay_ms, default=tiers[-1])
-
-
 def _local_wait(wait: LocalWait, seconds: float, chance: float) -> float:
     """The time still due, but no longer than a random part of the range allowed."""
     spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
@@ -202,4 +222,6 @@ def _seconds(value: float) -> float:
         seconds = float(value)
     except OverflowError:
         return math.inf
+    except ValueError:
+        return 0.0
     return 0.0 if math.isnan(seconds) else max(seconds, 0.0)

@@ -32,7 +32,10 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It goes to the retry queue of `tier` by `route`; `counted` is False for a snooze."""
+    """It goes to the retry queue of `tier` by `route`; `counted` is False for a snooze.
+
+    With `delayed` the tier is no queue of the plan: it waits in the queues of delays, just so long.
+    """
 
     tier: Tier
     route: Route
@@ -40,6 +43,7 @@ class Retry:
     attempt: int
     reason: str
     counted: bool = True
+    delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

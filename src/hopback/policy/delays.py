@@ -7,6 +7,7 @@ for a cycle. So all of that, and where it is to go, travels inside one table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery
 
-__all__ = ["Delayed", "delay", "read_delayed"]
+__all__ = ["Delayed", "delay", "delay_until_due", "read_delayed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,17 @@ def delay(message: Message, delay_ms: int, due_ms: int) -> Message:
     return Message(exchange, routing_key, message.body, plain)
 
 
-def read_delayed(delivery: Delivery) -> Delayed | None:
-    """What a delivery is that waited; None if it is no message that was delayed by `delay`."""
+def delay_until_due(message: Message, now: float) -> Message:
+    """A message that `delay` made and that nobody has published yet, with the wait that is left now."""
+    delayed = read_delayed(message)
+    if delayed is None:
+        return message
+    left_ms = max(0, delayed.due_ms - math.floor(now * 1000))
+    return delay(delayed.message, left_ms, delayed.due_ms)
+
+
+def read_delayed(delivery: Delivery | Message) -> Delayed | None:
+    """What it is that waits or waited; None if it is no message that was delayed by `delay`."""
     found = delivery.properties.headers.get(DELAY)
     if not isinstance(found, Mapping):
         return None

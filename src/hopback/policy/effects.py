@@ -1,4 +1,5 @@
-"""From a decision to its effects, in order: publish and confirm first, settle last.
+"""From a decision to its effects, in order: publish and confirm first, settle last; and what is
+written on a message on its way.
 
 Whoever carries them out stops at the first that fails; then nothing is settled and the message
 stays where it was.
@@ -6,23 +7,148 @@ stays where it was.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+import math
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from hopback.headers import park_properties, retry_properties
+from hopback.headers import (
+    Failure,
+    Mark,
+    clipped,
+    failure_from_reason,
+    park_properties,
+    retry_properties,
+    timestamp,
+)
 from hopback.message import Message
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
-from hopback.policy.marking import park_mark, retry_mark
+from hopback.policy.delays import delay
 from hopback.policy.reading import Reading
-from hopback.topology.plan import Leave
+from hopback.topology.plan import Fact, Leave
 
 if TYPE_CHECKING:
-    from hopback.message import Delivery, Properties
-    from hopback.policy.decision import Decision, Effect
-    from hopback.policy.marking import Occasion
-    from hopback.topology.plan import Plan
+    from collections.abc import Mapping
 
-__all__ = ["effects"]
+    from hopback.fields import FieldValue
+    from hopback.message import Delivery, Properties
+    from hopback.policy.decision import Decision, Effect, Park, Retry
+    from hopback.topology.plan import Plan, Stamp
+
+__all__ = ["Occasion", "count_mark", "effects", "park_mark", "retry_mark"]
+
+
+_TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody
+_NAME_BYTES = 255  # the longest name that DNS knows
+
+
+class Occasion(NamedTuple):
+    """What the world adds to a decision: the time, the host, the exception, the HTTP status.
+
+    `lineage` is a text that nobody else draws, for a message that fails for the first time.
+    """
+
+    now: float
+    host: str = ""
+    failure: Failure | None = None
+    status: int | None = None
+    lineage: str | None = None
+
+
+def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
+    """The counts alone, as they stand when the message leaves for retry."""
+    plan = reading.plan
+    failures = attempt if counted else attempt - 1
+    return Mark(
+        queue=plan.queue,
+        attempts=failures,
+        snoozes=reading.history.snoozes + (0 if counted else 1),
+        counters={} if plan.count_header is None else {plan.count_header: failures},
+    )
+
+
+def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
+    """Everything written on a message that leaves for retry; a snooze keeps the last failure."""
+    counts = count_mark(reading, decision.attempt, counted=decision.counted)
+    failure = _failure(decision, reading, occasion) if decision.counted else None
+    first = occasion.lineage if decision.counted else None
+    lineage = reading.history.lineage or first
+    stamps = reading.plan.retry_stamps
+    return _completed(counts, stamps, failure, decision, reading, occasion, lineage)
+
+
+def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
+    """Everything written on a message that is parked."""
+    plan = reading.plan
+    bare = Mark(plan.queue, decision.attempt, reading.history.snoozes)
+    failure = _failure(decision, reading, occasion)
+    return _completed(bare, plan.park_stamps, failure, decision, reading, occasion)
+
+
+def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
+    """The record of this failure, with the time of the first one in this queue."""
+    before = reading.history.failure
+    now = occasion.failure or failure_from_reason(decision.reason)
+    return Failure(
+        type=now.type,
+        message=now.message,
+        fingerprint=now.fingerprint,
+        frame=now.frame,
+        stack=now.stack,
+        host=clipped(occasion.host, _NAME_BYTES),
+        first=before.first if before is not None and before.first else occasion.now,
+        last=occasion.now,
+        attempts=decision.attempt,
+    )
+
+
+def _completed(
+    counts: Mark,
+    stamps: tuple[Stamp, ...],
+    failure: Failure | None,
+    decision: Retry | Park,
+    reading: Reading,
+    occasion: Occasion,
+    lineage: str | None = None,
+) -> Mark:
+    """The counts with origin, failure and the design's own headers.
+
+    A header of the design that has nothing to say this time is taken away.
+    """
+    origin, present = reading.origin, reading.history.headers
+    due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
+    facts = _facts(counts.queue, origin, decision, occasion) if due else {}
+    values = {stamp.header: facts[stamp.fact] for stamp in due}
+    return Mark(
+        queue=counts.queue,
+        attempts=counts.attempts,
+        snoozes=counts.snoozes,
+        origin_exchange=origin[0],
+        origin_routing_key=origin[1],
+        failure=failure,
+        lineage=lineage,
+        counters=counts.counters,
+        design={name: value for name, value in values.items() if value is not None},
+        without=frozenset(name for name, value in values.items() if value is None),
+    )
+
+
+def _facts(
+    queue: str, origin: tuple[str, str], decision: Retry | Park, occasion: Occasion
+) -> Mapping[Fact, FieldValue]:
+    failure = occasion.failure
+    error = None if failure is None else clipped(failure.message or failure.type, _TEXT_BYTES)
+    return {
+        Fact.NOW: timestamp(occasion.now),
+        Fact.QUEUE: queue,
+        Fact.ATTEMPT: decision.attempt,
+        Fact.RETRIES: decision.attempt - 1,
+        Fact.REASON: clipped(decision.reason, _TEXT_BYTES),
+        Fact.ERROR: error,
+        Fact.STATUS: occasion.status,
+        Fact.ORIGIN_EXCHANGE: origin[0],
+        Fact.ORIGIN_ROUTING_KEY: origin[1],
+    }
+
 
 _ACK = (Settle(Settlement.ACK),)
 _DEAD_LETTER = (Settle(Settlement.DEAD_LETTER),)
@@ -43,8 +169,8 @@ def effects(
     match decision:
         case decided.Ack():
             return _ACK
-        case decided.Requeue(delay=delay):
-            return (Hold(delay), Settle(Settlement.RELEASE))
+        case decided.Requeue(delay=seconds):
+            return (Hold(seconds), Settle(Settlement.RELEASE))
         case decided.Keep():
             return ()
         case decided.Retry(by=Leave.REJECT) | decided.Park(by=Leave.REJECT):
@@ -53,6 +179,11 @@ def effects(
             read = reading or Reading(delivery, plan)
             mark = retry_mark(decision, read, occasion)
             marked = retry_properties(delivery.properties, mark, read.history)
+            if decision.delayed and marked is not None:
+                back = Message("", plan.queue, delivery.body, marked)
+                delay_ms = decision.tier.delay_ms
+                due_ms = math.ceil(occasion.now * 1000) + delay_ms
+                return (Publish(delay(back, delay_ms, due_ms)), *_ACK)
             return _moved(delivery, route.exchange, route.routing_key, marked)
         case decided.Park():
             read, parking = reading or Reading(delivery, plan), plan.parking

@@ -26,9 +26,9 @@ class Reading:
     __slots__ = ("_attempt", "_origin", "delivery", "history", "plan")
 
     def __init__(self, delivery: Delivery, plan: Plan) -> None:
-        self.delivery = delivery
-        self.plan = plan
-        self.history = History(delivery.properties.headers, plan.queue)
+        self.delivery: Delivery = delivery
+        self.plan: Plan = plan
+        self.history: History = History(delivery.properties.headers, plan.queue)
         self._attempt = 0
         self._origin: tuple[str, str] | None = None
 

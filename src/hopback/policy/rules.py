@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeGuard
 
 from hopback.headers import type_and_message
 from hopback.policy.outcome import Done, Park, Retry, Snooze
 from hopback.policy.status import ConsumerStatus
+from hopback.topology.durations import duration_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hopback.policy.outcome import Outcome
+    from hopback.topology.durations import Duration
 
-__all__ = ["MENU", "Rule", "Verdict", "classify", "outcome_of", "reason_of"]
+__all__ = ["MENU", "Rule", "Verdict", "classify", "is_outcome", "outcome_of", "reason_of"]
 
 MENU = "nothing, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
 """What a handler may return, as it is told to one that returned something else."""
@@ -45,14 +46,18 @@ class Verdict(StrEnum):
 class Rule:
     """A kind of exception, narrowed by `when`, and what becomes of the message.
 
-    `after` (seconds) is the shortest wait before the next run; an exception that has an attribute
-    `after` or `retry_after` of its own knows better.
+    `after` (`"30s"`, seconds or a timedelta) is the shortest wait before the next run; an exception
+    that has an attribute `after` or `retry_after` of its own knows better.
     """
 
     exception: type[BaseException] | tuple[type[BaseException], ...]
     verdict: Verdict
     when: Callable[[BaseException], bool] | None = None
-    after: float | None = None
+    after: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if self.after is not None:
+            duration_seconds(self.after)  # a text that is no duration is refused here
 
 
 def classify(exception: BaseException, rules: Sequence[Rule] = ()) -> Outcome:
@@ -88,6 +93,11 @@ def outcome_of(returned: object) -> Outcome:
     return Park(f"the handler returned {_shown(returned)}; expected {MENU}")
 
 
+def is_outcome(returned: object) -> bool:
+    """Whether it is on the menu, apart from nothing: where a handler may return a reply."""
+    return isinstance(returned, Done | Park | Retry | Snooze | ConsumerStatus)
+
+
 def _fits(rule: Rule, exception: BaseException) -> bool:
     """A predicate that raises has said nothing: the next rule is asked."""
     if not isinstance(exception, rule.exception):
@@ -106,10 +116,9 @@ def _wanted_wait(exception: BaseException) -> float | None:
 
 def _attribute(exception: BaseException, name: str) -> object:
     try:
-        value = getattr(exception, name, None)
+        return duration_seconds(getattr(exception, name, None))  # type: ignore[arg-type]
     except Exception:
-        return None
-    return value.total_seconds() if isinstance(value, timedelta) else value
+        return None  # it has none, or a text that is none, such as an HTTP date
 
 
 def _is_wait(value: object) -> TypeGuard[float]:

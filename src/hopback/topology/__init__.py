@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hopback.topology.table import write_table
     from hopback.topology.toml import read_toml, write_toml
     from hopback.topology.validate import problems
-    from hopback.topology.words import plan_in_words
+    from hopback.topology.wording import plan_in_words
 
 __all__ = [
     "Binding",
@@ -99,7 +99,7 @@ _HOMES = {
     "hopback.topology.check": ("Finding", "Severity"),
     "hopback.topology.definitions": ("read_definitions", "write_definitions"),
     "hopback.topology.diagram": ("draw_flow", "draw_sequence", "draw_states"),
-    "hopback.topology.diff": ("Conflict", "Diff", "Difference", "DiffEntry", "Kind"),
+    "hopback.topology.diff": ("Conflict", "Diff", "DiffEntry", "Difference", "Kind"),
     "hopback.topology.document": ("from_document", "to_document"),
     "hopback.topology.durations": ("format_duration", "parse_duration_ms"),
     "hopback.topology.expand": ("hardened_queues", "recommended_plan"),
@@ -130,7 +130,7 @@ _HOMES = {
     "hopback.topology.table": ("write_table",),
     "hopback.topology.toml": ("read_toml", "write_toml"),
     "hopback.topology.validate": ("problems",),
-    "hopback.topology.words": ("plan_in_words",),
+    "hopback.topology.wording": ("plan_in_words",),
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES, {"Entry": "DiffEntry", "Role": "QueueRole"})

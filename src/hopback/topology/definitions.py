@@ -6,31 +6,341 @@ written back. An object that was not changed is written exactly as it was read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.topology.arguments import decode
-from hopback.topology.definitions_objects import (
-    SECTIONS,
-    Definable,
-    canonical,
-    identity,
-    parse,
-    same_json,
-    thaw,
-)
-from hopback.topology.definitions_source import choose_vhost, load
-from hopback.topology.importable import importable, without_queues
+from hopback.errors import InvalidTopology, Problem
+from hopback.topology.arguments import decode, decode_table
 from hopback.topology.json_values import without_what_json_lacks
 from hopback.topology.located import Located
-from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology, freeze
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
+from hopback.topology.rabbitmq_arguments import (
+    APPLY_TO,
+    POLICY_KEYS,
+    QUEUE_ARGUMENTS,
+    QUEUE_TYPES,
+)
 from hopback.topology.validate import broker_problems
+from hopback.topology.wording import did_you_mean, either, quoted, shown
+from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from hopback.version import BrokerVersion
+    from collections.abc import Iterable, Iterator
+    from typing import NoReturn
 
-__all__ = ["RECORD", "read_definitions", "write_definitions"]
+    from hopback.fields import FieldValue
+    from hopback.topology.located import Table
+
+__all__ = [
+    "RECORD",
+    "SECTIONS",
+    "Definable",
+    "canonical",
+    "choose_vhost",
+    "identity",
+    "importable",
+    "load",
+    "parse",
+    "read_definitions",
+    "same_json",
+    "thaw",
+    "without_queues",
+    "write_definitions",
+]
+
+
+def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
+    """The data in JSON text, or what was given if it is data already."""
+    if not isinstance(data, str | bytes):
+        return data
+    try:
+        return json.loads(data, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        place, got = f"line {error.lineno}, column {error.colno}", error.msg
+    except RecursionError:
+        place, got = "file", "values nested too deeply"
+    except ValueError as error:
+        place, got = "file", str(error)
+    raise InvalidTopology((Problem(place, "valid JSON", got),), where=where)
+
+
+def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | None) -> str | None:
+    """The virtual host to read; None where the file is of one virtual host and does not say which."""
+    used = _texts("vhost", sections, SECTIONS)
+    known = sorted({*used, *_texts("name", sections, ("vhosts",))})
+    if asked in known or not known:
+        return asked if known else None
+    if asked is None and len(used or known) == 1:
+        return (used or known)[0]
+    choice = f"one of the virtual hosts in this file: {either(known)}"
+    got = "no choice between them" if asked is None else shown(asked) + did_you_mean(asked, known)
+    root.inner("vhost", asked).wrong(choice, got)
+    return None
+
+
+def _texts(key: str, sections: Mapping[str, Located], wanted: Iterable[str]) -> list[str]:
+    """The texts under this key in all entries of these sections, sorted."""
+    lists = [sections[section].value for section in wanted if section in sections]
+    entries = [entry for items in lists if isinstance(items, list | tuple) for entry in items]
+    values = [entry.get(key) for entry in entries if isinstance(entry, Mapping)]
+    return sorted({value for value in values if isinstance(value, str)})
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text}, which JSON does not have")
+
+
+Definable: TypeAlias = "Exchange | Queue | Binding | Policy"
+"""What a definitions file can define and a topology holds."""
+
+SECTIONS = ("exchanges", "queues", "bindings", "policies")
+"""The sections of a definitions file that a topology models."""
+
+
+def thaw(value: object) -> object:
+    """A copy in dicts, lists and plain values, as the `json` module writes them."""
+    match value:
+        case Mapping():
+            return {str(key): thaw(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [thaw(item) for item in value]
+        case bool():
+            return value
+        case int() | float() | str():
+            return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
+    return value
+
+
+def same_json(one: object, other: object) -> bool:
+    """Whether both are the same JSON: `1`, `1.0` and `true` differ, the order of keys does not."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def identity(item: Definable) -> object:
+    """What tells the objects of a section apart."""
+    if isinstance(item, Binding):
+        arguments = repr(sorted(item.arguments.items(), key=repr))
+        return (item.source, item.destination, item.to_exchange, item.routing_key, arguments)
+    return item.name
+
+
+def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
+    """An object as we write it; `vhost` is named only in files of a whole broker."""
+    home: dict[str, object] = {} if vhost is None else {"vhost": vhost}
+    if isinstance(item, Binding):
+        return {"source": item.source, **home, **_binding_fields(item)}
+    if isinstance(item, Exchange):
+        return {"name": item.name, **home, **_exchange_fields(item)}
+    if isinstance(item, Queue):
+        return {"name": item.name, **home, **_queue_fields(item)}
+    return {**home, "name": item.name, **_policy_fields(item)}
+
+
+def _exchange_fields(exchange: Exchange) -> dict[str, object]:
+    return {
+        "type": str(exchange.type),
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": thaw(exchange.arguments),
+    }
+
+
+def _queue_fields(queue: Queue) -> dict[str, object]:
+    return {
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "arguments": thaw(queue.declared_arguments),
+    }
+
+
+def _binding_fields(binding: Binding) -> dict[str, object]:
+    return {
+        "destination": binding.destination,
+        "destination_type": "exchange" if binding.to_exchange else "queue",
+        "routing_key": binding.routing_key,
+        "arguments": thaw(binding.arguments),
+    }
+
+
+def _policy_fields(policy: Policy) -> dict[str, object]:
+    return {
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "definition": thaw(policy.definition),
+        "priority": policy.priority,
+    }
+
+
+def parse(section: str, place: Located) -> Definable | None:
+    """The object of this section at this place; None for a queue type that we do not model."""
+    table = place.table()
+    match section:
+        case "exchanges":
+            return _exchange(table)
+        case "queues":
+            return _queue(table)
+        case "bindings":
+            return _binding(table)
+    return _policy(table)
+
+
+def _table(place: Located) -> dict[str, FieldValue]:
+    return decode_table(place, marks=False)
+
+
+def _exchange(table: Table) -> Exchange:
+    return Exchange(
+        table.need("name", Located.text, ""),
+        type=table.need("type", Located.text, "direct", "an exchange type"),
+        durable=table.read("durable", Located.flag, True),
+        auto_delete=table.read("auto_delete", Located.flag, False),
+        internal=table.read("internal", Located.flag, False),
+        arguments=table.read("arguments", _table, {}),
+    )
+
+
+def _queue(table: Table) -> Queue | None:
+    arguments: dict[str, FieldValue] = table.read("arguments", _table, {})
+    kind = table.read("type", Located.text, QueueType.CLASSIC.value)
+    told = arguments.pop("x-queue-type", kind)
+    if not isinstance(told, str):
+        table.place.inner("arguments", None).inner("x-queue-type", told).wrong("text")
+    elif told not in tuple(QueueType):
+        return None
+    return Queue(
+        table.need("name", Located.text, ""),
+        type=QueueType(told) if isinstance(told, str) else QueueType.CLASSIC,
+        durable=table.read("durable", Located.flag, True),
+        auto_delete=table.read("auto_delete", Located.flag, False),
+        arguments=arguments,
+    )
+
+
+def _binding(table: Table) -> Binding:
+    return Binding(
+        table.need("source", Located.text, ""),
+        table.need("destination", Located.text, ""),
+        table.read("routing_key", Located.text, ""),
+        table.read("destination_type", _is_exchange, False),
+        table.read("arguments", _table, {}),
+    )
+
+
+def _is_exchange(place: Located) -> bool:
+    if place.value not in ("queue", "exchange"):
+        place.wrong(either(("queue", "exchange")))
+    return place.value == "exchange"
+
+
+def _policy(table: Table) -> Policy:
+    return Policy(
+        table.need("name", Located.text, ""),
+        pattern=table.need("pattern", Located.text, "", "a regular expression"),
+        definition=table.need("definition", _table, {}, "a table of policy keys"),
+        priority=table.read("priority", Located.integer, 0),
+        apply_to=table.read("apply-to", Located.text, "all"),
+    )
+
+
+_V4_0 = BrokerVersion(4)
+
+
+def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tuple[str, ...]]:
+    """The topology as a broker of this version can import it, and what was left out and why."""
+    notes: list[str] = []
+    unknown = {queue.name for queue in topology.queues if not _has_type(queue, version)}
+    topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
+    notes += said
+    queues = tuple(_fitting_queue(queue, version, notes) for queue in topology.queues)
+    policies = tuple(_fitting_policies(topology, version, notes))
+    return replace(topology, queues=queues, policies=policies), tuple(notes)
+
+
+def without_queues(
+    topology: Topology, names: set[str], why: str
+) -> tuple[Topology, tuple[str, ...]]:
+    """The topology without these queues and what is bound to them, and a note for each."""
+    notes = tuple(
+        f"{queue.type} queue {quoted(queue.name)} and its bindings left out: {why}"
+        for queue in topology.queues
+        if queue.name in names
+    )
+    queues = tuple(queue for queue in topology.queues if queue.name not in names)
+    bindings = tuple(
+        binding
+        for binding in topology.bindings
+        if binding.to_exchange or binding.destination not in names
+    )
+    return replace(topology, queues=queues, bindings=bindings), notes
+
+
+def _has_type(queue: Queue, version: BrokerVersion) -> bool:
+    return version >= QUEUE_TYPES[queue.type]
+
+
+def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queue:
+    arguments = dict(queue.arguments)
+    for name, known in QUEUE_ARGUMENTS.items():
+        value = arguments.get(name)
+        for gap in known.gaps if value is not None else ():
+            if version not in gap.span and gap.concerns(queue, value):
+                del arguments[name]
+                meant = f"{name} = {value} is meant for RabbitMQ {gap.span}"
+                notes.append(f"queue {quoted(queue.name)}: {meant}; left out: {gap.why}")
+                break
+    return queue if len(arguments) == len(queue.arguments) else replace(queue, arguments=arguments)
+
+
+def _fitting_policies(
+    topology: Topology, version: BrokerVersion, notes: list[str]
+) -> Iterator[Policy]:
+    for policy in topology.policies:
+        fitting = _fitting_target(_fitting_keys(policy, version, notes), version, notes)
+        if fitting.definition:
+            yield fitting
+        else:
+            notes.append(f"policy {quoted(policy.name)} left out: nothing of it is left")
+
+
+def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
+    definition = dict(policy.definition)
+    for key, value in policy.definition.items():
+        why = _refused(key, value, version)
+        if why is not None:
+            del definition[key]
+            told = f"{quoted(key)} left out: {why}; the whole import would be refused"
+            notes.append(f"policy {quoted(policy.name)}: {told}")
+    return (
+        policy
+        if len(definition) == len(policy.definition)
+        else replace(policy, definition=definition)
+    )
+
+
+def _refused(key: str, value: FieldValue, version: BrokerVersion) -> str | None:
+    """Why a broker of this version refuses a policy with this key, or None."""
+    span = POLICY_KEYS.get(key)
+    if span is None:
+        return f"RabbitMQ {version} knows no such policy key"
+    if version not in span:
+        return f"only RabbitMQ {span} knows it"
+    if key == "delivery-limit" and version < _V4_0 and isinstance(value, int) and value < 0:
+        return "before 4.0 a delivery limit cannot be negative"
+    return None
+
+
+def _fitting_target(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
+    since = APPLY_TO.get(policy.apply_to)
+    if since is None or version >= since:
+        return policy
+    told = f'applies to "queues" instead of {quoted(policy.apply_to)}, which came with {since}'
+    notes.append(f"policy {quoted(policy.name)}: {told}: it now matches queues of every type")
+    return replace(policy, apply_to="queues")
+
 
 RECORD = "hopback-definitions"
 """The key in `Topology.foreign` that remembers how a file was written: its virtual host, the order

@@ -13,16 +13,27 @@ no broker takes for a cycle, as long as it enters without deaths of an earlier t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.topology.durations import parse_duration_ms
+from hopback.topology.durations import parse_wait_ms
 from hopback.topology.expand import at_least_once, dead_lettering, hardened_queues, recommended_plan
 from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from hopback.topology.durations import Duration
 
-__all__ = ["DUE", "LONGEST_DELAY", "delay_topology", "is_delay_level", "level_count", "way_in"]
+__all__ = [
+    "DUE",
+    "LONGEST_DELAY",
+    "delay_level_names",
+    "delay_topology",
+    "is_delay_level",
+    "level_count",
+    "longest_delay_ms",
+    "way_in",
+    "without_delay_levels",
+]
 
 DUE = "hopback.delay.due"
 """The queue of what is due: whoever runs an application with delays sends it on from there."""
@@ -32,17 +43,20 @@ LONGEST_DELAY = "30d"
 
 _LEVEL = "hopback.delay.level-"
 
+_MOST_LEVELS = 28
+"""Of so many seconds in binary the largest is more than four years; ten years need one more."""
+
 _RETRY_MS = (1_000, 30_000, 300_000, 1_800_000)
 """When a message that is due cannot be sent on: soon, for a queue that is being made just now; then as
 failed messages of any queue do, until half an hour after which somebody has to look."""
 
 
-def level_count(longest: str | int | timedelta = LONGEST_DELAY) -> int:
+def level_count(longest: Duration = LONGEST_DELAY) -> int:
     """How many levels hold a delay of this length; ValueError for one that RabbitMQ has no time for."""
-    return max(1, -(-parse_duration_ms(longest) // 1000)).bit_length()
+    return max(1, -(-parse_wait_ms(longest) // 1000)).bit_length()
 
 
-def delay_topology(longest: str | int | timedelta = LONGEST_DELAY) -> Topology:
+def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
     """Exchanges and queues that hold messages for up to `longest`, and the queue of what is due.
 
     A longer one later only adds levels.
@@ -82,9 +96,33 @@ def way_in(delay_ms: int) -> tuple[str, str]:
     return _name(len(digits) - 1), ".".join(reversed(digits))
 
 
+def longest_delay_ms(topology: Topology) -> int:
+    """How long the queues of delays of a topology can hold a message; 0 if it has none."""
+    levels = sum(is_delay_level(exchange.name) for exchange in topology.exchanges)
+    return ((1 << levels) - 1) * 1000
+
+
+def without_delay_levels(topology: Topology) -> Topology:
+    """The topology as a map shows it, where the levels would stand between everything else."""
+    return replace(
+        topology,
+        exchanges=tuple(each for each in topology.exchanges if not is_delay_level(each.name)),
+        queues=tuple(each for each in topology.queues if not is_delay_level(each.name)),
+        bindings=tuple(each for each in topology.bindings if not is_delay_level(each.source)),
+    )
+
+
 def is_delay_level(name: str) -> bool:
     """Whether an exchange or a queue of this name is one of a level."""
     return name.startswith(_LEVEL)
+
+
+def delay_level_names(highest: str) -> tuple[str, ...]:
+    """The names of all levels up to that one, the shortest first; none if it is no level."""
+    number = highest.removeprefix(_LEVEL)
+    if not is_delay_level(highest) or not (number.isascii() and number.isdecimal()):
+        return ()
+    return tuple(map(_name, range(min(int(number), _MOST_LEVELS - 1) + 1)))
 
 
 def _name(level: int) -> str:

@@ -10,20 +10,100 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.renamed import old_names
-from hopback.topology.definitions_objects import identity
-from hopback.topology.diff_advice import advise_exchange, advise_policy, advise_queue
-from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
-from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
+from hopback.topology.definitions import identity
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF, QUEUE_ARGUMENTS, Prevails, policy_key
 from hopback.topology.wording import quoted, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hopback.fields import FieldValue
-    from hopback.topology.definitions_objects import Definable
-    from hopback.topology.diff_advice import Advice
+    from hopback.topology.definitions import Definable
 
-__all__ = ["Conflict", "Diff", "DiffEntry", "Difference", "Kind", "diff"]
+__all__ = [
+    "Advice",
+    "Conflict",
+    "Diff",
+    "DiffEntry",
+    "Difference",
+    "Kind",
+    "advise_exchange",
+    "advise_policy",
+    "advise_queue",
+    "diff",
+]
+
+
+_MIGRATE = (
+    "it cannot change in place: declare it as the broker has it, or migrate"
+    " (make a new queue, move the messages, delete the old one)"
+)
+_RECREATE = (
+    "it cannot change in place: declare it as the broker has it, or delete the exchange and"
+    " create it with its bindings anew"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What can be done, in words, and the policy key and value that would do it, if one can."""
+
+    text: str
+    policy: tuple[str, FieldValue] | None = None
+
+
+def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldValue) -> Advice:
+    """What can be done about a field or argument of a queue."""
+    key, known = policy_key(field), QUEUE_ARGUMENTS.get(field)
+    if key is None or known is None or not known.live or actual.type not in known.types:
+        return Advice(_MIGRATE)
+    if desired is None:
+        return Advice(f"no policy takes an argument away; {_MIGRATE}")
+    if found is None or _policy_prevails(actual, known.prevails, desired, found):
+        note = " (for messages that come in from then on)" if key == "message-ttl" else ""
+        return Advice(
+            f"a policy with {key}: {shown(desired)} has the same effect on the live queue{note};"
+            " declare the argument as the broker has it",
+            (key, desired),
+        )
+    why = (
+        "of argument and policy the smaller counts"
+        if known.prevails is Prevails.SMALLER
+        else "the argument wins over any policy"
+    )
+    return Advice(f"{why}; {_MIGRATE}")
+
+
+def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advice:
+    """What can be done about a field or argument of an exchange."""
+    if field == "alternate-exchange" and found is None:
+        return Advice(
+            f"a policy with alternate-exchange: {shown(desired)} has the same effect on the live"
+            " exchange; declare it without the argument",
+            ("alternate-exchange", desired),
+        )
+    return Advice(_RECREATE)
+
+
+def advise_policy() -> Advice:
+    """What can be done about a policy."""
+    return Advice("a policy can be replaced at any time and takes effect at once")
+
+
+def _policy_prevails(
+    actual: Queue, prevails: Prevails, desired: FieldValue, found: FieldValue
+) -> bool:
+    """Whether a policy has its way although the queue has the argument."""
+    if prevails is Prevails.SMALLER:
+        # A negative delivery limit means none, and gives way to any other.
+        return (
+            isinstance(desired, int)
+            and isinstance(found, int)
+            and (0 <= desired < found or found < 0 <= desired)
+        )
+    return prevails is Prevails.POLICY_OF_QUORUM and actual.type is QueueType.QUORUM
+
 
 _Field: TypeAlias = "tuple[str, FieldValue, FieldValue]"
 
@@ -63,9 +143,13 @@ class Difference:
     advice: str
     policy: tuple[str, FieldValue] | None = None
 
+    @property
+    def sides(self) -> str:
+        """Both values, without the advice."""
+        return f"{self.field}: {_side(self.desired)} desired, {_side(self.actual)} on the broker"
+
     def __str__(self) -> str:
-        sides = f"{_side(self.desired)} desired, {_side(self.actual)} on the broker"
-        return f"{self.field}: {sides}; {self.advice}"
+        return f"{self.sides}; {self.advice}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology
 from hopback.topology.document_reader import read_document
-from hopback.topology.document_short import write_short
-from hopback.topology.document_writer import write_explicit
+from hopback.topology.document_writer import write_explicit, write_short
 from hopback.topology.validate import problems
 
 if TYPE_CHECKING:

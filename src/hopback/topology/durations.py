@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
+from typing import TypeAlias
 
-__all__ = ["LONGEST_MS", "format_duration", "parse_duration_ms"]
+__all__ = [
+    "LONGEST_MS",
+    "Duration",
+    "duration_seconds",
+    "format_duration",
+    "parse_duration_ms",
+    "parse_wait_ms",
+]
+
+Duration: TypeAlias = str | float | timedelta
+"""A time as code says it: `"2h"`, a number of seconds, or a timedelta."""
 
 LONGEST_MS = 315_360_000_000
 """Ten years: the longest time to live that RabbitMQ accepts."""
@@ -28,6 +40,29 @@ def parse_duration_ms(value: str | int | timedelta) -> int:
     if not 0 <= duration_ms <= LONGEST_MS:
         raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {_short(value)}")
     return duration_ms
+
+
+def parse_wait_ms(value: Duration) -> int:
+    """Milliseconds from `30s`, a timedelta or a number of seconds, rounded up.
+
+    ValueError says what was expected. Files say whole milliseconds: those read `parse_duration_ms`.
+    """
+    if isinstance(value, str | timedelta):
+        return parse_duration_ms(value)
+    try:
+        fits = math.isfinite(value) and not isinstance(value, bool)
+    except (TypeError, OverflowError):
+        fits = False
+    if not fits:
+        raise ValueError(f"expected {_EXAMPLES}, seconds or a timedelta, got {value!r}")
+    if not 0 <= value <= LONGEST_MS / 1000:
+        raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {value!r} s")
+    return math.ceil(round(value * 1000, 3))  # 0.1 s is 100 ms, not 100.00000000000001
+
+
+def duration_seconds(value: Duration) -> float:
+    """Seconds from `30s` or a timedelta; a number is seconds already, and is not judged here."""
+    return parse_duration_ms(value) / 1000 if isinstance(value, str | timedelta) else value
 
 
 def format_duration(duration_ms: int) -> str:
@@ -53,7 +88,7 @@ def _parse_text(text: str) -> int:
 
 def _hint(text: str) -> str:
     """What to do about the commonest mistake: a number without its unit."""
-    return " (add a unit, or write the milliseconds without quotes)" if text.isdecimal() else ""
+    return f" (add a unit, as in {text.strip()}s)" if text.isdecimal() else ""
 
 
 def _short(value: str | int) -> str:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from hopback.text import printable
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.roles import queue_roles
-from hopback.topology.wording import shown
-from hopback.topology.words import plan_in_words
+from hopback.topology.wording import plan_in_words, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from hopback.renamed import old_names
 from hopback.wire.connection import WireConnection
-from hopback.wire.contents import Delivered, Got, Published, ReturnedMessage
 from hopback.wire.events import (
+    Delivered,
     Event,
+    Got,
     HeaderReceived,
     MethodReceived,
+    Published,
+    ReturnedMessage,
     SettlementReceived,
     Violation,
 )

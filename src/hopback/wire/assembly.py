@@ -9,13 +9,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from hopback.wire.contents import read_content
-from hopback.wire.faults import Broken, ReplyCode
-from hopback.wire.frames import BODY, END, HEADER
+from hopback.wire.events import read_content
+from hopback.wire.frames import BODY, END, HEADER, Broken, ReplyCode
 
 if TYPE_CHECKING:
     from hopback.wire.channel import ChannelCore
-    from hopback.wire.contents import Content
+    from hopback.wire.events import Content
     from hopback.wire.frames import Limits
 
 __all__ = ["Assembler"]

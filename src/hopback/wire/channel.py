@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from hopback.wire.frames import ChannelState
 from hopback.wire.methods import Side
 from hopback.wire.settlement import Settlements
-from hopback.wire.states import ChannelState
 
 __all__ = ["ChannelCore"]
 

@@ -14,7 +14,7 @@ from hopback.wire.properties import canonical_properties
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.wire.contents import ReturnedMessage
+    from hopback.wire.events import ReturnedMessage
 
 __all__ = ["Confirms", "InFlight"]
 

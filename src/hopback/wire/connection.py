@@ -19,29 +19,38 @@ from hopback.errors import ProtocolError
 from hopback.renamed import old_names
 from hopback.wire.assembly import Assembler
 from hopback.wire.channel import ChannelCore
-from hopback.wire.contents import Delivered, Got
-from hopback.wire.events import HeaderReceived, MethodReceived, SettlementReceived, Violation
-from hopback.wire.faults import Broken, ReplyCode
+from hopback.wire.events import (
+    Delivered,
+    Got,
+    HeaderReceived,
+    MethodReceived,
+    SettlementReceived,
+    Violation,
+)
 from hopback.wire.frames import (
     BODY,
+    CHANNEL,
+    CONNECTION,
     END,
     HEADER,
     HEARTBEAT,
     HEARTBEAT_FRAME,
     METHOD,
     PROTOCOL_HEADER,
+    Broken,
+    ChannelState,
+    ConnectionState,
     Limits,
+    ReplyCode,
     content_frames,
     frame,
 )
 from hopback.wire.methods import BY_ID, METHODS, Side, decode_arguments, encode_arguments
-from hopback.wire.states import CHANNEL, CONNECTION, ChannelState, ConnectionState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.wire.contents import Content
-    from hopback.wire.events import Event
+    from hopback.wire.events import Content, Event
     from hopback.wire.methods import MethodSpec
 
 __all__ = ["WireConnection"]

@@ -1,16 +1,196 @@
-"""What a connection can tell after bytes came in. A closed menu."""
+"""What a connection can tell after bytes came in, messages with their content among it. A closed menu."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback.wire.contents import Delivered, Got, Published, ReturnedMessage
+from hopback.errors import ProtocolError
+from hopback.message import Properties
+from hopback.wire.properties import decode_properties
 
 if TYPE_CHECKING:
-    from hopback.errors import ProtocolError
+    from collections.abc import Callable
 
-__all__ = ["Event", "HeaderReceived", "MethodReceived", "SettlementReceived", "Violation"]
+__all__ = [
+    "Content",
+    "Delivered",
+    "Event",
+    "Got",
+    "HeaderReceived",
+    "MethodReceived",
+    "Published",
+    "ReturnedMessage",
+    "SettlementReceived",
+    "Violation",
+    "read_content",
+]
+
+
+_tag_and_bit = struct.Struct(">QB").unpack_from
+_unpack_u32 = struct.Struct(">I").unpack_from
+_unpack_u16 = struct.Struct(">H").unpack_from
+
+
+class Content:
+    """What all messages share: a channel, a route, properties and a body."""
+
+    __slots__ = ("_properties", "_route", "body", "channel", "raw_properties")
+
+    channel: int
+    body: bytes
+    raw_properties: bytes
+    """Property flags and values as received: fit to be published again without decoding."""
+    _route: bytes
+    _properties: Properties | None
+
+    def __init__(self, channel: int, route: bytes, raw_properties: bytes, body: bytes) -> None:
+        self.channel = channel
+        self._route = route
+        self.raw_properties = raw_properties
+        self.body = body
+        self._properties = None
+
+    @property
+    def exchange(self) -> str:
+        """The exchange named in the method."""
+        route = self._route
+        return route[1 : 1 + route[0]].decode("utf-8", "surrogateescape")
+
+    @property
+    def routing_key(self) -> str:
+        """The routing key named in the method."""
+        route = self._route
+        return route[2 + route[0] :].decode("utf-8", "surrogateescape")
+
+    @property
+    def properties(self) -> Properties:
+        """The properties and headers, decoded on first use; what cannot be read stays bytes."""
+        found = self._properties
+        if found is None:
+            try:
+                found = decode_properties(self.raw_properties)
+            except ProtocolError:
+                found = Properties(opaque_headers=self.raw_properties)
+            self._properties = found
+        return found
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} channel={self.channel} exchange={self.exchange!r} "
+            f"routing_key={self.routing_key!r} body={len(self.body)} bytes>"
+        )
+
+
+class Delivered(Content):
+    """basic.deliver with its message; `queue` is filled in by whoever knows the consumer."""
+
+    __slots__ = ("consumer", "queue", "redelivered", "tag")
+
+    def __init__(
+        self,
+        channel: int,
+        tag: int,
+        redelivered: bool,
+        consumer: bytes,
+        route: bytes,
+        raw_properties: bytes,
+        body: bytes,
+    ) -> None:
+        self.channel = channel
+        self.tag = tag
+        self.redelivered = redelivered
+        self.consumer = consumer
+        self._route = route
+        self.raw_properties = raw_properties
+        self.body = body
+        self._properties = None
+        self.queue = ""
+
+
+class Got(Delivered):
+    """basic.get-ok with its message; `remaining` is how many were still ready in the queue."""
+
+    __slots__ = ("remaining",)
+
+    remaining: int
+
+
+class ReturnedMessage(Content):
+    """basic.return with its message: nobody wanted it."""
+
+    __slots__ = ("code", "text")
+
+    code: int
+    text: str
+
+
+class Published(Content):
+    """basic.publish with its message, as a server receives it."""
+
+    __slots__ = ("immediate", "mandatory")
+
+    mandatory: bool
+    immediate: bool
+
+
+def _check_route(route: bytes) -> bytes:
+    """Two short strings must fill the bytes exactly."""
+    at = 1 + route[0]
+    if at + 1 + route[at] != len(route):
+        raise ProtocolError("expected an exchange and a routing key, got other bytes")
+    return route
+
+
+def _read_deliver(channel: int, method: bytes, properties: bytes, body: bytes) -> Delivered:
+    at = 1 + method[0]
+    tag, bit = _tag_and_bit(method, at)
+    route = method[at + 9 :]
+    middle = 1 + route[0]
+    if middle + 1 + route[middle] != len(route):
+        _check_route(route)
+    return Delivered(channel, tag, bit & 1 == 1, method[1:at], route, properties, body)
+
+
+def _read_get_ok(channel: int, method: bytes, properties: bytes, body: bytes) -> Got:
+    tag, bit = _tag_and_bit(method, 0)
+    found = Got(channel, tag, bit & 1 == 1, b"", _check_route(method[9:-4]), properties, body)
+    (found.remaining,) = _unpack_u32(method, len(method) - 4)
+    return found
+
+
+def _read_return(channel: int, method: bytes, properties: bytes, body: bytes) -> ReturnedMessage:
+    at = 3 + method[2]
+    found = ReturnedMessage(channel, _check_route(method[at:]), properties, body)
+    (found.code,) = _unpack_u16(method, 0)
+    found.text = method[3:at].decode("utf-8", "replace")
+    return found
+
+
+def _read_publish(channel: int, method: bytes, properties: bytes, body: bytes) -> Published:
+    found = Published(channel, _check_route(method[2:-1]), properties, body)
+    found.mandatory = method[-1] & 1 == 1
+    found.immediate = method[-1] & 2 == 2
+    return found
+
+
+_READERS: dict[int, Callable[[int, bytes, bytes, bytes], Content]] = {
+    (60 << 16) | 60: _read_deliver,
+    (60 << 16) | 71: _read_get_ok,
+    (60 << 16) | 50: _read_return,
+    (60 << 16) | 40: _read_publish,
+}
+
+
+def read_content(
+    method_id: int, channel: int, method: bytes, properties: bytes, body: bytes
+) -> Content:
+    """The message that a content method, its header and its body make; `method` are the arguments."""
+    try:
+        return _READERS[method_id](channel, method, properties, body)
+    except (IndexError, struct.error):
+        raise ProtocolError("expected the arguments of a message's method, got too few") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hopback import __version__
 from hopback.errors import ConnectionFailed, LoginRefused, ProtocolError
 from hopback.wire.events import HeaderReceived, MethodReceived, Violation
-from hopback.wire.frames import MIN_FRAME
-from hopback.wire.states import ConnectionState
+from hopback.wire.frames import MIN_FRAME, ConnectionState
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -145,8 +145,8 @@ class ClientHandshake:
             case "connection.open-ok":
                 self.done = True
             case "connection.close":
-                # Some other refusals pass: a virtual host that is still starting (530, 541).
-                refused = LoginRefused if arguments["reply_code"] == 403 else ConnectionFailed
+                lasts = arguments["reply_code"] == 403 or _LASTS.fullmatch(arguments["reply_text"])
+                refused = LoginRefused if lasts else ConnectionFailed
                 raise refused(self._refusal(arguments))
             case _:
                 raise ConnectionFailed(f"expected the handshake to go on, got {event.name}")
@@ -194,6 +194,12 @@ class ClientHandshake:
         self._connection.tune(frame_max=agreed.frame_max, channel_max=agreed.channel_max)
         self._connection.send(0, "connection.open", virtual_host=self._virtual_host)
 
+
+_LASTS = re.compile(
+    r"NOT_ALLOWED - (vhost .* not found|access to vhost '.*' refused for user '.*')", re.DOTALL
+)
+"""A virtual host that does not exist, or that the user may not use, will be so at the next try. What
+has more to say passes: "vhost '…' is down" while it starts, "connection limit (…) is reached"."""
 
 Authenticate: TypeAlias = Callable[[str, bytes], str | None]
 """Given mechanism and response, the user's name, or None to refuse."""

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.connection import EmbeddedConnection
+from hopback.broker.embedded.direct_replies import DirectReplies
 from hopback.broker.embedded.faults import Fault, Faults
 from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.snapshot import NodeSnapshot, snapshot
@@ -49,7 +50,7 @@ class EmbeddedBroker:
         confirm_timeout: float = _CONFIRM_TIMEOUT_S,
         user: str = "guest",
     ) -> None:
-        self.node = Node(
+        self.node: Node = Node(
             version,
             clock or LoopClock(time.time),
             seed=seed,
@@ -57,11 +58,13 @@ class EmbeddedBroker:
             max_body_bytes=max_body_bytes,
         )
         self.node.timers.on_earlier = self._arm
-        self.faults = Faults(seed)
+        self.faults: Faults = Faults(seed)
+        self.replies: DirectReplies = DirectReplies(self.node)
+        """Who waits for direct replies."""
         self.window = window
         self.confirm_timeout = confirm_timeout
         self.user = user
-        self.blocked = False
+        self.blocked: bool = False
         """Whether publishers are held back, as by a memory alarm."""
         self._connections: list[EmbeddedConnection] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hopback.broker.embedded.faults import Fault
 from hopback.broker.embedded.journal import EventKind
-from hopback.broker.embedded.outcome import (
+from hopback.broker.embedded.refusal import (
+    Refusal,
     channel_error,
     connection_error,
     interrupted,
@@ -22,9 +24,9 @@ from hopback.broker.embedded.outcome import (
     refused,
     timed_out,
 )
-from hopback.broker.embedded.refusal import Refusal
-from hopback.broker.port import QueueState
+from hopback.broker.port import REPLY_TO, QueueState
 from hopback.errors import ChannelClosed, ProtocolError
+from hopback.message import Received
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -50,7 +52,7 @@ class EmbeddedChannel:
         self._connection = connection
         self._broker = connection.broker
         self._faults = connection.broker.faults
-        self._put = connection.line.put
+        self._put = connection.replies.put
         self._loop = asyncio.get_running_loop()
         self._state = connection.session.open_channel(self)
         self._hand = self._hand_over  # bound once, not for every delivery
@@ -61,6 +63,8 @@ class EmbeddedChannel:
         self._requests: set[Future[Any]] = set()
         self._waiters: deque[Future[None]] = deque()
         self._plain: tuple[Properties | None, Properties | None] = (None, None)
+        self._replies = connection.broker.replies
+        self._on_reply: OnDelivery | None = None
         self._closing = False
         self._over = False
         self._ended: Future[BrokerError | None] = self._loop.create_future()
@@ -138,6 +142,7 @@ class EmbeddedChannel:
         """Close in order; everything unsettled goes back to its queues. Safe to repeat."""
         if not self._over:
             self._over = True
+            self._replies.end(self)
             self._state.close()
             self._put(self.end, None)
         await self.wait_closed()
@@ -151,6 +156,7 @@ class EmbeddedChannel:
         if self._ended.done():
             return
         self._over = True
+        self._replies.end(self)
         self._ended.set_result(error)
         for answer in self._requests:
             if not answer.done():
@@ -228,6 +234,15 @@ class EmbeddedChannel:
         if not self._state.is_open:
             return
         properties = message.properties
+        if properties.reply_to is not None or message.routing_key.startswith(REPLY_TO):
+            try:
+                message = self._refused(lambda: self._replies.addressed(self, message))
+            except Refusal:
+                return
+            properties = message.properties
+            if not message.exchange and message.routing_key.startswith(f"{REPLY_TO}."):
+                self._reply(fate, message, mandatory=mandatory)
+                return
         if properties.delivery_mode is None:
             if properties is not self._plain[0]:
                 self._plain = (properties, persistent(properties))
@@ -239,6 +254,13 @@ class EmbeddedChannel:
         except Refusal:
             return  # the channel is being told, and ends this fate with the others
         self._put(self._confirm, (fate, verdict))
+
+    def _reply(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
+        """Hand a direct reply to whoever asked; with `mandatory` RabbitMQ returns it in any case."""
+        asker = self._replies.asker(message.routing_key)
+        if asker is not None:
+            asker.take_reply(message)
+        self._put(self._confirm, (fate, EventKind.RETURNED if mandatory else EventKind.DROPPED))
 
     def _confirmed(self, said: tuple[Future[None], EventKind]) -> None:
         fate, verdict = said
@@ -313,19 +335,47 @@ class EmbeddedChannel:
         on_cancel: OnCancel | None = None,
         tag: str = "",
         exclusive: bool = False,
+        no_ack: bool = False,
         arguments: Headers | None = None,
     ) -> str:
-        """Start a consumer with manual acks and return its tag."""
+        """Start a consumer and return its tag."""
         self._check()
         self._next_consumer += 1
         name = tag or f"hopback-{self._state.number}-{self._next_consumer}"
         if name in self._consumers:
             raise ProtocolError(f"expected a new consumer tag on this channel, got {name!r} again")
         self._consumers[name] = (on_delivery, on_cancel)
+        if queue == REPLY_TO:
+            self._on_reply = on_delivery
+            await self._ask(
+                lambda: self._refused(partial(self._replies.begin, self, no_ack=no_ack))
+            )
+            return name
         return await self._ask(
-            lambda: self._state.consume(queue, tag=name, exclusive=exclusive, arguments=arguments),
+            lambda: self._state.consume(
+                queue, tag=name, no_ack=no_ack, exclusive=exclusive, arguments=arguments
+            ),
             orphaned=self._state.cancel,
         )
+
+    def _refused(self, operation: Callable[[], T]) -> T:
+        """Do it; what is refused ends the channel."""
+        try:
+            return operation()
+        except Refusal as refusal:
+            self._state.fail(refusal)
+            raise
+
+    def take_reply(self, message: Message) -> None:
+        """A direct reply has come for us."""
+        properties = message.properties
+        tag = self._state.next_tag()
+        reply = Received(REPLY_TO, "", message.routing_key, message.body, properties, tag=tag)
+        self._put(self._hand_reply, reply)
+
+    def _hand_reply(self, reply: Received) -> None:
+        if not self._over and self._on_reply is not None:
+            self._on_reply(reply)
 
     async def cancel(self, tag: str) -> None:
         """End the consumer; what it holds stays unsettled on this channel. No delivery comes after."""

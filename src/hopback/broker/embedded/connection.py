@@ -1,23 +1,84 @@
-"""A connection to the embedded broker."""
+"""A connection to the embedded broker, and the order in which it hears of things."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopback.broker.embedded.channel import EmbeddedChannel
-from hopback.broker.embedded.line import Line
 from hopback.errors import ConnectionLost
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded.broker import EmbeddedBroker
+    from hopback.broker.embedded.faults import Faults
+    from hopback.broker.embedded.session import Session
     from hopback.errors import BrokerError
     from hopback.version import BrokerVersion
 
-__all__ = ["EmbeddedConnection"]
+__all__ = ["EmbeddedConnection", "OrderedCalls"]
+
+
+class OrderedCalls:
+    """Calls are made in the order in which they were put in, never within `put` itself.
+
+    A turn of the loop makes those calls that were waiting when it began: what they lead to comes
+    in a later turn, as over a network.
+    """
+
+    __slots__ = ("_faults", "_loop", "_scheduled", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, faults: Faults) -> None:
+        self._loop = loop
+        self._faults = faults
+        self._waiting: deque[tuple[float, Callable[[Any], object], Any]] = deque()
+        self._scheduled = False
+
+    def put(self, call: Callable[[Any], object], argument: Any) -> None:
+        """Make this call later."""
+        latency = self._faults.latency
+        due = self._loop.time() + latency if latency else 0.0
+        self._waiting.append((due, call, argument))
+        if not self._scheduled:
+            self._schedule()
+
+    def flush(self) -> None:
+        """Make all waiting calls now."""
+        while self._waiting:
+            self._call()
+
+    def drop(self) -> None:
+        """Forget all waiting calls."""
+        self._waiting.clear()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        due = self._waiting[0][0]
+        if due:
+            self._loop.call_at(due, self._turn)
+        else:
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        now = self._loop.time()
+        for _ in range(len(self._waiting)):
+            if not self._waiting or self._waiting[0][0] > now:
+                break
+            self._call()
+        if self._waiting and not self._scheduled:
+            self._schedule()
+
+    def _call(self) -> None:
+        _, call, argument = self._waiting.popleft()
+        try:
+            call(argument)
+        except Exception as error:  # a client's callback: as asyncio does with its own
+            context = {"message": f"{call!r} raised", "exception": error}
+            self._loop.call_exception_handler(context)
 
 
 class EmbeddedConnection:
@@ -27,10 +88,10 @@ class EmbeddedConnection:
         self.broker = broker
         self.name = name
         loop = asyncio.get_running_loop()
-        self.line = Line(loop, broker.faults)
-        self.session = broker.node.connect(name, broker.user)
+        self.replies: OrderedCalls = OrderedCalls(loop, broker.faults)
+        self.session: Session = broker.node.connect(name, broker.user)
         self._channels: list[EmbeddedChannel] = []
-        self.reading = True
+        self.reading: bool = True
         """Whether the broker reads what we send; a publish during an alarm stops that."""
         self._unread: deque[Callable[[], object]] = deque()
         self._closing = False
@@ -61,7 +122,7 @@ class EmbeddedConnection:
         if not self._closing and not self._ended.done():
             self._closing = True
             self.session.close()
-            self.line.put(self._end, None)
+            self.replies.put(self._end, None)
         await self.wait_closed()
 
     async def wait_closed(self) -> BrokerError | None:
@@ -72,14 +133,14 @@ class EmbeddedConnection:
         """End it without a word."""
         self.session.close()
         if buffered:
-            self.line.flush()
+            self.replies.flush()
         else:
-            self.line.drop()
+            self.replies.drop()
         self.fail(ConnectionLost("connection lost: a fault was injected"))
 
     def fail(self, error: BrokerError) -> None:
         """Tell everyone, after what was said before."""
-        self.line.put(self._end, error)
+        self.replies.put(self._end, error)
 
     def release(self, channel: EmbeddedChannel) -> None:
         """A channel has ended."""
@@ -113,3 +174,6 @@ class EmbeddedConnection:
         self.broker.forget(self)
         for channel in tuple(self._channels):
             channel.end(error)
+
+
+__getattr__ = old_names(__name__, {"Line": "OrderedCalls"})

@@ -39,8 +39,8 @@ class Faults:
         self._random = random.Random(seed)
         self._next: dict[Fault, int] = {}
         self._chances: dict[Fault, float] = {}
-        self.latency = 0.0
-        self.active = False
+        self.latency: float = 0.0
+        self.active: bool = False
 
     def inject(self, fault: Fault, times: int = 1) -> None:
         """Let it happen the next `times` times that it can."""

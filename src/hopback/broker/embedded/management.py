@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.embedded.ticks import TICK_S
+from hopback.broker.embedded.timers import TICK_S
 from hopback.broker.management.readings import QueueCounts, QueueReading
 from hopback.errors import ManagementError, ManagementNotFound
 from hopback.topology.effective import applied_policy
@@ -27,7 +27,7 @@ class EmbeddedManagement:
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._broker = broker
-        self.address = broker.address
+        self.address: str = broker.address
 
     async def queues(self, _vhost: str = "/") -> tuple[QueueReading, ...]:
         """Every queue with its numbers."""
@@ -70,12 +70,12 @@ class EmbeddedManagement:
     async def live_topology(self, vhost: str = "/") -> Topology:
         """What is on the broker now, with its policies, as a topology without plans."""
         node = self._broker.node
-        known = node.wiring.exchanges.values()
+        known = node.routing.exchanges.values()
         return Topology(
             name=vhost,
             exchanges=tuple(e for e in known if e.name and not e.name.startswith("amq.")),
             queues=tuple(_declared(queue) for queue in node.queues.values()),
-            bindings=tuple(binding for binding in node.wiring.bindings if binding.source),
+            bindings=tuple(binding for binding in node.routing.bindings if binding.source),
             policies=await self.policies(vhost),
         )
 

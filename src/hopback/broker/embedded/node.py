@@ -15,11 +15,10 @@ from hopback.broker.embedded.arguments import (
     inequivalent,
     inequivalent_argument,
 )
-from hopback.broker.embedded.deadletter import Office
-from hopback.broker.embedded.intake import PublishChecker
+from hopback.broker.embedded.dead_lettering import DeadLetterer
 from hopback.broker.embedded.journal import EventKind, EventReporter, Loss
-from hopback.broker.embedded.policies import Policies
 from hopback.broker.embedded.profile import profile_for
+from hopback.broker.embedded.publish_checks import PublishChecker
 from hopback.broker.embedded.queue import LiveQueue
 from hopback.broker.embedded.refusal import (
     Refusal,
@@ -31,14 +30,16 @@ from hopback.broker.embedded.refusal import (
     where,
 )
 from hopback.broker.embedded.rights import Right
+from hopback.broker.embedded.routing import Routing
 from hopback.broker.embedded.session import Session
+from hopback.broker.embedded.settings import Policies
 from hopback.broker.embedded.timers import Timers
-from hopback.broker.embedded.wiring import Wiring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hopback.broker.embedded.journal import Event
+    from hopback.broker.embedded.profile import Profile
     from hopback.broker.embedded.rights import Rights
     from hopback.broker.embedded.stored import StoredContent, Taken
     from hopback.clock import Clock, ManualClock
@@ -68,17 +69,17 @@ class Node:
         timers: Timers | None = None,
     ) -> None:
         self.vhost = vhost
-        self.profile = profile_for(version)
-        self.now = clock.now
-        self.timers = timers or Timers()
+        self.profile: Profile = profile_for(version)
+        self.now: Callable[[], float] = clock.now
+        self.timers: Timers = timers or Timers()
         self.journal: EventReporter | None = None
         self.consumer_timeout = consumer_timeout
         self.queues: dict[str, LiveQueue] = {}
         self.sessions: list[Session] = []
-        self.policies = Policies(self.profile, self._policies_changed)
-        self.wiring = Wiring(self.queues, self.policies.all, self.profile, vhost)
-        self.office = Office(self)
-        self._intake = PublishChecker(self.wiring.exchanges, self.profile, max_body_bytes, vhost)
+        self.policies: Policies = Policies(self.profile, self._policies_changed)
+        self.routing: Routing = Routing(self.queues, self.policies.all, self.profile, vhost)
+        self.dead_letterer: DeadLetterer = DeadLetterer(self)
+        self._intake = PublishChecker(self.routing.exchanges, self.profile, max_body_bytes, vhost)
         self._random = random.Random(seed)
         self._numbers = 0
 
@@ -146,7 +147,7 @@ class Node:
             return () if queue is None else (queue,)
         if not self.knows_exchange(content.exchange):
             return ()
-        table = self.wiring.table
+        table = self.routing.table
         if len(keys) == 1:
             names = table.route(content.exchange, keys[0], content.headers)
         else:
@@ -155,7 +156,7 @@ class Node:
 
     def knows_exchange(self, name: str) -> bool:
         """Whether there is such an exchange."""
-        return not name or name in self.wiring.exchanges
+        return not name or name in self.routing.exchanges
 
     @property
     def intake(self) -> PublishChecker:
@@ -221,7 +222,7 @@ class Node:
             settings=self.policies.settings(name, arguments),
         )
         self.queues[name] = live
-        self.wiring.changed()
+        self.routing.changed()
         return live
 
     def queue(self, name: str, session: Session) -> LiveQueue:
@@ -248,7 +249,7 @@ class Node:
         if queue is None:
             return 0
         self._check_access(queue, session)
-        if if_unused and queue.rota.consumers:
+        if if_unused and queue.ring.consumers:
             raise precondition_failed(f"{self.place('queue', name)} in use")
         if if_empty and len(queue.ready):
             raise precondition_failed(f"{self.place('queue', name)} not empty")
@@ -260,7 +261,7 @@ class Node:
         """Take it away with all it holds."""
         if self.queues.pop(queue.name, None) is None:
             return
-        self.wiring.queue_gone(queue.name)
+        self.routing.queue_gone(queue.name)
         queue.close(loss)
 
     def restart(self) -> None:
@@ -272,12 +273,12 @@ class Node:
                 queue.restart()
             else:
                 self.remove_queue(queue, Loss.RESTART)
-        for exchange in tuple(self.wiring.exchanges.values()):
+        for exchange in tuple(self.routing.exchanges.values()):
             if not exchange.durable:
-                self.wiring.delete(exchange.name)
+                self.routing.delete(exchange.name)
 
     def _policies_changed(self) -> None:
-        self.wiring.changed()
+        self.routing.changed()
         for queue in tuple(self.queues.values()):
             queue.apply(self.policies.settings(queue.name, queue.arguments))
 

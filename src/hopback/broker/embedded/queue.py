@@ -5,25 +5,22 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.broker.embedded.deadletter import Safekeeping
+from hopback.broker.embedded.consumers import ConsumerRing, QueueConsumer
+from hopback.broker.embedded.dead_lettering import AtLeastOnce
 from hopback.broker.embedded.deaths import Reason
-from hopback.broker.embedded.delays import Delays
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.broker.embedded.lanes import ClassicLane, PriorityLanes, QuorumLanes
-from hopback.broker.embedded.lease import Lease
 from hopback.broker.embedded.profile import CountHeaders, Discards
-from hopback.broker.embedded.rota import QueueConsumer, Rota
+from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady
 from hopback.broker.embedded.stored import Entry, StoredContent, Taken
-from hopback.broker.embedded.ticks import Ticks
-from hopback.broker.embedded.timers import Deadline
+from hopback.broker.embedded.timers import Deadline, Delays, QueueExpiry, Ticks
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.broker.embedded.lanes import Ready
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.profile import Profile
+    from hopback.broker.embedded.ready import Ready
     from hopback.broker.embedded.session import Session
     from hopback.broker.embedded.settings import QueueSettings
     from hopback.fields import FieldValue, Headers
@@ -77,7 +74,7 @@ class LiveQueue:
         "owner",
         "profile",
         "ready",
-        "rota",
+        "ring",
         "safe",
         "settings",
         "ticks",
@@ -95,35 +92,37 @@ class LiveQueue:
         arguments: Headers,
         settings: QueueSettings,
     ) -> None:
-        self.node = node
+        self.node: Node = node
         self.profile: Profile = node.profile
-        self.name = name
-        self.durable = durable
-        self.auto_delete = auto_delete
-        self.owner = owner
-        self.arguments = arguments
-        self.settings = settings
-        self.is_quorum = arguments.get("x-queue-type") == "quorum"
+        self.name: str = name
+        self.durable: bool = durable
+        self.auto_delete: bool = auto_delete
+        self.owner: Session | None = owner
+        self.arguments: Headers = arguments
+        self.settings: QueueSettings = settings
+        self.is_quorum: bool = arguments.get("x-queue-type") == "quorum"
         self.ready: Ready = self._lanes()
-        self.rota = Rota(single_active=arguments.get("x-single-active-consumer") is True)
-        self.safe = Safekeeping(self)
-        self.delays = Delays(self)
-        self.unacked = 0
-        self.byte_count = 0
-        self.down = False
+        self.ring: ConsumerRing = ConsumerRing(
+            single_active=arguments.get("x-single-active-consumer") is True
+        )
+        self.safe: AtLeastOnce = AtLeastOnce(self)
+        self.delays: Delays = Delays(self)
+        self.unacked: int = 0
+        self.byte_count: int = 0
+        self.down: bool = False
         """Given up after crashing again and again: it neither takes nor gives until a restart."""
         self._crashes: list[float] = []
         self._expiring = False
         self._had_consumers = False
         self._alarm = Deadline(node.timers, self._look)
-        self._lease = Lease(self)
-        self.ticks = Ticks(self)
+        self._lease = QueueExpiry(self)
+        self.ticks: Ticks = Ticks(self)
 
     def _lanes(self) -> Ready:
         if self.is_quorum:
-            return QuorumLanes(self.profile.priorities)
+            return QuorumReady(self.profile.priorities)
         highest = self.arguments.get("x-max-priority")
-        return PriorityLanes(highest) if isinstance(highest, int) else ClassicLane()
+        return PriorityReady(highest) if isinstance(highest, int) else ClassicReady()
 
     # Taking in.
 
@@ -220,7 +219,7 @@ class LiveQueue:
             self._watch()
 
     def _distribute(self) -> None:
-        ready, following = self.ready, self.rota.next
+        ready, following = self.ready, self.ring.next
         while len(ready):
             consumer = following()
             if consumer is None:
@@ -351,18 +350,18 @@ class LiveQueue:
             if consumer.cancelled:
                 self._vacate_cancelled(consumer)
             elif not consumer.listed:
-                self.rota.wake(consumer)
+                self.ring.wake(consumer)
 
     def _vacate_cancelled(self, consumer: QueueConsumer) -> None:
         """A classic queue knows consumers by their tags alone: whoever has the tag now gets the room."""
         if self.is_quorum:
-            if not consumer.holding and consumer in self.rota.leaving:
-                self.rota.leaving.remove(consumer)
+            if not consumer.holding and consumer in self.ring.leaving:
+                self.ring.leaving.remove(consumer)
             return
         heir = consumer.channel.consumers.get(consumer.tag)
         if heir is not None and heir.queue is self:
             heir.holding -= 1
-            self.rota.wake(heir)
+            self.ring.wake(heir)
             self.pump()
 
     # Letting go.
@@ -395,7 +394,7 @@ class LiveQueue:
         if self.settings.at_least_once:
             self.safe.keep(entry, reason)
         else:
-            self.node.office.post(self, entry, reason)
+            self.node.dead_letterer.post(self, entry, reason)
 
     def purge(self) -> int:
         """Remove all ready messages for good and tell how many."""
@@ -428,8 +427,8 @@ class LiveQueue:
 
     def cancel_consumers(self) -> None:
         """Tell all consumers that they are no more."""
-        for consumer in tuple(self.rota.consumers):
-            self.rota.remove(consumer)
+        for consumer in tuple(self.ring.consumers):
+            self.ring.remove(consumer)
             consumer.channel.lose_consumer(consumer)
 
     def crash(self, poison: Entry) -> None:
@@ -475,26 +474,26 @@ class LiveQueue:
     def consumer_count(self) -> int:
         """How many consumers clients are told. A quorum queue does not count those that wait to be the
         active one, but those that were cancelled and still hold messages."""
-        rota = self.rota
+        ring = self.ring
         if not self.is_quorum:
-            return len(rota.consumers)
-        serving = min(len(rota.consumers), 1) if rota.is_single else len(rota.consumers)
-        return serving + len(rota.leaving)
+            return len(ring.consumers)
+        serving = min(len(ring.consumers), 1) if ring.is_single else len(ring.consumers)
+        return serving + len(ring.leaving)
 
     def add_consumer(self, consumer: QueueConsumer) -> None:
         """A consumer begins."""
         self.ticks.before_change()
         self._had_consumers = True
-        self.rota.add(consumer)
+        self.ring.add(consumer)
         self.pump()
 
     def remove_consumer(self, consumer: QueueConsumer, *, by_client: bool = False) -> None:
         """A consumer ends; an auto-delete queue goes with its last one."""
         self.ticks.before_change()
-        self.rota.remove(consumer)
+        self.ring.remove(consumer)
         if self.is_quorum and consumer.holding and consumer.channel.is_open:
-            self.rota.leaving.append(consumer)
-        if self.rota.consumers:
+            self.ring.leaving.append(consumer)
+        if self.ring.consumers:
             if self.is_quorum or not by_client or self.profile.cancel_serves_next:
                 self.pump()
             return
@@ -503,7 +502,7 @@ class LiveQueue:
             self.node.remove_queue(self, Loss.QUEUE_DELETED)
 
     def redeclared(self) -> None:
-        """Someone declared it again: that renews the lease of a classic queue."""
+        """Someone declared it again: that renews the expiry of a classic queue."""
         if not self.is_quorum:
             self._lease.renew()
 

@@ -7,9 +7,23 @@ a RabbitMQ, so that a program which reads them reads the same here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from hopback.broker.embedded.journal import EventKind
+from hopback.errors import (
+    AccessRefused,
+    ChannelClosed,
+    ConfirmTimeout,
+    ConnectionLost,
+    Nacked,
+    NotFound,
+    PreconditionFailed,
+    PublishInterrupted,
+    ResourceLocked,
+    Returned,
+)
 from hopback.fields import (
     Float32,
     Int8,
@@ -24,21 +38,77 @@ from hopback.fields import (
 )
 
 if TYPE_CHECKING:
+    from hopback.errors import BrokerError
     from hopback.fields import FieldValue
+    from hopback.message import Message, Properties
 
 __all__ = [
     "Refusal",
     "access_refused",
+    "channel_error",
     "command_invalid",
+    "connection_error",
     "frame_error",
+    "interrupted",
     "no_such",
     "not_allowed",
     "not_implemented",
+    "persistent",
     "precondition_failed",
+    "refused",
     "resource_locked",
+    "timed_out",
     "type_name",
     "where",
 ]
+
+
+_BY_CODE: dict[int, type[ChannelClosed]] = {
+    403: AccessRefused,
+    404: NotFound,
+    405: ResourceLocked,
+    406: PreconditionFailed,
+}
+
+
+def channel_error(refusal: Refusal) -> ChannelClosed:
+    """The error for a channel that the broker closed."""
+    return _BY_CODE.get(refusal.code, ChannelClosed)(refusal.code, refusal.text)
+
+
+def connection_error(refusal: Refusal) -> ConnectionLost:
+    """The error for a connection that the broker closed."""
+    return ConnectionLost(f"connection closed by the broker: {refusal.code} {refusal.text}")
+
+
+def refused(verdict: EventKind, message: Message) -> Returned | Nacked:
+    """The error for a publish that no queue took."""
+    if verdict is EventKind.RETURNED:
+        return Returned(message.exchange, message.routing_key)
+    return Nacked(f"refused (nack) by the broker: {_route(message)}")
+
+
+def interrupted(message: Message, error: BrokerError | None) -> PublishInterrupted:
+    """The error for a publish whose channel ended first."""
+    why = error or "the channel was closed"
+    interruption = PublishInterrupted(f"not answered: {_route(message)}: {why}")
+    interruption.__cause__ = error
+    return interruption
+
+
+def timed_out(message: Message, timeout: float) -> ConfirmTimeout:
+    """The error for a publish that the broker never answered."""
+    return ConfirmTimeout(f"no confirm within {timeout:g} s for {_route(message)}")
+
+
+def persistent(properties: Properties) -> Properties:
+    """The same properties, persistent: that is how a client of the port publishes by default."""
+    return replace(properties, delivery_mode=2)
+
+
+def _route(message: Message) -> str:
+    return f"exchange {message.exchange!r}, routing key {message.routing_key!r}"
+
 
 _TYPE_NAMES: dict[type, str] = {
     bool: "bool",

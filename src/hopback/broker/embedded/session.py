@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.broker.embedded.arguments import integer_problem
+from hopback.broker.embedded.consumers import ConsumerTimeout, QueueConsumer
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.broker.embedded.patience import Patience
 from hopback.broker.embedded.queue import ReturnKind
 from hopback.broker.embedded.refusal import (
     Refusal,
@@ -16,7 +16,6 @@ from hopback.broker.embedded.refusal import (
     precondition_failed,
 )
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right, refused_access, refused_topic
-from hopback.broker.embedded.rota import QueueConsumer
 from hopback.broker.embedded.stored import Taken
 from hopback.renamed import old_names
 from hopback.topology.model import ExchangeType
@@ -60,7 +59,7 @@ class Session:
         self.rights = rights
         """What the user may do; None: everything."""
         self.channels: dict[int, SessionChannel] = {}
-        self.is_open = True
+        self.is_open: bool = True
 
     def check(self, right: Right, kind: str, name: str) -> None:
         """Refuse what the user may not do with a queue or exchange."""
@@ -70,7 +69,7 @@ class Session:
 
     def check_topic(self, right: Right, exchange: str, key: str) -> None:
         """Refuse a routing key of a topic exchange that the user may not use."""
-        found = self.node.wiring.exchanges.get(exchange)
+        found = self.node.routing.exchanges.get(exchange)
         if self.rights is None or found is None or found.type != ExchangeType.TOPIC:
             return
         if not self.rights.allows_topic(right, exchange, key):
@@ -110,8 +109,8 @@ class SessionChannel:
     """One channel. A refusal closes it (or its connection) and is raised to whoever asked."""
 
     __slots__ = (
+        "_consumer_timeout",
         "_lowest",
-        "_patience",
         "_tag",
         "ceiling",
         "consumers",
@@ -126,21 +125,21 @@ class SessionChannel:
     )
 
     def __init__(self, session: Session, number: int, sink: Sink) -> None:
-        self.session = session
-        self.node = session.node
-        self.number = number
-        self.sink = sink
-        self.is_open = True
-        self.paused = False
-        self.prefetch = 0
+        self.session: Session = session
+        self.node: Node = session.node
+        self.number: int = number
+        self.sink: Sink = sink
+        self.is_open: bool = True
+        self.paused: bool = False
+        self.prefetch: int = 0
         """For each consumer that begins from now on."""
-        self.ceiling = 0
+        self.ceiling: int = 0
         """For the channel as a whole."""
         self.consumers: dict[str, QueueConsumer] = {}
         self.unacked: dict[int, Taken] = {}
         self._tag = 0
         self._lowest = 1
-        self._patience = Patience(self)
+        self._consumer_timeout = ConsumerTimeout(self)
 
     # Refusals and the end.
 
@@ -165,7 +164,7 @@ class SessionChannel:
             return
         self.is_open = False
         self.session.channels.pop(self.number, None)
-        self._patience.clear()
+        self._consumer_timeout.clear()
         held, self.unacked = list(self.unacked.values()), {}
         self._give_back(held, ReturnKind.CLOSE)
         for consumer in tuple(self.consumers.values()):
@@ -179,14 +178,14 @@ class SessionChannel:
         self._do(lambda: self._declare_exchange(exchange, passive=passive))
 
     def _declare_exchange(self, exchange: Exchange, *, passive: bool) -> None:
-        wiring, check = self.node.wiring, self.session.check
+        routing, check = self.node.routing, self.session.check
         if exchange.name and (not passive or self.node.profile.passive_declare_needs_right):
             check(Right.CONFIGURE, "exchange", exchange.name)
         alternate = exchange.arguments.get("alternate-exchange")
-        if not passive and isinstance(alternate, str) and exchange.name not in wiring.exchanges:
+        if not passive and isinstance(alternate, str) and exchange.name not in routing.exchanges:
             check(Right.READ, "exchange", exchange.name)
             check(Right.WRITE, "exchange", alternate)
-        wiring.declare(exchange, passive=passive)
+        routing.declare(exchange, passive=passive)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Delete an exchange."""
@@ -195,7 +194,7 @@ class SessionChannel:
     def _delete_exchange(self, name: str, *, if_unused: bool) -> None:
         if name and not name.startswith("amq."):
             self.session.check(Right.CONFIGURE, "exchange", name)
-        self.node.wiring.delete(name, if_unused=if_unused)
+        self.node.routing.delete(name, if_unused=if_unused)
 
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> LiveQueue:
         """Create or check a queue."""
@@ -234,7 +233,7 @@ class SessionChannel:
         queue = None if binding.to_exchange else self.node.queues.get(binding.destination)
         if queue is not None:
             self.node.queue(queue.name, self.session)
-        self.node.wiring.bind(binding)
+        self.node.routing.bind(binding)
 
     def unbind(self, binding: Binding) -> None:
         """Remove a binding."""
@@ -242,7 +241,7 @@ class SessionChannel:
 
     def _unbind(self, binding: Binding) -> None:
         self._check_binding(binding)
-        self.node.wiring.unbind(binding)
+        self.node.routing.unbind(binding)
 
     # Publishing.
 
@@ -289,7 +288,7 @@ class SessionChannel:
 
     def _wake_all(self) -> None:
         for consumer in tuple(self.consumers.values()):
-            consumer.queue.rota.wake(consumer)
+            consumer.queue.ring.wake(consumer)
             consumer.queue.pump()
 
     def consume(
@@ -333,7 +332,7 @@ class SessionChannel:
     def _inherit(self, consumer: QueueConsumer) -> None:
         """To a quorum queue a cancelled consumer that still holds messages is the same as the next one
         of its tag and channel."""
-        leaving = consumer.queue.rota.leaving
+        leaving = consumer.queue.ring.leaving
         for old in [each for each in leaving if (each.tag, each.channel) == (consumer.tag, self)]:
             leaving.remove(old)
             consumer.holding = old.holding
@@ -342,7 +341,7 @@ class SessionChannel:
                     taken.consumer = consumer
 
     def _check_consumer(self, queue: LiveQueue, *, exclusive: bool) -> None:
-        others = queue.rota.consumers
+        others = queue.ring.consumers
         if queue.is_quorum:
             if self.ceiling:
                 raise not_implemented(
@@ -422,7 +421,7 @@ class SessionChannel:
     def _remember(self, taken: Taken) -> None:
         self.unacked[taken.tag] = taken
         taken.source.unacked += 1
-        self._patience.watch(taken)
+        self._consumer_timeout.watch(taken)
 
     # Settlement.
 

@@ -84,8 +84,8 @@ def snapshot(node: Node) -> NodeSnapshot:
     return NodeSnapshot(
         at=node.now(),
         queues=tuple(_queue(queue, held.get(queue, ())) for queue in node.queues.values()),
-        exchanges=tuple(node.wiring.exchanges.values()),
-        bindings=node.wiring.bindings,
+        exchanges=tuple(node.routing.exchanges.values()),
+        bindings=node.routing.bindings,
     )
 
 
@@ -98,7 +98,7 @@ def _queue(queue: LiveQueue, unacked: Iterable[Entry]) -> QueueSnapshot:
         unacked=_stored(unacked),
         held=_stored(letter.entry for letter in queue.safe.letters),
         delayed=_stored(queue.delays.entries),
-        consumers=tuple(consumer.tag for consumer in queue.rota.consumers),
+        consumers=tuple(consumer.tag for consumer in queue.ring.consumers),
     )
 
 

@@ -9,8 +9,8 @@ from hopback.message import Properties
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.consumers import QueueConsumer
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.rota import QueueConsumer
     from hopback.fields import FieldValue, FurtherHeaders, Headers
 
 __all__ = ["Entry", "StoredContent", "Taken", "copied", "copied_table", "taken_off", "with_headers"]
@@ -106,20 +106,20 @@ class StoredContent:
         origin: int,
         deaths: tuple[dict[str, FieldValue], ...] = (),
     ) -> None:
-        self.body = body
-        self.properties = properties
-        self.headers = headers
-        self.exchange = exchange
-        self.keys = keys
-        self.origin = origin
-        self.deaths = deaths
-        self.failed = 0
-        self.acquired = 0
-        self.redelivered = False
-        self.parent = 0
+        self.body: bytes = body
+        self.properties: Properties = properties
+        self.headers: dict[str, FieldValue] = headers
+        self.exchange: str = exchange
+        self.keys: tuple[str, ...] = keys
+        self.origin: int = origin
+        self.deaths: tuple[dict[str, FieldValue], ...] = deaths
+        self.failed: int = 0
+        self.acquired: int = 0
+        self.redelivered: bool = False
+        self.parent: int = 0
         """The copy it was before it died, 0 for what a client has published."""
-        self.buried_at = 0.0
-        self.hops = 0
+        self.buried_at: float = 0.0
+        self.hops: int = 0
         """How many deaths it has died at the moment of the last one."""
 
 
@@ -129,13 +129,13 @@ class Entry:
     __slots__ = ("acquired", "content", "expires", "failed", "number", "redelivered")
 
     def __init__(self, content: StoredContent, number: int, expires: float | None) -> None:
-        self.content = content
-        self.number = number
-        self.expires = expires
-        self.redelivered = content.redelivered
-        self.acquired = 0
+        self.content: StoredContent = content
+        self.number: int = number
+        self.expires: float | None = expires
+        self.redelivered: bool = content.redelivered
+        self.acquired: int = 0
         """How often it came back to this queue."""
-        self.failed = 0
+        self.failed: int = 0
         """How many of its deliveries failed, here or (on 4.x) in quorum queues before."""
 
 
@@ -163,14 +163,14 @@ class Taken:
         consumer: QueueConsumer | None,
         at: float,
     ) -> None:
-        self.tag = tag
-        self.source = source
-        self.entry = entry
-        self.content = entry.content
-        self.consumer = consumer
-        self.at = at
-        self.redelivered = entry.redelivered
-        self.void = False
+        self.tag: int = tag
+        self.source: LiveQueue = source
+        self.entry: Entry = entry
+        self.content: StoredContent = entry.content
+        self.consumer: QueueConsumer | None = consumer
+        self.at: float = at
+        self.redelivered: bool = entry.redelivered
+        self.void: bool = False
         """Its queue has taken it back or is gone: settling it means nothing."""
         self.counts: dict[str, FieldValue] | None = None
         self._properties: Properties | None = None

@@ -1,17 +1,179 @@
-"""The deadlines of a node: one heap, advanced by whoever owns the time."""
+"""What a node does by the clock: its deadlines in one heap, the expiry of a queue, delayed returns,
+and the totals that quorum queues tell at their ticks. Whoever owns the time advances it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
+from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Deadline", "Timers"]
+    from hopback.broker.embedded.queue import LiveQueue
+    from hopback.broker.embedded.stored import Entry
+
+__all__ = ["TICK_S", "Deadline", "Delays", "QueueExpiry", "QueueTotals", "Ticks", "Timers"]
+
+
+_TICK_S = 5.0
+"""How often a quorum queue looks at its expiry; a classic queue is exact."""
+
+
+class QueueExpiry:
+    """Runs while the queue has no consumers; whoever uses the queue renews it."""
+
+    __slots__ = ("_alarm", "_born", "_last_used", "_queue")
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self._alarm = Deadline(queue.node.timers, self._look)
+        self._born = queue.node.now()
+        self.renew()
+
+    def renew(self) -> None:
+        """The queue is used just now, or has other settings."""
+        self._last_used = self._queue.node.now()
+        self._set()
+
+    def clear(self) -> None:
+        """The queue is gone."""
+        self._alarm.clear()
+
+    def _set(self) -> None:
+        expires = self._queue.settings.expires
+        if expires is not None and not self._queue.ring.consumers:
+            self._alarm.set(self._end(expires))
+
+    def _end(self, expires: float) -> float:
+        end = self._last_used + expires
+        if not self._queue.is_quorum:
+            return end
+        return self._born + _TICK_S * ceil((end - self._born) / _TICK_S)
+
+    def _look(self) -> None:
+        expires = self._queue.settings.expires
+        if expires is None or self._queue.ring.consumers:
+            return
+        if self._end(expires) <= self._queue.node.now():
+            self._queue.node.remove_queue(self._queue, Loss.QUEUE_EXPIRED)
+        else:
+            self._set()
+
+
+class Delays:
+    """The delayed messages of one queue: they block nobody and are in no count."""
+
+    __slots__ = ("_alarm", "_heap", "_queue")
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self._heap: list[tuple[float, int, Entry]] = []
+        self._alarm = Deadline(queue.node.timers, self._wake)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Those that wait, soonest first."""
+        return [entry for _, _, entry in sorted(self._heap)]
+
+    def hold(self, entry: Entry, *, failed: bool) -> bool:
+        """Delay a returned copy if the queue wants that for this kind of return."""
+        settings = self._queue.settings
+        if settings.retry_delay not in ("all", "failed" if failed else "returned"):
+            return False
+        delay = min(settings.retry_min * max(1, entry.failed), settings.retry_max)
+        due = self._queue.node.now() + delay
+        heappush(self._heap, (due, entry.number, entry))
+        self._alarm.set(due)
+        self._tell(EventKind.DELAYED, entry, "")
+        return True
+
+    def abandon(self, loss: Loss) -> None:
+        """Let all of them go."""
+        for entry in self.entries:
+            self._tell(EventKind.DROPPED, entry, loss)
+        self._heap.clear()
+        self._alarm.clear()
+
+    def _wake(self) -> None:
+        now = self._queue.node.now()
+        while self._heap and self._heap[0][0] <= now:
+            self._queue.put_back(heappop(self._heap)[2])
+        if self._heap:
+            self._alarm.set(self._heap[0][0])
+        self._queue.pump()
+
+    def _tell(self, kind: EventKind, entry: Entry, reason: str) -> None:
+        journal = self._queue.node.journal
+        if journal is not None:
+            journal.entry(kind, entry, self._queue.name, reason)
+
+
+TICK_S = 5.0
+"""RabbitMQ's default for the tick of a quorum queue and for the interval of its statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotals:
+    """How much there is in a queue at one moment."""
+
+    ready: int = 0
+    unacked: int = 0
+    held_back: int = 0
+    delayed: int = 0
+    consumers: int = 0
+
+    @property
+    def messages(self) -> int:
+        """All of them."""
+        return self.ready + self.unacked + self.held_back + self.delayed
+
+
+class Ticks:
+    """Remembers the tally of one queue at the last tick, without a timer of its own.
+
+    Whoever is about to change the queue calls `before_change`. What was there before the first
+    change since a tick is what was there at that tick.
+    """
+
+    __slots__ = ("_queue", "_tally", "_tick")
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self._tick = self._now()
+        self._tally = QueueTotals()
+
+    def before_change(self) -> None:
+        """The queue is about to change."""
+        tick = self._now()
+        if tick != self._tick:
+            self._tick, self._tally = tick, self.exact()
+
+    def last(self) -> QueueTotals:
+        """What there was at the last tick."""
+        return self._tally if self._now() == self._tick else self.exact()
+
+    def exact(self) -> QueueTotals:
+        """What there is now."""
+        queue = self._queue
+        return QueueTotals(
+            len(queue.ready),
+            queue.unacked,
+            len(queue.safe),
+            len(queue.delays),
+            len(queue.ring.consumers),
+        )
+
+    def _now(self) -> int:
+        return int(self._queue.node.now() // TICK_S)
 
 
 class Timers:
@@ -65,7 +227,7 @@ class Deadline:
     def __init__(self, timers: Timers, action: Callable[[], object]) -> None:
         self._timers = timers
         self._action = action
-        self.due = inf
+        self.due: float = inf
 
     def set(self, due: float) -> None:
         """Go off at `due`, or earlier if it was set so before."""
@@ -83,4 +245,6 @@ class Deadline:
         self._action()
 
 
-__getattr__ = old_names(__name__, {"Alarm": "Deadline"})
+__getattr__ = old_names(
+    __name__, {"Lease": "QueueExpiry", "Tally": "QueueTotals", "Alarm": "Deadline"}
+)

@@ -11,8 +11,7 @@ from hopback.broker.port import QueueState
 from hopback.broker.rabbitmq.faults import channel_fault
 from hopback.broker.rabbitmq.publishing import Publishing
 from hopback.errors import BrokerError, ChannelClosed, ProtocolError
-from hopback.wire.contents import Delivered, Got, ReturnedMessage
-from hopback.wire.events import MethodReceived, SettlementReceived
+from hopback.wire.events import Delivered, Got, MethodReceived, ReturnedMessage, SettlementReceived
 from hopback.wire.settlement import Settlements
 
 if TYPE_CHECKING:
@@ -58,7 +57,9 @@ class RabbitChannel:
         confirm_timeout: float,
     ) -> None:
         self.number = number
-        self.publishing = Publishing(number, wire, window, confirm_timeout, self._give_up)
+        self.publishing: Publishing = Publishing(
+            number, wire, window, confirm_timeout, self._give_up
+        )
         self.lost: tuple[int, ...] = ()
         """The tags that were unsettled when the channel ended; the broker has them back."""
         self._wire = wire
@@ -300,9 +301,10 @@ class RabbitChannel:
         on_cancel: OnCancel | None = None,
         tag: str = "",
         exclusive: bool = False,
+        no_ack: bool = False,
         arguments: Headers | None = None,
     ) -> str:
-        """Start a consumer with manual acks and return its tag."""
+        """Start a consumer and return its tag."""
         self._check()
         self._next_consumer += 1
         tag = tag or f"hopback-{self.number}-{self._next_consumer}"
@@ -316,6 +318,7 @@ class RabbitChannel:
             queue=queue,
             consumer_tag=tag,
             exclusive=exclusive,
+            no_ack=no_ack,
             arguments=arguments or {},
         )
         return tag

@@ -12,9 +12,9 @@ from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, Protoc
 from hopback.version import BrokerVersion
 from hopback.wire.connection import WireConnection as Core
 from hopback.wire.events import MethodReceived
+from hopback.wire.frames import ConnectionState
 from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import Side
-from hopback.wire.states import ConnectionState
 from hopback.wire.transport import Wire
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class RabbitConnection:
         window: int,
         confirm_timeout: float,
     ) -> None:
-        self.blocked = False
+        self.blocked: bool = False
         """Whether the broker takes no publishes on this connection for now."""
         self._window = window
         self._confirm_timeout = confirm_timeout
         self._watchers: list[Callable[[bool, str], object]] = []
         self._loop = asyncio.get_running_loop()
         self._core = Core(Side.CLIENT)
-        self.wire = Wire(self._core, self)
+        self.wire: Wire = Wire(self._core, self)
         self._handshake: ClientHandshake | None = ClientHandshake(
             self._core,
             address.credentials,

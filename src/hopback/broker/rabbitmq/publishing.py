@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from hopback.errors import BrokerError
     from hopback.message import Message, Properties
-    from hopback.wire.contents import ReturnedMessage
-    from hopback.wire.events import SettlementReceived
+    from hopback.wire.events import ReturnedMessage, SettlementReceived
     from hopback.wire.transport import Wire
 
 __all__ = ["Publishing"]
@@ -59,7 +58,7 @@ class Publishing:
         self._plain: tuple[Properties | None, bytes] = (None, b"")
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self.blocked = False
+        self.blocked: bool = False
 
     @property
     def in_flight(self) -> int:

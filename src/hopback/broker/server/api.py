@@ -26,34 +26,175 @@ from __future__ import annotations
 import json
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE
 from hopback.broker.server import (
     api_changes,
     api_connections,
-    api_health,
     api_messages,
     api_objects,
     api_users,
 )
 from hopback.broker.server.api_caller import Caller, Denied, Missing
-from hopback.broker.server.api_pages import BadPage, paged
+from hopback.broker.server.json_values import NODE
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
+from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.server.api_caller import VhostAccess
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
     from hopback.broker.server.time_travel import ServerTime
     from hopback.endpoint import Request
+    from hopback.version import BrokerVersion
 
-__all__ = ["Api"]
+__all__ = ["Api", "BadPage", "alarms", "health", "paged"]
+
+
+_Object: TypeAlias = dict[str, Any]
+_OK: _Object = {"status": "ok"}
+_ONE_NODE = {**_OK, "reason": "single node cluster"}
+
+
+def health(broker: ServedBroker, path: list[str]) -> _Object:
+    """The answer, whose `status` is `ok` or `failed`; `Missing` for a check that there is not."""
+    version = (broker.settings.version.major, broker.settings.version.minor)
+    match path:
+        case ["healthchecks", "node", *name] if name in ([], [NODE]):
+            words = f"resource alarm(s) in effect:[{{resource_limit,memory,'{NODE}'}}]"
+            return {"status": "failed", "reason": words} if broker.blocked else _OK
+        case ["health", "checks", "alarms"]:
+            return alarms(broker)
+        case ["health", "checks", "local-alarms"]:
+            return alarms(broker, "on the node")
+        case ["health", "checks", "node-is-quorum-critical"]:
+            return _ONE_NODE
+        case ["health", "checks", "node-is-mirror-sync-critical"] if version < (4, 0):
+            return _ONE_NODE
+        case ["health", "checks", "virtual-hosts"]:
+            return _OK
+        case ["health", "checks", "certificate-expiration", _, _]:
+            return _OK
+        case ["health", "checks", "port-listener", port]:
+            return _port(broker, port)
+        case ["health", "checks", "protocol-listener", protocol]:
+            return _protocol(broker, protocol, several=version >= (4, 3))
+        case [
+            "health",
+            "checks",
+            ("ready-to-serve-clients" | "is-in-service" | "below-node-connection-limit"),
+        ] if version >= (4, 3):
+            return _OK
+    raise Missing
+
+
+def alarms(broker: ServedBroker, where: str = "in the cluster") -> _Object:
+    """Whether an alarm stands, and which."""
+    if not broker.blocked:
+        return _OK
+    alarm = {"node": NODE, "resource": "memory"}
+    return {
+        "status": "failed",
+        "reason": f"There are alarms in effect {where}",
+        "alarms": [alarm],
+    }
+
+
+def _port(broker: ServedBroker, asked: str) -> _Object:
+    if not asked.isdecimal() or len(asked) > 5:
+        raise ValueError("Invalid port")
+    port, ports = int(asked), list(broker.ports.values())
+    if port in ports:
+        return {**_OK, "port": port}
+    return {"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}
+
+
+def _protocol(broker: ServedBroker, asked: str, *, several: bool) -> _Object:
+    """From 4.3 on several may be asked for, separated by commas, and each must be there."""
+    wanted, known = asked.split(",") if several else [asked], list(broker.ports)
+    missing = [each for each in wanted if each not in known]
+    if not missing:
+        return {**_OK, "protocols": known} if several else {**_OK, "protocol": asked}
+    return {
+        "status": "failed",
+        "reason": "No active listener",
+        "missing": missing if several else asked,
+        "protocols": known,
+    }
+
+
+_MOST_PER_PAGE = 500
+"""RabbitMQ's own limit."""
+
+
+class BadPage(ValueError):
+    """The page that was asked for cannot be given; `error` is the word for it."""
+
+    def __init__(self, error: str, reason: str) -> None:
+        super().__init__(reason)
+        self.error = error
+
+
+def paged(entries: list[dict[str, Any]], request: Request, version: BrokerVersion) -> object:
+    """All of them, or the page that was asked for, of those whose names match.
+
+    As in RabbitMQ they are in the order of their names, which are filtered only where a page is
+    asked for.
+    """
+    if entries and "name" in entries[0]:
+        entries = sorted(entries, key=lambda each: (each.get("vhost", ""), each["name"]))
+    asked = {
+        key: values[-1] for key, values in parse_qs(request.query, keep_blank_values=True).items()
+    }
+    if "page" not in asked:
+        return entries
+    number, size = _number(asked["page"]), _number(asked.get("page_size", "100"))
+    if number < 1 or not 1 <= size <= _MOST_PER_PAGE:
+        told = str(size) if "page_size" in asked else "undefined"
+        words = f"Invalid pagination parameters: page number {number}, page size {told}"
+        raise BadPage("invalid_pagination_parameters", words)
+    matches = _filter(asked, version)
+    found = [each for each in entries if matches(str(each["name"]))] if matches else entries
+    pages = -(-len(found) // size)
+    if number > max(1, pages):
+        words = f"Page out of range, page: {number} page size: {size}, len: {len(found)}"
+        raise BadPage("page_out_of_range", words)
+    items = found[(number - 1) * size : number * size]
+    return {
+        "filtered_count": len(found),
+        "item_count": len(items),
+        "items": items,
+        "page": number,
+        "page_count": pages,
+        "page_size": size,
+        "total_count": len(entries),
+    }
+
+
+def _filter(asked: dict[str, str], version: BrokerVersion) -> Callable[[str], object] | None:
+    """What a name must fulfil; None where every one will do. Upper and lower case are the same."""
+    wanted = asked.get("name", "")
+    if not wanted:
+        return None
+    if asked.get("use_regex") != "true":
+        return lambda name: wanted.lower() in name.lower()
+    pattern = f"(?i){wanted}"
+    if pattern_flaw(pattern) is not None and (version.major, version.minor) < (4, 3):
+        raise BadPage("bad_request", "Pagination parameters are invalid")
+    return lambda name: pattern_matches(pattern, name)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise BadPage("bad_request", "Pagination parameters are invalid")
+    return int(text)
+
 
 _DEEPEST = 100  # far more than arguments have; what reads them further on recurses
 
@@ -65,20 +206,20 @@ _FEATURES: tuple[list[str], ...] = ([], ["used"])
 class Api:
     """Answers requests about one broker."""
 
-    def __init__(self, house: House, time: ServerTime) -> None:
-        self._house = house
+    def __init__(self, broker: ServedBroker, time: ServerTime) -> None:
+        self._broker = broker
         self._time = time
-        self._version = house.settings.version
+        self._version = broker.settings.version
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request, whatever it is."""
-        if not _is_ours(request, local=is_loopback(self._house.settings.host)):
+        if not _is_ours(request, local=is_loopback(self._broker.settings.host)):
             return _said(HTTPStatus.FORBIDDEN, "forbidden", "requests from other sites are refused")
-        user = self._house.users.basic(request.headers.get("authorization", ""), request.peer)
+        user = self._broker.users.basic(request.headers.get("authorization", ""), request.peer)
         if user is None:
-            return _unauthorized(self._house)
+            return _unauthorized(self._broker)
         try:
-            return await self._answer(request, Caller(self._house, user))
+            return await self._answer(request, Caller(self._broker, user))
         except Missing as missing:
             error = str(missing) or "Object Not Found"
             return _said(HTTPStatus.NOT_FOUND, error, "Not Found")
@@ -105,8 +246,8 @@ class Api:
                 return await self._advance(_object(request))
             case ["alarm"] if request.method in ("GET", "HEAD", "PUT"):
                 if request.method == "PUT":
-                    self._house.alarm(on=_alarm(_object(request)))
-                return _json({"memory": self._house.blocked})
+                    self._broker.alarm(on=_alarm(_object(request)))
+                return _json({"memory": self._broker.blocked})
             case [""]:
                 return _json({"product": "hopback broker", "api": "/api/overview"})
         raise Missing
@@ -114,7 +255,7 @@ class Api:
     def _manage(self, path: list[str], request: Request, caller: Caller) -> Response:
         if request.method in ("GET", "HEAD"):
             if path[0] in ("health", "healthchecks"):
-                told = api_health.check(self._house, path)
+                told = health(self._broker, path)
                 well = told["status"] == "ok"
                 return _json(told, HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE)
             return _json(self._get(path, request, caller))
@@ -130,9 +271,9 @@ class Api:
                 return {"name": caller.name, "tags": list(caller.tags)}
             case ["definitions"]:
                 caller.check_administrator()
-                return api_objects.definitions(self._house)
+                return api_objects.definitions(self._broker)
             case ["definitions", vhost]:
-                return api_objects.definitions_of(self._house, caller.access(vhost).node)
+                return api_objects.definitions_of(self._broker, caller.access(vhost).node)
             case ["queues", vhost, name]:
                 return _queue(caller.access(vhost), name)
             case ["aliveness-test", vhost]:
@@ -145,7 +286,7 @@ class Api:
                 return self._of_users(section, rest, request)
             case ["nodes", *rest] if len(rest) < 2:
                 caller.check_monitor()
-                nodes: Any = api_objects.SINGLE["nodes"](self._house)
+                nodes: Any = api_objects.SINGLE["nodes"](self._broker)
                 return _named(nodes, rest[0]) if rest else nodes
             case ["parameters", _, *vhost] if len(vhost) < 2:
                 return []
@@ -156,12 +297,12 @@ class Api:
             case [("connections" | "channels") as section, *rest] if rest:
                 return self._of_connection(section, rest, caller)
             case [("exchanges" | "policies" | "operator-policies") as section, vhost, name]:
-                entries = api_objects.LISTS[section](self._house, caller.access(vhost).node)
+                entries = api_objects.LISTS[section](self._broker, caller.access(vhost).node)
                 return _named(entries, _exchange_name(section, name))
             case [_, vhost, *_] if _names_bindings(path):
                 return self._bindings(path, caller.access(vhost).node)
             case [section] if section in api_objects.SINGLE:
-                return api_objects.SINGLE[section](self._house)
+                return api_objects.SINGLE[section](self._broker)
             case [section, *vhost] if section in api_objects.LISTS and len(vhost) < 2:
                 nodes = (caller.access(vhost[0]).node,) if vhost else caller.visible
                 return paged(self._listed(section, nodes, caller), request, self._version)
@@ -169,7 +310,7 @@ class Api:
 
     def _listed(self, section: str, nodes: Iterable[Node], caller: Caller) -> list[dict[str, Any]]:
         """Those of some virtual hosts; connections and channels of others are for monitors."""
-        found = [each for node in nodes for each in api_objects.LISTS[section](self._house, node)]
+        found = [each for node in nodes for each in api_objects.LISTS[section](self._broker, node)]
         if section not in ("connections", "channels") or caller.is_monitor:
             return found
         return [each for each in found if each["user"] == caller.name]
@@ -184,30 +325,30 @@ class Api:
             case [name, ("permissions" | "topic-permissions") as section]:
                 caller.check_administrator()
                 _named(entries, name)
-                found: Any = api_objects.SINGLE[section](self._house)
+                found: Any = api_objects.SINGLE[section](self._broker)
                 return [each for each in found if each["vhost"] == name]
             case [name, ("connections" | "channels") as section]:
                 return self._listed(section, (caller.access(name).node,), caller)
         raise Missing
 
     def _of_users(self, section: str, path: list[str], request: Request) -> object:
-        house = self._house
+        broker = self._broker
         match section, path:
             case "users", [] if self._version.major >= 4:
-                return paged(api_users.users(house), request, self._version)
+                return paged(api_users.users(broker), request, self._version)
             case _, []:
-                return api_objects.SINGLE[section](house)
+                return api_objects.SINGLE[section](broker)
             case "users", [name]:
-                return api_users.user(house, name)
+                return api_users.user(broker, name)
             case "users", [name, ("permissions" | "topic-permissions") as kind]:
-                api_users.user(house, name)
-                found: Any = api_objects.SINGLE[kind](house)
+                api_users.user(broker, name)
+                found: Any = api_objects.SINGLE[kind](broker)
                 return [each for each in found if each["user"] == name]
             case "permissions", [vhost, name]:
-                entries = [e for e in api_users.permissions(house) if e["vhost"] == vhost]
+                entries = [e for e in api_users.permissions(broker) if e["vhost"] == vhost]
                 return _named(entries, name, "user")
             case "topic-permissions", [vhost, name]:
-                entries = api_users.topic_permissions(house)
+                entries = api_users.topic_permissions(broker)
                 mine = [e for e in entries if (e["vhost"], e["user"]) == (vhost, name)]
                 if not mine:
                     raise Missing
@@ -215,7 +356,7 @@ class Api:
         raise Missing
 
     def _of_connection(self, section: str, path: list[str], caller: Caller) -> object:
-        if section == "channels" and len(path) == 1 and path[0] in self._house.vhosts:
+        if section == "channels" and len(path) == 1 and path[0] in self._broker.vhosts:
             return self._listed(section, (caller.access(path[0]).node,), caller)
         entries = self._listed(section, caller.visible, caller)
         match path:
@@ -231,7 +372,7 @@ class Api:
 
     def _bindings(self, path: list[str], node: Node) -> object:
         """The bindings that a path names."""
-        between = partial(api_objects.bindings_between, self._house, node)
+        between = partial(api_objects.bindings_between, self._broker, node)
         match path:
             case ["queues", _, name, "bindings"]:
                 return between(destination=(name, False))
@@ -252,26 +393,26 @@ class Api:
         match request.method, path:
             case "POST", ["definitions"]:
                 caller.check_administrator()
-                api_changes.take_definitions(self._house, _object(request), creator=caller.name)
+                api_changes.take_definitions(self._broker, _object(request), creator=caller.name)
                 return Response(HTTPStatus.NO_CONTENT)
             case "POST", ["definitions", vhost]:
                 caller.check_policymaker()
                 caller.access(vhost)
-                api_changes.take_definitions(self._house, _object(request), vhost=vhost)
+                api_changes.take_definitions(self._broker, _object(request), vhost=vhost)
                 return Response(HTTPStatus.NO_CONTENT)
             case "PUT", ["cluster-name"]:
                 caller.check_administrator()
-                self._house.cluster_name = _cluster_name(_object(request))
+                self._broker.cluster_name = _cluster_name(_object(request))
                 return Response(HTTPStatus.NO_CONTENT)
             case "POST", ["rebalance", "queues"]:
                 return Response(HTTPStatus.NO_CONTENT)  # there is one node, and all is on it
             case "DELETE", ["connections", "username", user]:
                 caller.check_own(user)
-                for each in api_connections.of_user(self._house, user):
+                for each in api_connections.of_user(self._broker, user):
                     api_connections.close(each, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case "DELETE", ["connections", name]:
-                named = api_connections.of_connection(self._house, name)
+                named = api_connections.of_connection(self._broker, name)
                 if named is None or named.session is None:
                     raise Missing
                 caller.check_own(named.session.user)
@@ -287,26 +428,26 @@ class Api:
         raise Missing
 
     def _change_users(self, request: Request, path: list[str], caller: Caller) -> Response:
-        house, permissions = self._house, self._house.permissions
+        broker, permissions = self._broker, self._broker.permissions
         match request.method, path:
             case "PUT", ["vhosts", name]:
                 _object(request)
-                return _made(api_users.put_vhost(house, name, caller.name))
+                return _made(api_users.put_vhost(broker, name, caller.name))
             case "DELETE", ["vhosts", name]:
-                return _gone(house.remove_vhost(name))
+                return _gone(broker.remove_vhost(name))
             case "POST", ["users", "bulk-delete"]:
-                api_users.delete_users(house, _object(request))
+                api_users.delete_users(broker, _object(request))
                 return Response(HTTPStatus.NO_CONTENT)
             case "PUT", ["users", name]:
-                return _made(api_users.put_user(house, name, _object(request)))
+                return _made(api_users.put_user(broker, name, _object(request)))
             case "DELETE", ["users", name]:
-                return _gone(house.remove_user(name))
+                return _gone(broker.remove_user(name))
             case "PUT", ["permissions", vhost, name]:
-                return _made(api_users.put_permission(house, vhost, name, _object(request)))
+                return _made(api_users.put_permission(broker, vhost, name, _object(request)))
             case "DELETE", ["permissions", vhost, name]:
                 return _gone(permissions.remove(name, vhost))
             case "PUT", ["topic-permissions", vhost, name]:
-                return _made(api_users.put_topic_permission(house, vhost, name, _object(request)))
+                return _made(api_users.put_topic_permission(broker, vhost, name, _object(request)))
             case "DELETE", ["topic-permissions", vhost, name]:
                 return _gone(permissions.remove_topics(name, vhost))
         raise Missing
@@ -317,7 +458,7 @@ class Api:
         return {
             "clock": str(self._time.kind),
             "now": self._time.clock.now(),
-            "next_deadline": self._house.node.next_deadline(),
+            "next_deadline": self._broker.node.next_deadline(),
         }
 
     async def _advance(self, asked: Mapping[str, Any]) -> Response:
@@ -459,8 +600,8 @@ def _gone(there: bool) -> Response:
     return Response(HTTPStatus.NO_CONTENT)
 
 
-def _unauthorized(house: House) -> Response:
-    reason = "Not_Authorized" if house.node.profile.version.major >= 4 else "Login failed"
+def _unauthorized(broker: ServedBroker) -> Response:
+    reason = "Not_Authorized" if broker.node.profile.version.major >= 4 else "Login failed"
     body = _dumps({"error": "not_authorized", "reason": reason}).encode()
     headers = {"WWW-Authenticate": 'Basic realm="hopback broker"'}
     return Response(HTTPStatus.UNAUTHORIZED, body, headers=headers)

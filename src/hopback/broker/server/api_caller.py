@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.refusal import Refusal
     from hopback.broker.embedded.session import Session, SessionChannel
     from hopback.broker.embedded.stored import Taken
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
 
 __all__ = ["Caller", "Denied", "Missing", "VhostAccess"]
 
@@ -43,14 +43,14 @@ class _Nowhere:
 class VhostAccess:
     """One caller in one virtual host: what it does is done as by a connection of its own."""
 
-    house: House
+    broker: ServedBroker
     node: Node
     user: str
 
     @contextmanager
     def session(self) -> Iterator[Session]:
         """A connection that lasts for one request."""
-        rights = self.house.rights(self.user, self.node.vhost)
+        rights = self.broker.rights(self.user, self.node.vhost)
         session = self.node.connect("management", self.user, rights)
         try:
             yield session
@@ -67,11 +67,11 @@ class VhostAccess:
 class Caller:
     """Somebody who has logged in."""
 
-    def __init__(self, house: House, name: str) -> None:
-        self.house = house
+    def __init__(self, broker: ServedBroker, name: str) -> None:
+        self.broker = broker
         self.name = name
-        account = house.users.get(name)
-        self.tags = () if account is None else account.tags
+        account = broker.users.get(name)
+        self.tags: tuple[()] | tuple[str, ...] = () if account is None else account.tags
 
     @property
     def _is_administrator(self) -> bool:
@@ -111,19 +111,19 @@ class Caller:
     def visible(self) -> tuple[Node, ...]:
         """The virtual hosts that it sees in lists."""
         return tuple(
-            node for node in self.house.nodes if self.is_monitor or self._may_enter(node.vhost)
+            node for node in self.broker.nodes if self.is_monitor or self._may_enter(node.vhost)
         )
 
     def _may_enter(self, vhost: str) -> bool:
-        return self.house.permissions.get(self.name, vhost) is not None
+        return self.broker.permissions.get(self.name, vhost) is not None
 
     def access(self, vhost: str) -> VhostAccess:
         """What it reaches in a virtual host; `Missing` or `Denied` where that is nothing."""
-        node = self.house.vhosts.get(vhost)
+        node = self.broker.vhosts.get(vhost)
         if node is None:
             raise Missing
         if not self._may_enter(vhost):
             if node.profile.passive_declare_needs_right:
                 raise Missing("not_found")  # 4.3 does not say that it is there
             raise Denied("User not authorised to access virtual host")
-        return VhostAccess(self.house, node, self.name)
+        return VhostAccess(self.broker, node, self.name)

@@ -10,16 +10,16 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.rights import Right
 from hopback.broker.server.api_objects import properties_key
 from hopback.broker.server.api_users import take_users
-from hopback.topology.definitions_objects import SECTIONS, parse
+from hopback.topology.definitions import SECTIONS, parse
 from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
     from hopback.broker.server.api_caller import VhostAccess
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
     from hopback.errors import Problem
-    from hopback.topology.definitions_objects import Definable
+    from hopback.topology.definitions import Definable
 
 __all__ = ["DELETES", "PUTS", "bind", "purge", "take_definitions", "unbind"]
 
@@ -58,7 +58,7 @@ def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
         raise ValueError(f"queue should be less than 255 bytes, actually was {length}\n")
     queue = _read("queues", name, asked, Queue)
     new = name not in access.node.queues
-    _check_room(access.house, new=new)
+    _check_room(access.broker, new=new)
     with access.channel() as channel:
         channel.declare_queue(queue)
     return new
@@ -67,8 +67,8 @@ def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
 def _put_exchange(access: VhostAccess, name: str, asked: _Json) -> bool:
     """Declare an exchange; whether it is new."""
     exchange = _read("exchanges", name, {"type": "direct", **asked}, Exchange)
-    new = name not in access.node.wiring.exchanges
-    _check_room(access.house, new=new)
+    new = name not in access.node.routing.exchanges
+    _check_room(access.broker, new=new)
     with access.channel() as channel:
         channel.declare_exchange(exchange)
     return new
@@ -105,7 +105,7 @@ def _delete_queue(access: VhostAccess, name: str) -> bool:
 
 def _delete_exchange(access: VhostAccess, name: str) -> bool:
     """Delete an exchange; whether it was there."""
-    there = name in access.node.wiring.exchanges
+    there = name in access.node.routing.exchanges
     with access.channel() as channel:
         channel.delete_exchange(name)
     return there
@@ -148,7 +148,7 @@ def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked:
         },
         Binding,
     )
-    _check_room(access.house, new=found not in access.node.wiring.bindings)
+    _check_room(access.broker, new=found not in access.node.routing.bindings)
     with access.channel() as channel:
         channel.bind(found)
     return properties_key(found)
@@ -156,7 +156,7 @@ def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked:
 
 def unbind(access: VhostAccess, source: str, destination: tuple[str, bool], key: str) -> bool:
     """Remove the binding with that key; whether it was there."""
-    for found in access.node.wiring.bindings:
+    for found in access.node.routing.bindings:
         ends = (found.source, (found.destination, found.to_exchange))
         if ends == (source, destination) and properties_key(found) == key:
             with access.channel() as channel:
@@ -166,7 +166,7 @@ def unbind(access: VhostAccess, source: str, destination: tuple[str, bool], key:
 
 
 def take_definitions(
-    house: House, document: _Json, *, vhost: str | None = None, creator: str | None = None
+    broker: ServedBroker, document: _Json, *, vhost: str | None = None, creator: str | None = None
 ) -> None:
     """Import definitions as RabbitMQ does, into one virtual host if it is named.
 
@@ -174,7 +174,7 @@ def take_definitions(
     with other arguments is skipped without a word. Parameters are not taken.
     """
     problems: list[Problem] = []
-    known = {*house.vhosts, *_listed(document)} if vhost is None else {vhost}
+    known = {*broker.vhosts, *_listed(document)} if vhost is None else {vhost}
     items = {section: _items(section, document, problems, vhost) for section in SECTIONS}
     for home, _ in (each for found in items.values() for each in found):
         if home not in known:
@@ -184,13 +184,13 @@ def take_definitions(
     if problems:
         raise ValueError("; ".join(map(str, problems)))
     if vhost is None:
-        take_users(house, document, creator)
+        take_users(broker, document, creator)
     for home, policy in items["policies"]:
         if isinstance(policy, Policy):
-            house.vhosts[home].policies.put(policy)
+            broker.vhosts[home].policies.put(policy)
     for section in ("exchanges", "queues", "bindings"):
         for home, item in items[section]:
-            _declare(house, house.vhosts[home], item)
+            _declare(broker, broker.vhosts[home], item)
 
 
 def _listed(document: _Json) -> list[str]:
@@ -214,35 +214,35 @@ def _items(
     return found
 
 
-def _declare(house: House, node: Node, item: Definable) -> None:
+def _declare(broker: ServedBroker, node: Node, item: Definable) -> None:
     match item:
         case Queue() if item.name not in node.queues:
-            _check_room(house, new=True)
+            _check_room(broker, new=True)
             session = node.connect("management")
             try:
                 node.declare_queue(session, item)
             finally:
                 session.close()
-        case Exchange() if item.name not in node.wiring.exchanges:
-            _check_room(house, new=True)
-            node.wiring.declare(item)
+        case Exchange() if item.name not in node.routing.exchanges:
+            _check_room(broker, new=True)
+            node.routing.declare(item)
         case Binding():
-            _check_room(house, new=True)
+            _check_room(broker, new=True)
             _bind(node, item)
 
 
 def _bind(node: Node, binding: Binding) -> None:
     """Before 4.0 a binding to something that is missing is skipped."""
     try:
-        node.wiring.bind(binding)
+        node.routing.bind(binding)
     except Refusal as refusal:
         if refusal.code != 404 or node.profile.version.major >= 4:
             raise
 
 
-def _check_room(house: House, *, new: bool) -> None:
-    if new and house.is_full():
-        most = house.limits.declared
+def _check_room(broker: ServedBroker, *, new: bool) -> None:
+    if new and broker.is_full():
+        most = broker.limits.declared
         raise ValueError(f"expected at most {most} queues, exchanges and bindings, got more")
 
 

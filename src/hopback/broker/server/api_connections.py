@@ -8,26 +8,26 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server.json_values import NODE, plain, table
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.consumers import QueueConsumer
     from hopback.broker.embedded.node import Node
-    from hopback.broker.embedded.rota import QueueConsumer
     from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
 
 __all__ = ["channels", "close", "connections", "consumers", "of_connection", "of_user"]
 
 _Object: TypeAlias = dict[str, Any]
 
 
-def connections(house: House, node: Node) -> list[_Object]:
+def connections(broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/connections`: everybody who has logged in to a virtual host."""
-    return [_connection(client) for client in _clients(house, node)]
+    return [_connection(client) for client in _clients(broker, node)]
 
 
-def _clients(house: House, node: Node) -> list[Client]:
+def _clients(broker: ServedBroker, node: Node) -> list[Client]:
     return [
         client
-        for client in house.clients
+        for client in broker.clients
         if client.session is not None and client.session.node is node
     ]
 
@@ -61,16 +61,16 @@ def _connection(client: Client) -> _Object:
     }
 
 
-def of_connection(house: House, name: str) -> Client | None:
+def of_connection(broker: ServedBroker, name: str) -> Client | None:
     """Who has that name."""
-    found = (client for client in house.clients if client.session is not None)
+    found = (client for client in broker.clients if client.session is not None)
     return next((client for client in found if client.name == name), None)
 
 
-def of_user(house: House, name: str) -> list[Client]:
+def of_user(broker: ServedBroker, name: str) -> list[Client]:
     """All of one user."""
     return [
-        each for each in house.clients if each.session is not None and each.session.user == name
+        each for each in broker.clients if each.session is not None and each.session.user == name
     ]
 
 
@@ -80,10 +80,10 @@ def close(client: Client, reason: str) -> None:
     client.refuse(Refusal(320, words, connection=True))
 
 
-def channels(house: House, node: Node) -> list[_Object]:
+def channels(broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/channels`."""
     return [
-        _channel(channel) for client in _clients(house, node) for channel in client.open_channels
+        _channel(channel) for client in _clients(broker, node) for channel in client.open_channels
     ]
 
 
@@ -114,11 +114,11 @@ def _details(client: Client) -> _Object:
     return {"name": client.name, "peer_host": client.peer, "peer_port": client.peer_port}
 
 
-def consumers(house: House, node: Node) -> list[_Object]:
+def consumers(broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/consumers`."""
     return [
         _consumer(each, channel)
-        for client in _clients(house, node)
+        for client in _clients(broker, node)
         for channel in client.open_channels
         for each in channel.state.consumers.values()
     ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
     from hopback.topology.model import Binding, Policy
 
 __all__ = [
@@ -38,28 +38,28 @@ _Object: TypeAlias = dict[str, Any]
 _DEFAULT = Exchange("")
 
 
-def _overview(house: House) -> _Object:
+def _overview(broker: ServedBroker) -> _Object:
     """`/api/overview`."""
-    queues = [each for node in house.nodes for each in node.queues.values()]
-    sessions = [session for node in house.nodes for session in node.sessions]
+    queues = [each for node in broker.nodes for each in node.queues.values()]
+    sessions = [session for node in broker.nodes for session in node.sessions]
     ready = sum(len(each.ready) for each in queues)
     unacked = sum(each.unacked for each in queues)
     return {
-        "management_version": house.full_version,
-        "rabbitmq_version": house.full_version,
+        "management_version": broker.full_version,
+        "rabbitmq_version": broker.full_version,
         "product_name": "RabbitMQ",
-        "product_version": house.full_version,
+        "product_version": broker.full_version,
         "hopback_version": __version__,
-        "cluster_name": house.cluster_name,
+        "cluster_name": broker.cluster_name,
         "erlang_version": "",
         "node": NODE,
-        "contexts": [{"node": NODE, **each} for each in _contexts(house)],
-        "listeners": listeners(house),
+        "contexts": [{"node": NODE, **each} for each in _contexts(broker)],
+        "listeners": listeners(broker),
         "object_totals": {
             "channels": sum(len(session.channels) for session in sessions),
             "connections": len(sessions),
             "consumers": sum(each.consumer_count for each in queues),
-            "exchanges": sum(len(node.wiring.exchanges) + 1 for node in house.nodes),
+            "exchanges": sum(len(node.routing.exchanges) + 1 for node in broker.nodes),
             "queues": len(queues),
         },
         "queue_totals": {
@@ -70,22 +70,22 @@ def _overview(house: House) -> _Object:
     }
 
 
-def listeners(house: House) -> list[_Object]:
+def listeners(broker: ServedBroker) -> list[_Object]:
     """Where it listens, and for what."""
     return [
-        {"node": NODE, "protocol": protocol, "ip_address": house.settings.host, "port": port}
-        for protocol, port in house.ports.items()
+        {"node": NODE, "protocol": protocol, "ip_address": broker.settings.host, "port": port}
+        for protocol, port in broker.ports.items()
     ]
 
 
-def _contexts(house: House) -> list[_Object]:
+def _contexts(broker: ServedBroker) -> list[_Object]:
     """The management API itself: whoever asks has reached it."""
-    port = str(house.ports.get("http", 0))
-    where = {"path": "/", "ip": house.settings.host, "port": port}
+    port = str(broker.ports.get("http", 0))
+    where = {"path": "/", "ip": broker.settings.host, "port": port}
     return [{"description": "RabbitMQ Management", **where}]
 
 
-def _queues(_house: House, node: Node) -> list[_Object]:
+def _queues(_broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/queues`."""
     return list(map(queue, node.queues.values()))
 
@@ -147,9 +147,9 @@ def _merged(user: Policy | None, operator: Policy | None) -> _Object:
     return merged
 
 
-def _exchanges(_house: House, node: Node) -> list[_Object]:
+def _exchanges(_broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/exchanges`."""
-    return [_exchange(node, each) for each in (_DEFAULT, *node.wiring.exchanges.values())]
+    return [_exchange(node, each) for each in (_DEFAULT, *node.routing.exchanges.values())]
 
 
 def _exchange(node: Node, found: Exchange) -> _Object:
@@ -164,13 +164,13 @@ def _exchange(node: Node, found: Exchange) -> _Object:
     }
 
 
-def _bindings(_house: House, node: Node) -> list[_Object]:
+def _bindings(_broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/bindings`, those of the default exchange among them."""
     default = [
         {**_binding(node, "", name, name), "arguments": {}, "destination_type": "queue"}
         for name in node.queues
     ]
-    return [*default, *(_bound(node, each) for each in node.wiring.bindings)]
+    return [*default, *(_bound(node, each) for each in node.routing.bindings)]
 
 
 def _binding(node: Node, source: str, destination: str, key: str) -> _Object:
@@ -208,7 +208,7 @@ def _quoted(key: str) -> str:
 
 
 def bindings_between(
-    house: House,
+    broker: ServedBroker,
     node: Node,
     *,
     source: str | None = None,
@@ -218,7 +218,7 @@ def bindings_between(
     kind = None if destination is None else "exchange" if destination[1] else "queue"
     return [
         each
-        for each in _bindings(house, node)
+        for each in _bindings(broker, node)
         if source in (None, each["source"])
         and (destination is None or (destination[0], kind) == _end(each))
     ]
@@ -228,12 +228,12 @@ def _end(binding: _Object) -> tuple[object, object]:
     return binding["destination"], binding["destination_type"]
 
 
-def _policies(_house: House, node: Node) -> list[_Object]:
+def _policies(_broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/policies`."""
     return [_policy(node, each) for each in node.policies.all()]
 
 
-def _operator_policies(_house: House, node: Node) -> list[_Object]:
+def _operator_policies(_broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/operator-policies`."""
     return [_policy(node, each) for each in node.policies.operators()]
 
@@ -249,73 +249,73 @@ def _policy(node: Node, found: Policy) -> _Object:
     }
 
 
-def _nodes(house: House) -> list[_Object]:
+def _nodes(broker: ServedBroker) -> list[_Object]:
     """`/api/nodes`: one."""
     return [
         {
             "name": NODE,
             "type": "disc",
             "running": True,
-            "mem_alarm": house.blocked,
+            "mem_alarm": broker.blocked,
             "disk_free_alarm": False,
             "partitions": [],
             "applications": [],
-            "contexts": _contexts(house),
+            "contexts": _contexts(broker),
             "enabled_plugins": [],
         }
     ]
 
 
-def _feature_flags(_house: House) -> list[_Object]:
+def _feature_flags(_broker: ServedBroker) -> list[_Object]:
     """`/api/feature-flags`: what Hopback looks for is there and enabled."""
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
 
 
-def _none(_house: House, _node: Node) -> list[_Object]:
+def _none(_broker: ServedBroker, _node: Node) -> list[_Object]:
     """What this broker does not have."""
     return []
 
 
-def definitions(house: House) -> _Object:
+def definitions(broker: ServedBroker) -> _Object:
     """`/api/definitions`: the whole broker."""
     sections: dict[str, list[_Object]] = {}
-    for node in house.nodes:
-        for section, found in _sections(house, node).items():
+    for node in broker.nodes:
+        for section, found in _sections(broker, node).items():
             sections.setdefault(section, []).extend(found)
     return {
-        **_version(house),
-        "users": users(house),
-        "vhosts": [{"name": name} for name in house.vhosts],
-        "permissions": permissions(house),
-        "topic_permissions": topic_permissions(house),
+        **_version(broker),
+        "users": users(broker),
+        "vhosts": [{"name": name} for name in broker.vhosts],
+        "permissions": permissions(broker),
+        "topic_permissions": topic_permissions(broker),
         "parameters": [],
         **sections,
     }
 
 
-def definitions_of(house: House, node: Node) -> _Object:
+def definitions_of(broker: ServedBroker, node: Node) -> _Object:
     """`/api/definitions/{vhost}`: one virtual host, whose name is left out."""
     sections = {
         section: [_without(each, "vhost") for each in found]
-        for section, found in _sections(house, node).items()
+        for section, found in _sections(broker, node).items()
     }
-    return {**_version(house), "parameters": [], **sections}
+    return {**_version(broker), "parameters": [], **sections}
 
 
-def _version(house: House) -> _Object:
-    version = {"rabbit_version": house.full_version, "rabbitmq_version": house.full_version}
+def _version(broker: ServedBroker) -> _Object:
+    version = {"rabbit_version": broker.full_version, "rabbitmq_version": broker.full_version}
     return {**version, "product_name": "RabbitMQ"}
 
 
-def _sections(house: House, node: Node) -> dict[str, list[_Object]]:
-    wiring = node.wiring
-    own = [each for each in wiring.exchanges.values() if not each.name.startswith("amq.")]
+def _sections(broker: ServedBroker, node: Node) -> dict[str, list[_Object]]:
+    routing = node.routing
+    own = [each for each in routing.exchanges.values() if not each.name.startswith("amq.")]
     kept = [each for each in node.queues.values() if each.owner is None]
     return {
-        "policies": _policies(house, node),
+        "policies": _policies(broker, node),
         "queues": list(map(_defined, kept)),
         "exchanges": [_exchange(node, each) for each in own],
-        "bindings": [_without(_bound(node, each), "properties_key") for each in wiring.bindings],
+        "bindings": [_without(_bound(node, each), "properties_key") for each in routing.bindings],
     }
 
 
@@ -329,7 +329,7 @@ def _without(entry: _Object, key: str) -> _Object:
     return {name: value for name, value in entry.items() if name != key}
 
 
-LISTS: dict[str, Callable[[House, Node], list[_Object]]] = {
+LISTS: dict[str, Callable[[ServedBroker, Node], list[_Object]]] = {
     "bindings": _bindings,
     "channels": channels,
     "connections": connections,
@@ -343,8 +343,8 @@ LISTS: dict[str, Callable[[House, Node], list[_Object]]] = {
 }
 """What can be listed, of one virtual host or of all."""
 
-SINGLE: dict[str, Callable[[House], object]] = {
-    "cluster-name": lambda house: {"name": house.cluster_name},
+SINGLE: dict[str, Callable[[ServedBroker], object]] = {
+    "cluster-name": lambda broker: {"name": broker.cluster_name},
     "feature-flags": _feature_flags,
     "nodes": _nodes,
     "overview": _overview,
@@ -354,4 +354,4 @@ SINGLE: dict[str, Callable[[House], object]] = {
 }
 """What there is once."""
 
-__getattr__ = old_names(__name__, {"alarms": "hopback.broker.server.api_health.alarms"})
+__getattr__ = old_names(__name__, {"alarms": "hopback.broker.server.api.alarms"})

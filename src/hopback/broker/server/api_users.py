@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.embedded.node import Node
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
 
 __all__ = [
     "delete_users",
@@ -36,14 +36,14 @@ _MOST_VHOSTS = 1000
 """A program that makes them without end finds out here."""
 
 
-def users(house: House) -> list[_Object]:
+def users(broker: ServedBroker) -> list[_Object]:
     """`/api/users`."""
-    return [user(house, name) for name in house.users.names]
+    return [user(broker, name) for name in broker.users.names]
 
 
-def user(house: House, name: str) -> _Object:
+def user(broker: ServedBroker, name: str) -> _Object:
     """One user; `Missing` if there is none."""
-    found = house.users.get(name)
+    found = broker.users.get(name)
     if found is None:
         raise Missing
     return {
@@ -55,7 +55,7 @@ def user(house: House, name: str) -> _Object:
     }
 
 
-def permissions(house: House) -> list[_Object]:
+def permissions(broker: ServedBroker) -> list[_Object]:
     """`/api/permissions`."""
     return [
         {
@@ -65,11 +65,11 @@ def permissions(house: House) -> list[_Object]:
             "write": each.write,
             "read": each.read,
         }
-        for name, place, each in house.permissions
+        for name, place, each in broker.permissions
     ]
 
 
-def topic_permissions(house: House) -> list[_Object]:
+def topic_permissions(broker: ServedBroker) -> list[_Object]:
     """`/api/topic-permissions`."""
     return [
         {
@@ -79,7 +79,7 @@ def topic_permissions(house: House) -> list[_Object]:
             "write": each.write,
             "read": each.read,
         }
-        for name, place, each in house.permissions.topics()
+        for name, place, each in broker.permissions.topics()
     ]
 
 
@@ -97,36 +97,36 @@ def vhost(node: Node) -> _Object:
     }
 
 
-def put_vhost(house: House, name: str, creator: str) -> bool:
+def put_vhost(broker: ServedBroker, name: str, creator: str) -> bool:
     """Make a virtual host, in which its creator may do everything; whether it is new."""
-    if name not in house.vhosts and len(house.vhosts) >= _MOST_VHOSTS:
+    if name not in broker.vhosts and len(broker.vhosts) >= _MOST_VHOSTS:
         raise ValueError(f"expected at most {_MOST_VHOSTS} virtual hosts, got more")
-    new = house.add_vhost(name)
+    new = broker.add_vhost(name)
     if new:
-        house.permissions.put(creator, name, EVERYTHING)
+        broker.permissions.put(creator, name, EVERYTHING)
     return new
 
 
-def put_user(house: House, name: str, asked: _Json) -> bool:
+def put_user(broker: ServedBroker, name: str, asked: _Json) -> bool:
     """Make or replace a user; whether it is new. Without a password it cannot log in."""
     if "tags" not in asked:
         raise ValueError("tags_not_present")
-    return house.users.put(name, _account(asked))
+    return broker.users.put(name, _account(asked))
 
 
-def delete_users(house: House, asked: _Json) -> None:
+def delete_users(broker: ServedBroker, asked: _Json) -> None:
     """Remove several at once; before 4.0 none of them if one is not there."""
     if "users" not in asked:
         raise ValueError("[{key_missing,users}]")
     names = asked["users"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"expected users as a list of names, got {names!r}")
-    if house.settings.version.major < 4:
+    if broker.settings.version.major < 4:
         for name in names:
-            if house.users.get(name) is None:
+            if broker.users.get(name) is None:
                 raise ValueError(f"no_such_user: {name}")
     for name in names:
-        house.remove_user(name)
+        broker.remove_user(name)
 
 
 def _account(asked: _Json) -> Account:
@@ -156,18 +156,18 @@ def _tags(told: object) -> tuple[str, ...]:
     return tuple(found)
 
 
-def put_permission(house: House, place: str, name: str, asked: _Json) -> bool:
+def put_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:
     """Set what a user may do in a virtual host; whether that is new."""
     configure, write, read = _patterns(asked, "configure", "write", "read")
-    _check_both(house, place, name)
-    return house.permissions.put(name, place, Permission(configure, write, read))
+    _check_both(broker, place, name)
+    return broker.permissions.put(name, place, Permission(configure, write, read))
 
 
-def put_topic_permission(house: House, place: str, name: str, asked: _Json) -> bool:
+def put_topic_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:
     """Set which keys of a topic exchange a user may use; whether that is new."""
     exchange, write, read = _patterns(asked, "exchange", "write", "read")
-    _check_both(house, place, name)
-    return house.permissions.put_topic(name, place, TopicPermission(exchange, write, read))
+    _check_both(broker, place, name)
+    return broker.permissions.put_topic(name, place, TopicPermission(exchange, write, read))
 
 
 def _patterns(asked: _Json, *names: str) -> tuple[str, ...]:
@@ -180,29 +180,29 @@ def _patterns(asked: _Json, *names: str) -> tuple[str, ...]:
     return tuple(asked[name] for name in names)
 
 
-def _check_both(house: House, place: str, name: str) -> None:
-    if place not in house.vhosts or house.users.get(name) is None:
+def _check_both(broker: ServedBroker, place: str, name: str) -> None:
+    if place not in broker.vhosts or broker.users.get(name) is None:
         raise ValueError("vhost_or_user_not_found")
 
 
-def take_users(house: House, document: _Json, creator: str | None) -> None:
+def take_users(broker: ServedBroker, document: _Json, creator: str | None) -> None:
     """Take users, virtual hosts and permissions of definitions.
 
     As at the start of a broker (`creator` None) users that are there stay as they are: whoever gave
     them on the command line wants to log in.
     """
-    present = () if creator is not None else house.users.names
+    present = () if creator is not None else broker.users.names
     for entry in _entries(document, "vhosts"):
         name = _text(entry, "name", "vhosts")
         for owner in present:
-            if name not in house.vhosts:
-                house.permissions.put(owner, name, EVERYTHING)
-        house.add_vhost(name)
+            if name not in broker.vhosts:
+                broker.permissions.put(owner, name, EVERYTHING)
+        broker.add_vhost(name)
     for entry in _entries(document, "users"):
         name = _text(entry, "name", "users")
         bare = "password" not in entry and "password_hash" not in entry
-        if name not in present and not (bare and house.users.get(name) is not None):
-            house.users.put(name, _account(entry))
+        if name not in present and not (bare and broker.users.get(name) is not None):
+            broker.users.put(name, _account(entry))
     for section, put in (
         ("permissions", put_permission),
         ("topic_permissions", put_topic_permission),
@@ -210,7 +210,7 @@ def take_users(house: House, document: _Json, creator: str | None) -> None:
         for entry in _entries(document, section):
             name = _text(entry, "user", section)
             if name not in present:
-                put(house, _text(entry, "vhost", section), name, entry)
+                put(broker, _text(entry, "vhost", section), name, entry)
 
 
 def _entries(document: _Json, section: str) -> list[_Json]:

@@ -12,7 +12,7 @@ from hopback.broker.embedded.snapshot import snapshot
 from hopback.broker.server.api import Api
 from hopback.broker.server.api_changes import take_definitions
 from hopback.broker.server.client import Client
-from hopback.broker.server.house import House
+from hopback.broker.server.served import ServedBroker
 from hopback.broker.server.settings import ServerSettings
 from hopback.broker.server.time_travel import time_of
 from hopback.endpoint import Endpoint
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.broker.embedded.snapshot import NodeSnapshot
-    from hopback.broker.server.time_travel import Advanced
+    from hopback.broker.server.time_travel import Advanced, ServerTime
     from hopback.topology.model import Policy
 
 __all__ = ["BrokerServer"]
@@ -39,14 +39,14 @@ _LARGEST_REQUEST = 16 * 1024 * 1024
 class BrokerServer:
     """RabbitMQ in memory behind a socket, for development, tests and demos on one machine.
 
-    Use it as an async context manager, or `start` and `stop` it. `house.node` is the broker inside.
+    Use it as an async context manager, or `start` and `stop` it. `broker.node` is the broker inside.
     """
 
     def __init__(self, settings: ServerSettings | None = None) -> None:
-        self.settings = settings or ServerSettings()
-        self.time = time_of(self.settings.clock)
+        self.settings: ServerSettings = settings or ServerSettings()
+        self.time: ServerTime = time_of(self.settings.clock)
         seed = self.settings.seed
-        self.house = House(
+        self.broker: ServedBroker = ServedBroker(
             self.settings, self.time.clock, random.getrandbits(64) if seed is None else seed
         )
         self._server: asyncio.Server | None = None
@@ -79,25 +79,25 @@ class BrokerServer:
         loop = asyncio.get_running_loop()
         host = self.settings.host
         self._server = await loop.create_server(
-            lambda: Client(self.house).line, host, self.settings.port, backlog=256
+            lambda: Client(self.broker).socket, host, self.settings.port, backlog=256
         )
         self._port = self._server.sockets[0].getsockname()[1]
-        self.house.ports["amqp"] = self._port
+        self.broker.ports["amqp"] = self._port
         if self.settings.http_port is not None:
             try:
                 await self._open_endpoint(host, self.settings.http_port)
             except OSError:
                 self._server.close()
                 raise
-        self.time.start(self.house)
+        self.time.start(self.broker)
         self._watch = loop.create_task(self._watch_memory(), name="memory watch")
 
     async def _open_endpoint(self, host: str, port: int) -> None:
-        api = Api(self.house, self.time)
+        api = Api(self.broker, self.time)
         endpoint = Endpoint(api, timeout=60.0, most_body=_LARGEST_REQUEST)
         _, self._http_port = await endpoint.open(host, port)
         self._endpoint = endpoint
-        self.house.ports["http"] = self._http_port
+        self.broker.ports["http"] = self._http_port
 
     async def stop(self) -> None:
         """Tell clients, give them a moment to leave, and be gone. Safe to repeat."""
@@ -113,25 +113,25 @@ class BrokerServer:
 
     async def disconnect(self) -> None:
         """End all connections, as when a broker stops."""
-        for client in tuple(self.house.clients):
+        for client in tuple(self.broker.clients):
             client.shut()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
-                await self.house.empty.wait()
-        for client in tuple(self.house.clients):
-            client.line.abort()
+                await self.broker.empty.wait()
+        for client in tuple(self.broker.clients):
+            client.socket.abort()
         await asyncio.sleep(0)
 
     async def _watch_memory(self) -> None:
         tidied = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self.house.blocked or self.house.is_receiving_much():
-                self.house.check_memory()
+            if self.broker.blocked or self.broker.is_receiving_much():
+                self.broker.check_memory()
             now = asyncio.get_running_loop().time()
             if now - tidied >= _TIDY_S:
                 tidied = now
-                self.house.tidy_up()
+                self.broker.tidy_up()
 
     # What an operator can do.
 
@@ -142,31 +142,31 @@ class BrokerServer:
     async def restart(self) -> None:
         """Stop and start the broker inside: what is not durable is gone."""
         await self.disconnect()
-        for node in self.house.nodes:
+        for node in self.broker.nodes:
             node.restart()
 
     def block(self, *, blocked: bool = True) -> None:
         """Hold publishers back, as a memory alarm does, or let them go on."""
-        self.house.alarm(on=blocked)
+        self.broker.alarm(on=blocked)
 
     def snapshot(self) -> NodeSnapshot:
         """Everything in it at this moment, as values."""
-        return snapshot(self.house.node)
+        return snapshot(self.broker.node)
 
     def load(self, definitions: Mapping[str, Any]) -> None:
         """Take RabbitMQ definitions; ValueError says what is wrong with them."""
         try:
-            take_definitions(self.house, definitions)
+            take_definitions(self.broker, definitions)
         except Refusal as refusal:
             raise ValueError(refusal.text) from refusal
 
     def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
         """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
-        self.house.node.policies.put(policy, operator=operator)
+        self.broker.node.policies.put(policy, operator=operator)
 
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
         """Remove a policy; a missing one is no error."""
-        self.house.node.policies.remove(name, operator=operator)
+        self.broker.node.policies.remove(name, operator=operator)
 
 
 def _place(host: str) -> str:

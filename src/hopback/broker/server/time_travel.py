@@ -14,7 +14,7 @@ from hopback.broker.server.settings import ClockKind
 from hopback.clock import ManualClock, SystemClock
 
 if TYPE_CHECKING:
-    from hopback.broker.server.house import House
+    from hopback.broker.server.served import ServedBroker
     from hopback.clock import Clock
 
 __all__ = ["Advanced", "AutoTime", "ServerTime", "SystemTime", "VirtualTime", "time_of"]
@@ -42,7 +42,7 @@ class Advanced:
 
 
 class ServerTime(Protocol):
-    """Who lets time pass for one house."""
+    """Who lets time pass for one broker."""
 
     kind: ClockKind
 
@@ -50,7 +50,7 @@ class ServerTime(Protocol):
     def clock(self) -> Clock:
         """What tells the time."""
 
-    def start(self, house: House) -> None:
+    def start(self, broker: ServedBroker) -> None:
         """Let time pass from now on."""
 
     async def stop(self) -> None:
@@ -73,19 +73,19 @@ class SystemTime:
     kind = ClockKind.SYSTEM
 
     def __init__(self) -> None:
-        self.clock = SystemClock()
-        self._house: House | None = None
+        self.clock: SystemClock = SystemClock()
+        self._broker: ServedBroker | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, house: House) -> None:
+    def start(self, broker: ServedBroker) -> None:
         """Keep the deadlines on the running loop."""
-        self._house = house
-        house.node.timers.on_earlier = self._arm
+        self._broker = broker
+        broker.node.timers.on_earlier = self._arm
 
     async def stop(self) -> None:
         """Wake nobody any more."""
-        if self._house is not None:
-            self._house.node.timers.on_earlier = None
+        if self._broker is not None:
+            self._broker.node.timers.on_earlier = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -104,8 +104,8 @@ class SystemTime:
 
     def _tick(self) -> None:
         self._timer = None
-        if self._house is not None:
-            node = self._house.node
+        if self._broker is not None:
+            node = self._broker.node
             node.run_due()
             due = node.next_deadline()
             if due is not None:
@@ -122,13 +122,13 @@ class VirtualTime:
     kind = ClockKind.VIRTUAL
 
     def __init__(self) -> None:
-        self.clock = ManualClock(SystemClock().now())
-        self._house: House | None = None
+        self.clock: ManualClock = ManualClock(SystemClock().now())
+        self._broker: ServedBroker | None = None
         self._turning = asyncio.Lock()
 
-    def start(self, house: House) -> None:
+    def start(self, broker: ServedBroker) -> None:
         """From now on it can be advanced."""
-        self._house = house
+        self._broker = broker
 
     async def stop(self) -> None:
         """Nothing happens by itself anyway."""
@@ -153,26 +153,26 @@ class VirtualTime:
         return Advanced(self.clock.now(), deadlines)
 
     def _next(self) -> float | None:
-        return None if self._house is None else self._house.node.next_deadline()
+        return None if self._broker is None else self._broker.node.next_deadline()
 
     def _pass(self, due: float) -> bool:
         """Let the deadline pass; whether a client heard of it."""
-        if self._house is None:
+        if self._broker is None:
             return False
-        before = self._house.spoken
+        before = self._broker.spoken
         self.clock.advance_to(max(due, self.clock.now()))
-        self._house.node.run_due()
-        return self._house.spoken != before
+        self._broker.node.run_due()
+        return self._broker.spoken != before
 
     async def _settled(self, patience: float) -> float:
         """Wait until clients are done with what they heard; how long that took."""
-        house, loop = self._house, asyncio.get_running_loop()
+        broker, loop = self._broker, asyncio.get_running_loop()
         begin, quiet = loop.time(), 0
-        while house is not None and (loop.time() - begin) < patience:
-            seen = house.stirred
+        while broker is not None and (loop.time() - begin) < patience:
+            seen = broker.stirred
             await asyncio.sleep(_GLANCE_S)
-            quiet = quiet + 1 if seen == house.stirred else 0
-            if quiet >= (_STUBBORN if house.is_held() else _QUIET):
+            quiet = quiet + 1 if seen == broker.stirred else 0
+            if quiet >= (_STUBBORN if broker.is_held() else _QUIET):
                 break
         return loop.time() - begin
 
@@ -189,10 +189,10 @@ class AutoTime(VirtualTime):
         super().__init__()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, house: House) -> None:
+    def start(self, broker: ServedBroker) -> None:
         """Watch the clients from now on."""
-        super().start(house)
-        self._task = asyncio.get_running_loop().create_task(self._run(house), name="auto clock")
+        super().start(broker)
+        self._task = asyncio.get_running_loop().create_task(self._run(broker), name="auto clock")
 
     async def stop(self) -> None:
         """Watch no more."""
@@ -200,12 +200,12 @@ class AutoTime(VirtualTime):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _run(self, house: House) -> None:
+    async def _run(self, broker: ServedBroker) -> None:
         quiet = 0
         while True:
-            seen = house.stirred
+            seen = broker.stirred
             await asyncio.sleep(_GLANCE_S)
-            still = seen == house.stirred and not house.is_held()
+            still = seen == broker.stirred and not broker.is_held()
             quiet = quiet + 1 if still else 0
             if quiet >= _QUIET and (due := self._next()) is not None:
                 quiet = 0

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hopback.topology.delays import DUE, longest_delay_ms, without_delay_levels
 from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.plan import Leave
 from hopback.topology.roles import QueueRole, queue_roles
+from hopback.topology.schedules import scheduled_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_flow"]
 
+_DELAYS = "queues of delays"
 _CLASSES = (
     "classDef exchange fill:#ede7f6,stroke:#5e35b1,color:#311b92",
     "classDef main fill:#e3f2fd,stroke:#1565c0,color:#0d47a1",
@@ -40,14 +43,16 @@ _SHAPES = {
 
 def draw_flow(topology: Topology) -> str:
     """The topology as a Mermaid flowchart."""
-    return "\n".join(_Flow(topology).lines()) + "\n"
+    flow = _Flow(without_delay_levels(topology), longest_delay_ms(topology))
+    return "\n".join(flow.lines()) + "\n"
 
 
 class _Flow:
     """One flowchart in the making; ids are given in the order of the topology."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, longest_delay_ms: int) -> None:
         self.topology = topology
+        self.longest_delay_ms = longest_delay_ms
         self.roles = queue_roles(topology)
         self.exchanges = {exchange.name: exchange for exchange in topology.exchanges}
         self.queues = {queue.name: queue for queue in topology.queues}
@@ -69,7 +74,15 @@ class _Flow:
         for queue in self.topology.queues:
             if queue.name not in homes:
                 yield f"    {self.queue(queue)}"
-        edges = [*self.bindings(), *self.dead_letters(), *self.publishes()]
+        if self.longest_delay_ms:
+            yield f"    {self.delays()}"
+        edges = [
+            *self.bindings(),
+            *self.dead_letters(),
+            *self.publishes(),
+            *self.delayed(),
+            *self.periodic(),
+        ]
         yield from (f"    {node}" for node in self.outside.values())
         yield from (f"    {edge}" for edge in dict.fromkeys(edges))
         yield from (f"    {line}" for line in _CLASSES)
@@ -114,6 +127,23 @@ class _Flow:
         before, after = _SHAPES[self.roles[queue.name]]
         text = f"{label(queue.name)}<br/>{label(queue.type)}{wait}"
         return f"{self.ids.of('q', queue.name)}{before}{text}{after}"
+
+    def delays(self) -> str:
+        """One node for all queues of delays: a queue for each power of two seconds says nothing more."""
+        longest = format_duration(self.longest_delay_ms)
+        return f'{self.ids.of("q", _DELAYS)}(["queues of delays<br/>wait up to {longest}"]):::retry'
+
+    def delayed(self) -> Iterator[str]:
+        """A dashed line: what has waited long enough."""
+        if self.longest_delay_ms:
+            yield f'{self.ids.of("q", _DELAYS)} -.->|"due"| {self.node("x", DUE)}'
+
+    def periodic(self) -> Iterator[str]:
+        """Thick lines: what whoever holds the message of a schedule publishes."""
+        for name in self.queues:
+            queue = scheduled_queue(name)
+            if queue in self.queues:
+                yield f'{self.ids.of("q", name)} ==>|"periodic"| {self.node("q", queue)}'
 
     def node(self, kind: str, name: str) -> str:
         """The id of an end of a line; what is not declared gets a node of its own."""

@@ -8,7 +8,7 @@ from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.diagram.subject import subject
 from hopback.topology.durations import format_duration
 from hopback.topology.plan import Leave, Return
-from hopback.topology.words import waits
+from hopback.topology.wording import waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

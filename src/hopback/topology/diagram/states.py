@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hopback.topology.diagram.labels import label
 from hopback.topology.diagram.subject import subject
 from hopback.topology.durations import format_duration
-from hopback.topology.words import waits
+from hopback.topology.wording import waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

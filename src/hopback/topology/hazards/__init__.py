@@ -5,6 +5,7 @@ from __future__ import annotations
 from hopback.topology.hazards import (
     deadlettering,
     declarations,
+    delays,
     links,
     loops,
     losses,
@@ -28,5 +29,6 @@ RULES = (
     *declarations.RULES,
     *policies.RULES,
     *links.RULES,
+    *delays.RULES,
 )
 """Every rule, in the order of the reference page."""

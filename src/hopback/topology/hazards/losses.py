@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.topology.expand import NO_DELIVERY_LIMIT
 from hopback.topology.hazards.analysis import drops_head, number
 from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
 from hopback.topology.hazards.rule import HazardRule, Hit, errors, warnings
@@ -54,7 +55,11 @@ def _expiry(analysis: Analysis) -> Iterator[Hit]:
 def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
     limits = {queue.name: analysis.limit(queue) for queue in _ending(analysis)}
     for by_default, severities in ((True, warnings(since="4.0")), (False, warnings())):
-        found = [name for name, limit in limits.items() if limit and limit.by_default is by_default]
+        found = [
+            name
+            for name, limit in limits.items()
+            if limit and limit.by_default is by_default and limit.value < NO_DELIVERY_LIMIT
+        ]
         if found:
             yield Hit(
                 queue_place(*found),

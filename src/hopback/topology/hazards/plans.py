@@ -14,6 +14,7 @@ from hopback.topology.hazards.phrases import (
 from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Leave
+from hopback.topology.schedules import scheduled_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +122,8 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
     }
     reached = bound | _fed(analysis)
     alone = [name for name in analysis.mains if name not in reached]
+    # What periodic messages have reached is written by whoever sends them, by name.
+    alone = [name for name in alone if scheduled_queue(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
     by_name = (
         [name for name in alone if name not in unplanned] if analysis.topology.exchanges else []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded.deaths import MalformedDeaths, Reason, bury, is_cycle
 from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.timers import Deadline
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.embedded.stored import Entry, StoredContent
 
-__all__ = ["Letter", "Office", "Safekeeping"]
+__all__ = ["AtLeastOnce", "DeadLetterer", "KeptDeadLetter"]
 
 _WINDOW = 32
 """How many dead letters one queue has under way at once with at-least-once."""
@@ -24,7 +25,7 @@ _RETRY_S = 180.0
 """How long it waits before it tries again those that were not taken."""
 
 
-class Office:
+class DeadLetterer:
     """Moves dead letters one after the other, so that a chain of queues is no deep recursion."""
 
     __slots__ = ("_busy", "_node", "_waiting")
@@ -55,7 +56,7 @@ class Office:
             self._drop(entry, queue, Loss.NO_DEAD_LETTER_EXCHANGE)
             return
         try:
-            letter = _make_letter(queue, entry, reason)
+            letter = _dead_letter(queue, entry, reason)
         except MalformedDeaths:
             queue.crash(entry)
             return
@@ -75,7 +76,7 @@ class Office:
             self._node.journal.entry(EventKind.DROPPED, entry, queue.name, loss)
 
 
-def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredContent:
+def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredContent:
     """The dead letter that a copy becomes; MalformedDeaths where an old broker stumbles."""
     settings = queue.settings
     letter = bury(
@@ -94,21 +95,21 @@ def _make_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredConten
     return letter
 
 
-class Letter:
+class KeptDeadLetter:
     """A dead letter kept by its queue: which targets have taken it already."""
 
     __slots__ = ("content", "entry", "reason", "taken_by", "way")
 
     def __init__(self, entry: Entry, reason: Reason) -> None:
-        self.entry = entry
-        self.reason = reason
+        self.entry: Entry = entry
+        self.reason: Reason = reason
         self.content: StoredContent | None = None
         self.way: tuple[str | None, str | None] = (None, None)
         """The dead-letter exchange and routing key it was made for."""
         self.taken_by: set[str] = set()
 
 
-class Safekeeping:
+class AtLeastOnce:
     """The dead letters of an at-least-once queue, kept until every target has taken them.
 
     A letter that finds no target, or only such as would close a cycle, stays forever: that is
@@ -119,25 +120,25 @@ class Safekeeping:
 
     def __init__(self, queue: LiveQueue) -> None:
         self._queue = queue
-        self._waiting: deque[Letter] = deque()
-        self._under_way: list[Letter] = []
+        self._waiting: deque[KeptDeadLetter] = deque()
+        self._under_way: list[KeptDeadLetter] = []
         self._alarm = Deadline(queue.node.timers, self._retry)
-        self.byte_count = 0
+        self.byte_count: int = 0
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way)
 
     @property
-    def letters(self) -> list[Letter]:
+    def letters(self) -> list[KeptDeadLetter]:
         """All of them, those under way first."""
         return [*self._under_way, *self._waiting]
 
     def keep(self, entry: Entry, reason: Reason) -> None:
         """Take a copy into safekeeping and try to pass it on."""
         self._tell(EventKind.HELD, entry, reason)
-        self._waiting.append(Letter(entry, reason))
+        self._waiting.append(KeptDeadLetter(entry, reason))
         self.byte_count += len(entry.content.body)
-        self._queue.node.office.do(self._work)
+        self._queue.node.dead_letterer.do(self._work)
 
     def abandon(self, loss: Loss) -> None:
         """Let all of them go."""
@@ -162,7 +163,7 @@ class Safekeeping:
         self._under_way = [letter for letter in self._under_way if not self._pass_on(letter)]
         self._work()
 
-    def _pass_on(self, letter: Letter) -> bool:
+    def _pass_on(self, letter: KeptDeadLetter) -> bool:
         """Offer it to each target that has not taken it; whether it is done with."""
         try:
             content = self._content(letter)
@@ -182,16 +183,16 @@ class Safekeeping:
         self._done(letter, EventKind.FORWARDED, letter.reason)
         return True
 
-    def _content(self, letter: Letter) -> StoredContent:
+    def _content(self, letter: KeptDeadLetter) -> StoredContent:
         """The dead letter as such, made once for each way it is sent."""
         settings = self._queue.settings
         way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
         if letter.content is None or letter.way != way:
-            letter.content = _make_letter(self._queue, letter.entry, letter.reason)
+            letter.content = _dead_letter(self._queue, letter.entry, letter.reason)
             letter.way = way
         return letter.content
 
-    def _done(self, letter: Letter, kind: EventKind, reason: str) -> None:
+    def _done(self, letter: KeptDeadLetter, kind: EventKind, reason: str) -> None:
         self.byte_count -= len(letter.entry.content.body)
         self._tell(kind, letter.entry, reason)
 
@@ -199,3 +200,8 @@ class Safekeeping:
         journal = self._queue.node.journal
         if journal is not None:
             journal.entry(kind, entry, self._queue.name, reason)
+
+
+__getattr__ = old_names(
+    __name__, {"Letter": "KeptDeadLetter", "Office": "DeadLetterer", "Safekeeping": "AtLeastOnce"}
+)

@@ -14,6 +14,7 @@ from hopback.broker.embedded.refusal import (
     where,
 )
 from hopback.broker.embedded.settings import policy_for
+from hopback.renamed import old_names
 from hopback.topology.model import Binding, Exchange, ExchangeType
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.profile import Profile
     from hopback.topology.model import Policy
 
-__all__ = ["Wiring"]
+__all__ = ["Routing"]
 
 _KINDS = frozenset({"exchanges", "all"})
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
 
-class Wiring:
+class Routing:
     """Exchanges and bindings. Queues are known by name only."""
 
     def __init__(
@@ -39,7 +40,7 @@ class Wiring:
         profile: Profile,
         vhost: str,
     ) -> None:
-        self.exchanges = {exchange.name: exchange for exchange in PREDECLARED}
+        self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in PREDECLARED}
         self._queues = queues
         self._policies = policies
         self._profile = profile
@@ -201,3 +202,6 @@ def _check_match(binding: Binding) -> None:
             f'Invalid x-match field value <<"{match}">>;'
             " expected all, any, all-with-x, or any-with-x"
         )
+
+
+__getattr__ = old_names(__name__, {"Wiring": "Routing"})

@@ -1,18 +1,98 @@
-"""The consumers of a queue, and whose turn it is."""
+"""The consumers of a queue: whose turn it is, and how long they may hold what they got."""
 
 from __future__ import annotations
 
 from collections import deque
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
+from hopback.broker.embedded.refusal import precondition_failed
+from hopback.broker.embedded.timers import Deadline
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
+    from hopback.broker.embedded.refusal import Refusal
     from hopback.broker.embedded.session import SessionChannel
+    from hopback.broker.embedded.stored import Taken
     from hopback.fields import Headers
 
-__all__ = ["QueueConsumer", "Rota"]
+__all__ = ["ConsumerRing", "ConsumerTimeout", "QueueConsumer"]
+
+
+_TICK_S = 60.0
+"""How often the broker looks."""
+
+
+class ConsumerTimeout:
+    """Watches what one channel holds, with one alarm for all of it.
+
+    A delivery held for too long closes the channel; on 4.3 it ends its consumer instead, and
+    classic queues wait forever.
+    """
+
+    __slots__ = ("_alarm", "_channel", "_earliest", "_opened")
+
+    def __init__(self, channel: SessionChannel) -> None:
+        self._channel = channel
+        self._opened = channel.node.now()
+        self._alarm = Deadline(channel.node.timers, self._look)
+        self._earliest = inf
+        """The deadline that the alarm was set for; it goes off at the next look after that."""
+
+    def watch(self, taken: Taken) -> None:
+        """A delivery has been handed out."""
+        timeout = self._timeout(taken)
+        if timeout is not None and taken.at + timeout < self._earliest:
+            self._set(taken.at + timeout)
+
+    def clear(self) -> None:
+        """The channel is gone."""
+        self._alarm.clear()
+
+    def _set(self, due: float) -> None:
+        self._earliest = due
+        ticks = ceil((due - self._opened) / _TICK_S)
+        self._alarm.set(self._opened + ticks * _TICK_S)
+
+    def _timeout(self, taken: Taken) -> float | None:
+        node, queue = self._channel.node, taken.source
+        if node.profile.consumer_timeout_cancels and not queue.is_quorum:
+            return None
+        own = queue.settings.consumer_timeout
+        return node.consumer_timeout if own is None else own
+
+    def _look(self) -> None:
+        now = self._channel.node.now()
+        self._earliest = inf
+        deadlines = [
+            (taken.at + timeout, timeout, taken)
+            for taken in self._channel.unacked.values()
+            if not taken.void and (timeout := self._timeout(taken)) is not None
+        ]
+        late = [(timeout, taken) for due, timeout, taken in deadlines if due <= now]
+        if late:
+            self._end(late)
+        elif deadlines:
+            self._set(min(due for due, _, _ in deadlines))
+
+    def _end(self, late: list[tuple[float, Taken]]) -> None:
+        cancels = self._channel.node.profile.consumer_timeout_cancels
+        for timeout, taken in late:
+            if taken.consumer is None or not cancels:
+                self._channel.fail(self._refusal(timeout))
+                return
+        for _, taken in late:
+            if taken.consumer is not None and not taken.void:
+                self._channel.end_consumer(taken.consumer)
+        self._look()
+
+    def _refusal(self, timeout: float) -> Refusal:
+        return precondition_failed(
+            f"delivery acknowledgement on channel {self._channel.number} timed out."
+            f" Timeout value used: {timeout * 1000:.0f} ms. This timeout value can be configured,"
+            " see consumers doc guide to learn more"
+        )
 
 
 class QueueConsumer:
@@ -43,18 +123,18 @@ class QueueConsumer:
         exclusive: bool,
         arguments: Headers,
     ) -> None:
-        self.tag = tag
-        self.queue = queue
-        self.channel = channel
-        self.prefetch = prefetch
-        self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.arguments = arguments
+        self.tag: str = tag
+        self.queue: LiveQueue = queue
+        self.channel: SessionChannel = channel
+        self.prefetch: int = prefetch
+        self.no_ack: bool = no_ack
+        self.exclusive: bool = exclusive
+        self.arguments: Headers = arguments
         priority = arguments.get("x-priority", 0)
-        self.priority = priority if isinstance(priority, int) else 0
-        self.holding = 0
-        self.listed = False
-        self.cancelled = False
+        self.priority: int = priority if isinstance(priority, int) else 0
+        self.holding: int = 0
+        self.listed: bool = False
+        self.cancelled: bool = False
 
     def has_room(self) -> bool:
         """Whether another delivery may be handed to it."""
@@ -63,7 +143,7 @@ class QueueConsumer:
         return self.channel.has_room(self)
 
 
-class Rota:
+class ConsumerRing:
     """Takes turns among the consumers that have room; with one active consumer, only that one."""
 
     __slots__ = ("_ready", "_single", "_tiered", "consumers", "leaving")
@@ -133,4 +213,6 @@ class Rota:
         return max(self._ready, key=lambda consumer: consumer.priority)
 
 
-__getattr__ = old_names(__name__, {"Consumer": "QueueConsumer"})
+__getattr__ = old_names(
+    __name__, {"Patience": "ConsumerTimeout", "Rota": "ConsumerRing", "Consumer": "QueueConsumer"}
+)

@@ -12,13 +12,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.embedded.profile import Priorities
+from hopback.renamed import old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hopback.broker.embedded.stored import Entry
 
-__all__ = ["ClassicLane", "PriorityLanes", "QuorumLanes", "Ready"]
+__all__ = ["ClassicReady", "PriorityReady", "QuorumReady", "Ready"]
 
 _HIGHEST = 31
 """Quorum queues of 4.3 know the priorities 0 to 31; a higher one counts as 31."""
@@ -52,7 +53,7 @@ class Ready(Protocol):
         """When the first of those where the queue looks expires."""
 
 
-class ClassicLane:
+class ClassicReady:
     """The messages of a classic queue, or of one priority of it."""
 
     __slots__ = ("_fresh", "_returned")
@@ -96,13 +97,13 @@ class ClassicLane:
         return None if head is None else head.expires
 
 
-class PriorityLanes:
+class PriorityReady:
     """A classic queue with `x-max-priority`: one lane for each priority, highest first."""
 
     __slots__ = ("_lanes", "_length")
 
     def __init__(self, highest: int) -> None:
-        self._lanes = [ClassicLane() for _ in range(highest + 1)]
+        self._lanes = [ClassicReady() for _ in range(highest + 1)]
         self._length = 0
 
     def __len__(self) -> int:
@@ -140,15 +141,15 @@ class PriorityLanes:
         head = self.head()
         return None if head is None else head.expires
 
-    def _lane(self, entry: Entry) -> ClassicLane:
+    def _lane(self, entry: Entry) -> ClassicReady:
         wanted = entry.content.properties.priority or 0
         return self._lanes[min(wanted, len(self._lanes) - 1)]
 
-    def _foremost(self) -> ClassicLane:
+    def _foremost(self) -> ClassicReady:
         return next(lane for lane in reversed(self._lanes) if lane)
 
 
-class QuorumLanes:
+class QuorumReady:
     """The messages of a quorum queue: first what was returned, then new ones by priority."""
 
     __slots__ = ("_fresh", "_length", "_priorities", "_returned", "_turn")
@@ -175,7 +176,7 @@ class QuorumLanes:
             self._fresh[self._level(entry.content.properties.priority)].append(entry)
 
     def give_back(self, entry: Entry) -> None:
-        """Line it up behind what was returned before, ahead of everything else."""
+        """OrderedCalls it up behind what was returned before, ahead of everything else."""
         self._length += 1
         self._returned.append(entry)
 
@@ -238,3 +239,9 @@ def _pop_expired(ready: Ready, now: float) -> Entry | None:
     if head is not None and head.expires is not None and head.expires <= now:
         return ready.pop()
     return None
+
+
+__getattr__ = old_names(
+    __name__,
+    {"ClassicLane": "ClassicReady", "PriorityLanes": "PriorityReady", "QuorumLanes": "QuorumReady"},
+)

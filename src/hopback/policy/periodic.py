@@ -1,0 +1,221 @@
+"""When periodic messages are due: every so often, or by a line as cron has it. Pure: the time is an argument.
+
+Due times are the same in every process: those of a period are its multiples since 1970, so that "5m" is
+due at :00, :05, :10. All moments are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Cron", "Every", "Missed", "Schedule", "due_id", "due_now", "parse_cron"]
+
+_SKIP_AFTER_MS = 60_000
+"""How late a periodic message may be and still be sent where missed ones are skipped: longer than another
+process takes to notice that the one before it has died."""
+
+_SHORTEST_MS = 1_000
+"""A second: what is due more often is a loop, not a message for each turn of it."""
+
+_MOST_AT_ONCE = 100
+"""Missed ones that are sent before the progress is written down, where each is to be caught up."""
+
+_SEARCHED_DAYS = 9 * 366
+"""29 February comes within eight years, also over a century; what is not due by then never is."""
+
+
+class Missed(StrEnum):
+    """What becomes of what was due while nobody ran."""
+
+    ONCE = "once"
+    """The latest is sent, once for all of them."""
+    SKIP = "skip"
+    """None is sent; one that is less than a minute late is not missed."""
+    EACH = "each"
+    """All are sent, the oldest first."""
+
+
+class Schedule(Protocol):
+    """Tells due times."""
+
+    def after(self, moment_ms: int) -> int:
+        """The first that is later than the moment."""
+
+    def latest(self, moment_ms: int) -> int:
+        """The last that is not later than the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Due at each multiple of a period since 1970."""
+
+    period_ms: int
+
+    def __post_init__(self) -> None:
+        if self.period_ms < _SHORTEST_MS:
+            raise ValueError(f"expected a period of 1s or more, got {self.period_ms} ms")
+
+    def after(self, moment_ms: int) -> int:
+        """The first that is later than the moment."""
+        return self.latest(moment_ms) + self.period_ms
+
+    def latest(self, moment_ms: int) -> int:
+        """The last that is not later than the moment."""
+        return moment_ms // self.period_ms * self.period_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """Due at the minutes that a line of five fields names, by the clocks of a time zone.
+
+    A time that a change of clocks leaves out is due an hour later; one that comes twice is due the first
+    time, unless it is due in every hour.
+    """
+
+    text: str
+    zone: ZoneInfo
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    """Sunday is 0."""
+    any_day: bool
+    """Whether either of the two fields of days says `*`: then both have to fit, else one of them."""
+
+    def after(self, moment_ms: int) -> int:
+        """The first that is later than the moment."""
+        first = self._local_date(moment_ms)
+        for days in range(_SEARCHED_DAYS):
+            found = [due for due in self._due_on(first + timedelta(days)) if due > moment_ms]
+            if found:
+                return min(found)
+        raise ValueError(f"expected a time that comes, got {self.text!r}, which never does")
+
+    def latest(self, moment_ms: int) -> int:
+        """The last that is not later than the moment."""
+        last = self._local_date(moment_ms)
+        for days in range(_SEARCHED_DAYS):
+            found = [due for due in self._due_on(last - timedelta(days)) if due <= moment_ms]
+            if found:
+                return max(found)
+        raise ValueError(f"expected a time that has been, got {self.text!r}, which never was")
+
+    def _local_date(self, moment_ms: int) -> date:
+        return datetime.fromtimestamp(moment_ms / 1000, self.zone).date()
+
+    def _due_on(self, day: date) -> Iterator[int]:
+        by_date, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        fits = by_date and by_weekday if self.any_day else by_date or by_weekday
+        if day.month not in self.months or not fits:
+            return
+        folds = (0, 1) if len(self.hours) == 24 else (0,)
+        for hour in self.hours:
+            for minute in self.minutes:
+                for fold in folds:
+                    moment = datetime(
+                        day.year, day.month, day.day, hour, minute, tzinfo=self.zone, fold=fold
+                    )
+                    yield int(moment.timestamp()) * 1000
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of the month", 1, 31, ()),
+    ("month", 1, 12, _MONTHS),
+    ("day of the week", 0, 7, _WEEKDAYS),
+)
+
+
+def parse_cron(text: str, timezone: str = "UTC") -> Cron:
+    """Read `minute hour day month weekday`: `*`, numbers, names, `a-b`, `a,b` and `/step`.
+
+    ValueError says which field is wrong, or that the time never comes.
+    """
+    fields = text.lower().split()
+    if len(fields) != len(_FIELDS):
+        raise ValueError(
+            "expected five fields (minute, hour, day of the month, month, day of the week), as in "
+            f"'0 3 * * mon-fri', got {text[:100]!r}"
+        )
+    try:
+        zone = ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(
+            f"expected a time zone like Europe/Oslo, got {timezone[:100]!r}"
+        ) from error
+    minutes, hours, days, months, weekdays = (
+        _values(field, *of) for field, of in zip(fields, _FIELDS, strict=True)
+    )
+    weekdays = frozenset(day % 7 for day in weekdays)  # 7 is Sunday as well
+    any_day = fields[2].startswith("*") or fields[4].startswith("*")
+    cron = Cron(text, zone, minutes, hours, days, months, weekdays, any_day)
+    cron.after(0)
+    return cron
+
+
+def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]) -> frozenset[int]:
+    """The numbers that a field names."""
+
+    def wrong() -> ValueError:
+        return ValueError(f"expected {name} from {least} to {most}, got {field[:100]!r}")
+
+    def number(text: str) -> int:
+        if text in words:
+            return words.index(text) + least
+        if not text.isascii() or not text.isdecimal() or not least <= int(text[:4]) <= most:
+            raise wrong()
+        return int(text)
+
+    found: set[int] = set()
+    for part in field.split(","):
+        span, slash, step = part.partition("/")
+        if slash and not (step.isascii() and step.isdecimal() and 1 <= int(step[:4]) <= most):
+            raise wrong()
+        first, dash, last = span.partition("-")
+        if span == "*":
+            low, high = least, most
+        elif dash:
+            low, high = number(first), number(last)
+        else:
+            low = number(first)
+            high = most if slash else low
+        if low > high:
+            raise wrong()
+        found.update(range(low, high + 1, int(step) if slash else 1))
+    return frozenset(found)
+
+
+def due_now(
+    schedule: Schedule, last_ms: int, now_ms: int, missed: Missed
+) -> tuple[tuple[int, ...], int]:
+    """What is to be sent now, oldest first, if the last one was `last_ms`; and up to when that reaches."""
+    latest = schedule.latest(now_ms)
+    if latest <= last_ms:
+        return (), last_ms
+    if missed is Missed.ONCE:
+        return (latest,), latest
+    if missed is Missed.SKIP:
+        return ((latest,) if now_ms - latest <= _SKIP_AFTER_MS else ()), latest
+    found: list[int] = []
+    due = schedule.after(last_ms)
+    while due <= latest and len(found) < _MOST_AT_ONCE:
+        found.append(due)
+        due = schedule.after(due)
+    return tuple(found), found[-1]
+
+
+def due_id(name: str, due_ms: int) -> str:
+    """The message id of what is due then: the same whoever sends it, so that an inbox makes it once."""
+    moment = datetime.fromtimestamp(due_ms / 1000, UTC)
+    return f"{name}@{moment.isoformat(timespec='milliseconds' if due_ms % 1000 else 'seconds')}"
