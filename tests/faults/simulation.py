@@ -109,7 +109,7 @@ def setting_of(seed: int, *, faithful: bool = False) -> Setting:
 def _topology(design: str, chance: random.Random) -> Topology:
     if design == "two-queues":
         first = chance.choice((50, 700, 5000))
-        return two_queues((first, first * 3))
+        return two_queues((f"{first}ms", f"{first * 3}ms"))
     return DESIGNS[design].build(hardened=True)
 
 
@@ -270,7 +270,7 @@ class _World:
         for queue in self.broker.node.queues.values():
             for session in self.broker.node.sessions:
                 for channel in session.channels.values():
-                    for consumer in queue.rota.consumers.copy():
+                    for consumer in queue.ring.consumers.copy():
                         channel.cancel(consumer.tag)
 
     def _write(self, name: str, scope: str, who: str = "*") -> None:

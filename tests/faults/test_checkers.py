@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-TOPOLOGY = two_queues((1000, 3000))
+TOPOLOGY = two_queues(("1s", "3s"))
 
 
 @dataclass

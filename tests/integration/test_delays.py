@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, RabbitMQ, Service
+from hopback import App, Context, RabbitMQ, Service, Snooze
 from tests.harness.versions import SUITES, installations
 from tests.integration.waiting import until
 
@@ -33,6 +34,14 @@ async def _come_when_due(url: str) -> None:
         assert not any(name.startswith(("x-", "hopback-")) for name in context.headers)
         came.add((payload["delay"], payload["n"]))
 
+    snoozed: dict[int, list[float]] = {}
+
+    @app.handler("later.snoozes", retry=["1s"])
+    async def snooze(number: int) -> Snooze | None:
+        runs = snoozed.setdefault(number, [])
+        runs.append(time.time())
+        return Snooze("3s") if len(runs) < 4 else None
+
     service = Service(app, RabbitMQ(url))
     running = asyncio.create_task(service.run())
     await asyncio.wait_for(service.ready.wait(), 60)
@@ -42,18 +51,26 @@ async def _come_when_due(url: str) -> None:
                 "",
                 "later.work",
                 {"n": n, "delay": delay_ms, "due": time.time() + delay_ms / 1000},
-                delay=delay_ms,
+                delay=delay_ms / 1000,
             )
             for n in range(_EACH)
             for delay_ms in _DELAYS_MS
         )
     )
+    await asyncio.gather(*(app.publish("", "later.snoozes", n) for n in range(_EACH)))
     await until(
-        lambda: len(came) == _EACH * len(_DELAYS_MS), seconds=240
+        lambda: (
+            len(came) == _EACH * len(_DELAYS_MS) and sum(map(len, snoozed.values())) >= 4 * _EACH
+        ),
+        seconds=240,
     )  # a broker may hold dead letters back for 180 s
     service.stop()
     await running
     assert max(early) == 0.0
+    # Each time by the same queues: no broker takes it for a cycle, and none comes back early.
+    waits = [after - before for runs in snoozed.values() for before, after in pairwise(runs)]
+    assert len(waits) == 3 * _EACH
+    assert min(waits) >= 3.0
 
 
 @pytest.mark.broker

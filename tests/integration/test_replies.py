@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pika  # type: ignore[import-untyped]
+import pytest
 
-from hopback import App, Context
+from hopback import App, Context, NoReply, RabbitMQ, RequestClient, Service
+from hopback.errors import Returned
 from hopback.testing import AppThread
+from tests.harness.versions import SUITES, installations
+from tests.integration.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.harness.rabbitmq import RabbitNode
 
 
 def _ask(url: str, number: int) -> Any:
@@ -44,3 +54,45 @@ def test_a_reply_is_delivered_and_its_request_done(amqp_url: str) -> None:
     assert len(running.happened("delivery.done")) == 1
     assert not running.happened("delivery.retried")
     assert not running.happened("publish.failed")
+
+
+async def _questions(url: str) -> None:
+    app = App("calculator")
+
+    @app.handler("squares.asked", retry=None, replies=True)
+    async def square(number: int) -> int:
+        if number < 0:
+            await asyncio.sleep(2)
+        return number * number
+
+    service = Service(app, RabbitMQ(url))
+    running = asyncio.create_task(service.run())
+    await asyncio.wait_for(service.ready.wait(), 60)
+    async with RequestClient(RabbitMQ(url)) as client:
+        asked = (client.request("", "squares.asked", n, timeout="60s") for n in range(100))
+        assert await asyncio.gather(*asked) == [n * n for n in range(100)]
+        with pytest.raises(NoReply):
+            await client.request("", "squares.asked", -1, timeout=0.2)
+        with pytest.raises(Returned):
+            await client.request("", "squares.nowhere", 1)
+        await until(lambda: client.late == 1, seconds=30)
+        assert await client.request("", "squares.asked", 7, timeout="60s") == 49
+    assert await app.request("", "squares.asked", 8, timeout="60s") == 64
+    service.stop()
+    await running
+
+
+@pytest.mark.broker
+async def test_a_question_gets_its_answer(amqp_url: str) -> None:
+    """A hundred at once; one that is late disturbs nobody; one for nobody is returned."""
+    await _questions(amqp_url)
+
+
+@pytest.mark.broker
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", sorted(SUITES))
+async def test_a_question_gets_its_answer_on_newer_brokers(
+    start_rabbitmq: Callable[..., RabbitNode], suite: str
+) -> None:
+    """The same there."""
+    await _questions(start_rabbitmq(installation=installations()[suite]).url)

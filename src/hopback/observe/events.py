@@ -91,6 +91,21 @@ _ROWS = (
         "publish.failed", "A publish got no confirmed home.", ("exchange", "routing_key", "error")
     ),
     EventDescription(
+        "delay.sent",
+        "A delayed message was due and was sent on, so many seconds late.",
+        ("queue", "exchange", "routing_key", "message_id", "late"),
+    ),
+    EventDescription(
+        "delay.cancelled",
+        "A delayed message was due and not sent on: somebody had cancelled it.",
+        ("queue", "exchange", "routing_key", "message_id"),
+    ),
+    EventDescription(
+        "periodic.sent",
+        "A periodic message was due and was sent, so many seconds late.",
+        ("queue", "message_id", "late"),
+    ),
+    EventDescription(
         "consumer.started", "A consumer takes deliveries.", ("queue", "prefetch", "concurrency")
     ),
     EventDescription(
@@ -147,10 +162,10 @@ class RunTally:
     __slots__ = ("counts", "seconds", "steps")
 
     def __init__(self, steps: tuple[float, ...]) -> None:
-        self.steps = steps
-        self.counts = [0] * (len(steps) + 1)
+        self.steps: tuple[float, ...] = steps
+        self.counts: list[int] = [0] * (len(steps) + 1)
         """Runs that took at most a step and more than the one before; last, those beyond all steps."""
-        self.seconds = 0.0
+        self.seconds: float = 0.0
 
     def add(self, duration: float) -> None:
         """A run has ended."""

@@ -34,6 +34,8 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "handler.failed": "warning",
         "handler.overdue": "warning",
         "publish.failed": "error",
+        "delay.sent": "debug",
+        "periodic.sent": "debug",
         "consumer.lost": "warning",
         "consumer.paused": "warning",
         "quarantine.begun": "warning",

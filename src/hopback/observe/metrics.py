@@ -41,10 +41,12 @@ _COUNTERS = {
     "publish_failures": ("Publishes without a confirmed home.", ("exchange",)),
     "overdue": ("Handlers past their deadline.", ("queue",)),
     "consumers_lost": ("Consumers ended by the broker.", ("queue",)),
+    "delays_cancelled": ("Delayed messages that were cancelled.", ("queue",)),
     "batch_failures": ("Messages of batches that failed.", ("queue",)),
 }
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "batch_size": ("Messages in a batch.", _SIZES),
+    "late_seconds": ("How late delayed and periodic messages were sent.", _SECONDS),
 }
 _GAUGES = {
     "paused": ("1 while a queue is paused, by command or because everything fails.", ("queue",)),
@@ -157,7 +159,7 @@ class Metrics:
     """What the answer to a scrape says of itself."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
+        self.registry: CollectorRegistry = registry or CollectorRegistry()
         self._counters = {
             name: Counter(f"hopback_{name}", text, labels, registry=self.registry)
             for name, (text, labels) in _COUNTERS.items()
@@ -226,6 +228,9 @@ class Metrics:
             "delivery.copy": self._on_copy,
             "handler.overdue": partial(self._count, "overdue"),
             "publish.failed": self._on_publish_failed,
+            "delay.sent": self._on_sent,
+            "delay.cancelled": partial(self._count, "delays_cancelled"),
+            "periodic.sent": self._on_sent,
             "consumer.lost": partial(self._count, "consumers_lost"),
             "consumer.paused": partial(self._on_paused, True),
             "consumer.resumed": partial(self._on_paused, False),
@@ -273,6 +278,9 @@ class Metrics:
     def _on_batch(self, fields: Mapping[str, Any]) -> None:
         self._histograms["batch_size"].labels(fields["queue"]).observe(fields["size"])
         self._counters["batch_failures"].labels(fields["queue"]).inc(fields["failed"])
+
+    def _on_sent(self, fields: Mapping[str, Any]) -> None:
+        self._histograms["late_seconds"].labels(fields["queue"]).observe(fields["late"])
 
     def _count_error(self, fields: Mapping[str, Any]) -> None:
         kind = self._error(fields["error"] or "none")

@@ -64,9 +64,9 @@ class HeldDelivery:
     def __init__(
         self, delivery: Delivery, session: ConsumeSession, answer: Answer | None = None
     ) -> None:
-        self.delivery = delivery
-        self.session = session
-        self.answer = answer
+        self.delivery: Delivery = delivery
+        self.session: ConsumeSession = session
+        self.answer: Answer | None = answer
         self._reading: Reading | None = None
 
     def reading(self, plan: Plan) -> Reading:

@@ -12,17 +12,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, overload
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.policy.periodic import Missed
 from hopback.runtime.context import compose, current_context, publish_from_thread
-from hopback.runtime.delays import send_on
+from hopback.runtime.delays import DueMessages
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
     Handler,
     HandlerOptions,
     blames_rows,
+    deadline_seconds,
     inspect_batch_handler,
     inspect_handler,
     require_queue_name,
@@ -31,11 +33,15 @@ from hopback.runtime.handler import (
 )
 from hopback.runtime.message_types import TypedHandlers, by_property
 from hopback.runtime.middleware import check_middleware
+from hopback.runtime.periodic import Periodic, read_schedule
 from hopback.runtime.push import PushHandler, PushTarget
+from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology
+from hopback.topology.durations import duration_seconds
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
 from hopback.topology.feed import feeds_of
 from hopback.topology.model import Binding, Exchange, Topology, joined
+from hopback.topology.schedules import schedule_queue, schedule_queue_name
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -57,11 +63,13 @@ if TYPE_CHECKING:
     from hopback.policy.rules import Rule
     from hopback.runtime.codecs import Codecs
     from hopback.runtime.context import PublishOptions
+    from hopback.runtime.delays import Cancellations
     from hopback.runtime.dependencies import Provider
     from hopback.runtime.failures import OnError
     from hopback.runtime.message_types import TypeOf
     from hopback.runtime.middleware import Middleware
     from hopback.runtime.service import Service
+    from hopback.topology.durations import Duration
     from hopback.topology.feed import Bind, Feed
     from hopback.topology.plan import Plan
 
@@ -69,10 +77,14 @@ __all__ = ["AnyHandler", "App", "Router", "Waits"]
 
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler | TypedHandlers
 H = TypeVar("H", bound="Callable[..., Outcome | Awaitable[Outcome | None] | None]")
+F = TypeVar("F", bound="Callable[..., Any]")
+R = TypeVar("R")
 B = TypeVar("B", bound="Callable[..., Awaitable[Sequence[Outcome | None] | None]]")
 M = TypeVar("M", bound="Middleware")
 
-Waits: TypeAlias = "list[str] | list[int] | list[str | int] | tuple[str | int, ...] | None"
+# In two parts, because pyright reads no text that is put together from several.
+_MixedWaits: TypeAlias = "list[str | int] | list[Duration] | tuple[Duration, ...]"
+Waits: TypeAlias = "list[str] | list[int] | list[float] | list[timedelta] | _MixedWaits | None"
 """The waits after the first, second, … failure; None: the first failure parks.
 
 Any iterable would take a text, and `retry="30s"` would be three waits of one letter.
@@ -89,6 +101,21 @@ class _Unsaid(Enum):
 
 
 _UNSAID: Final = _Unsaid.UNSAID
+
+
+class _HowHandled(TypedDict, total=False):
+    """What `handler` takes for every kind of handler."""
+
+    retry: Waits | Literal[_Unsaid.UNSAID]
+    attempts: int | None
+    bind: Bind | None
+    rules: Iterable[Rule]
+    concurrency: int
+    prefetch: int | None
+    deadline: Duration | None
+    key: Callable[[Delivery], str | None] | None
+    breaker: BreakerPolicy | None
+    message_type: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +152,8 @@ class Router:
         self._middleware: list[Middleware] = []
         self._within: dict[str, tuple[Router, ...]] = {}
         self._types: dict[str, tuple[TypeOf, Outcome | None]] = {}
+        self.periodic: dict[str, Periodic] = {}
+        """What is sent again and again, by the queue it is sent to."""
         self._parents: list[Router] = []
 
     @property
@@ -180,6 +209,16 @@ class Router:
             found = Problem(f"queues.{queue}", "one failure plan", "a second one")
             raise InvalidTopology((found,), where=self._where)
 
+    @overload
+    def handler(
+        self, queue: str, *, replies: Literal[True], **how: Unpack[_HowHandled]
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self, queue: str, *, replies: Literal[False] = False, **how: Unpack[_HowHandled]
+    ) -> Callable[[H], H]: ...
+
     def handler(
         self,
         queue: str,
@@ -190,15 +229,18 @@ class Router:
         rules: Iterable[Rule] = (),
         concurrency: int = 10,
         prefetch: int | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         key: Callable[[Delivery], str | None] | None = None,
         breaker: BreakerPolicy | None = None,
         message_type: str | None = None,
-    ) -> Callable[[H], H]:
+        replies: bool = False,
+    ) -> Callable[[F], F]:
         """Make a function the handler of a queue, or of its messages of one type.
 
         `retry`, `attempts` and `bind` declare the queue as `queue` does. The rest is how the
-        handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry.
+        handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry. With
+        `replies` what it returns is the reply to a message that asks for one, unless it is an outcome;
+        without, an annotation of anything else than an outcome is refused.
         """
         require_queue_name("handler", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -208,14 +250,14 @@ class Router:
         options = HandlerOptions(
             concurrency=concurrency,
             prefetch=prefetch,
-            deadline=deadline,
+            deadline=deadline_seconds(deadline),
             key=key,
             breaker=breaker,
             rules=tuple(rules),
         )
 
-        def register(call: H) -> H:
-            handler = inspect_handler(queue, call, options)
+        def register(call: F) -> F:
+            handler = inspect_handler(queue, call, options, replies=replies)
             if message_type is None:
                 self.add_handler(handler)
             else:
@@ -254,13 +296,13 @@ class Router:
         queue: str,
         *,
         size: int = 1000,
-        wait: str | int = "1s",
+        wait: Duration = "1s",
         batchers: int = 2,
         prepare: Callable[..., Any] | None = None,
         processors: int = 10,
         isolates: Callable[[Exception], bool] = blames_rows,
         rules: Iterable[Rule] = (),
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         breaker: BreakerPolicy | None = None,
         retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
         attempts: int | None = None,
@@ -280,7 +322,13 @@ class Router:
         queue = self.prefix + queue
         seconds = wait_ms(wait, "wait", where=f"batch handler of queue {queue!r}") / 1000
         options = BatchOptions(
-            size, seconds, batchers, isolates, tuple(rules), deadline=deadline, breaker=breaker
+            size,
+            seconds,
+            batchers,
+            isolates,
+            tuple(rules),
+            deadline=deadline_seconds(deadline),
+            breaker=breaker,
         )
         each = HandlerOptions(concurrency=processors, rules=tuple(rules))
         preparing = (
@@ -293,12 +341,60 @@ class Router:
 
         return register
 
+    def every(
+        self,
+        period: Duration | None = None,
+        *,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        name: str | None = None,
+        missed: Missed | str = Missed.ONCE,
+        retry: Waits = _RETRY,
+        attempts: int | None = None,
+        rules: Iterable[Rule] = (),
+        concurrency: int = 10,
+        deadline: Duration | None = None,
+    ) -> Callable[[H], H]:
+        """Have a function called every so often, or by a line as cron has it, in one of all processes.
+
+        What is due is a message with an id made of its name and the time, in the queue of that name
+        (the function's, unless said), with retries like any other. `missed` says what becomes of what
+        was due while nobody ran: `once` for all, `skip`, or `each`. The function takes a
+        `PeriodicMessage`, a `Context`, both or nothing.
+        """
+        schedule = read_schedule(period, cron, timezone, where=f"{self._where}.every")
+        try:
+            whatever_missed = Missed(missed)
+        except ValueError:
+            found = Problem("missed", " or ".join(map(repr, map(str, Missed))), repr(missed))
+            raise InvalidTopology((found,), where=f"{self._where}.every") from None
+
+        def register(call: H) -> H:
+            queue = str(name or getattr(call, "__name__", ""))
+            self.handler(
+                queue,
+                retry=retry,
+                attempts=attempts,
+                rules=rules,
+                concurrency=concurrency,
+                deadline=deadline,
+            )(call)
+            self._repeat(Periodic(self.prefix + queue, schedule, whatever_missed))
+            return call
+
+        return register
+
+    def _repeat(self, periodic: Periodic) -> None:
+        self.periodic[periodic.queue] = periodic
+        for parent in self._parents:
+            parent._repeat(replace(periodic, queue=parent.prefix + periodic.queue))
+
     def push(
         self,
         queue: str,
         url: str,
         *,
-        timeout: float = 10.0,
+        timeout: Duration = 10.0,
         concurrency: int = 20,
         breaker: BreakerPolicy | None = None,
         headers: Mapping[str, str] | None = None,
@@ -310,7 +406,9 @@ class Router:
         `headers` go with every request, `bearer` as its `Authorization`. With a `secret` each request
         is signed (`x-hopback-signature`), so that the service can tell that it comes from here.
         """
-        target = PushTarget(url, timeout, concurrency, headers or {}, bearer, secret)
+        target = PushTarget(
+            url, duration_seconds(timeout), concurrency, headers or {}, bearer, secret
+        )
         self.push_to(queue, target, breaker=breaker)
 
     def push_to(
@@ -349,6 +447,8 @@ class Router:
                 self._declare(self.prefix + name, declared)
             for handler in router.handlers.values():
                 self._take(router, handler)
+            for periodic in router.periodic.values():
+                self._repeat(replace(periodic, queue=self.prefix + periodic.queue))
 
     def _take(self, router: Router, handler: AnyHandler) -> None:
         queue = self.prefix + handler.queue
@@ -412,16 +512,22 @@ class App(Router):
             found = Problem(f"queues.{queue}", "one failure plan", "a second one")
             raise InvalidTopology((found,), where=self._where)
 
-    def delays(self, longest: str | int | timedelta = LONGEST_DELAY) -> None:
+    def delays(
+        self, longest: Duration = LONGEST_DELAY, *, cancellations: Cancellations | None = None
+    ) -> None:
         """Declare the queues in which messages wait that are published with `delay` or `at`.
 
         Whoever runs this application also sends on what is due; it waits in `hopback.delay.due` while
         nobody does. What cannot be delivered then is retried, and parked in `hopback.delay.due.dlq`.
+        With `cancellations` (`hopback.store.DelayedMessages`) what waits can be cancelled by its message id;
+        every application that sends on has to be given the same.
         """
         if self._delays is None:
+            self._due = DueMessages(self.send, lambda: self.running_service.world)
             self.add_handler(
-                inspect_handler(DUE, send_on(self.send), HandlerOptions(concurrency=50))
+                inspect_handler(DUE, self._due.send_on, HandlerOptions(concurrency=50))
             )
+        self._due.cancellations = cancellations or self._due.cancellations
         self._delays = delay_topology(longest)
 
     @contextmanager
@@ -447,10 +553,15 @@ class App(Router):
             name=self.name,
             exchanges=_united(given.exchanges, self._exchanges.values()),
             queues=unique_queues(
-                (*given.queues, *(queue for plan in plans for queue in hardened_queues(plan)))
+                (
+                    *given.queues,
+                    *(queue for plan in plans for queue in hardened_queues(plan)),
+                    *map(schedule_queue, self.periodic),
+                )
             ),
             bindings=_united(given.bindings, ways),
             plans=_united(given.plans, plans),
+            unconsumed=given.unconsumed | set(map(schedule_queue_name, self.periodic)),
         )
         if self._delays is not None:
             whole = replace(joined((whole, self._delays)), name=self.name, foreign=whole.foreign)
@@ -530,6 +641,25 @@ class App(Router):
     ) -> None:
         """The same from a thread of the application: it returns when the broker has confirmed."""
         publish_from_thread(self.publish(exchange, routing_key, payload, **options))
+
+    def request(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        timeout: Duration = REQUEST_TIMEOUT,
+        returns: type[R] | Any = Any,
+        **options: Unpack[PublishOptions],
+    ) -> Coroutine[Any, Any, R | Any]:
+        """Publish a request and wait for the reply, decoded into `returns`. To be awaited.
+
+        NoReply if none has come within `timeout`, or none can come any more; see `RequestClient`.
+        """
+        client = self.running_service.requests
+        return client.request(
+            exchange, routing_key, payload, timeout=timeout, returns=returns, **options
+        )
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
         """Publish a message that is composed already, as an outbox relay does."""

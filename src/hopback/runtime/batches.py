@@ -1,4 +1,8 @@
-"""Batches: deliveries are gathered by size and time and handled together, each with its own outcome."""
+"""Batches: deliveries are gathered by size and time and handled together, each with its own outcome.
+
+Middleware is around each message of a batch, as around every other: it is entered before the message
+joins, waits in `run()` for the answer of the batch, and may say otherwise for its own message.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,32 @@ from hopback.policy.batching import BatchWindow, halves
 from hopback.policy.outcome import Done, Park, Retry, Snooze
 from hopback.policy.rules import MENU, outcome_of
 from hopback.runtime.answer import DONE, Answer
+from hopback.runtime.context import Context, current_context
+from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
-from hopback.runtime.worker import answer_for, is_being_cancelled, undecodable
+from hopback.runtime.worker import NOT_PUBLISHED, answer_for, is_being_cancelled, undecodable
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+    from types import TracebackType
 
     from hopback.message import Delivery
+    from hopback.policy.rules import Rule
     from hopback.runtime.answer import HeldDelivery
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import BatchHandler
+    from hopback.runtime.middleware import Middleware
     from hopback.runtime.settling import Environment, Settling
     from hopback.runtime.worker import FunctionRunner
     from hopback.topology.plan import Plan
 
 __all__ = ["Batches", "Isolating"]
+
+_ENTERING = 10
+"""How many messages at once are on their way through middleware into a batch without `prepare`: as
+many as handlers run at once unless told otherwise."""
 
 
 @dataclass(slots=True)
@@ -106,6 +120,88 @@ def _told(returned: object) -> str:
     return f"a {name} of {len(returned)}" if isinstance(returned, list | tuple) else name
 
 
+class _MiddlewareRun:
+    """A message of a batch inside its middleware, in a task of its own.
+
+    `enter` is what `run()` does first: an answer, or None if the message has joined a batch, whose
+    answer is then waited for.
+    """
+
+    __slots__ = ("_context", "_enter", "_fate", "_inner", "_rules", "_trace", "joined", "task")
+
+    def __init__(
+        self,
+        middleware: Sequence[Middleware],
+        context: Context,
+        rules: Sequence[Rule],
+        enter: Callable[[_MiddlewareRun], Awaitable[Answer | None]],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._context = context
+        self._rules = rules
+        self._enter = enter
+        self._fate: asyncio.Future[Answer] = loop.create_future()
+        self._inner = DONE
+        self._trace: TracebackType | None = None
+        self.joined: asyncio.Future[None] = loop.create_future()
+        self.task = loop.create_task(
+            self._run(middleware), name=f"hopback middleware {context.queue}"
+        )
+
+    def give(self, answer: Answer) -> None:
+        """The batch has this answer for the message; a middleware that waits no longer is not told."""
+        if not self._fate.done():
+            self._trace = None if answer.error is None else answer.error.__traceback__
+            self._fate.set_result(answer)
+
+    def answer(self) -> Answer:
+        """What the middleware made of it, once `task` has ended."""
+        if self.task.cancelled():  # by itself: what we cancel is not asked any more
+            return answer_for(asyncio.CancelledError("the middleware was cancelled"), self._rules)
+        return self.task.result()
+
+    async def _run(self, middleware: Sequence[Middleware]) -> Answer:
+        context = self._context
+        current_context.set(context)
+        try:
+            said = await run_through(middleware, context, self._inside)
+            if context.publishing is not None and await context.forgotten():
+                return NOT_PUBLISHED
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            return self._inner if error is self._inner.error else answer_for(error, self._rules)
+        inner = self._inner
+        return inner if said is None or said is inner.outcome else Answer(outcome_of(said))
+
+    async def _inside(self) -> object:
+        answer = await self._enter(self)
+        if answer is None:
+            self.joined.set_result(None)
+            answer = await self._fate
+        self._inner = answer
+        if answer.error is not None:
+            # One exception for all messages of a batch: its traceback must not grow with each.
+            raise answer.error.with_traceback(self._trace)
+        return None if answer is DONE else answer.outcome
+
+
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """A delivery with its payload, or with the row that `prepare` made of it."""
+
+    taken: HeldDelivery
+    payload: Any
+    run: _MiddlewareRun | None
+
+    @property
+    def left_with(self) -> Answer | None:
+        """What its middleware said without waiting for the batch."""
+        return self.run.answer() if self.run is not None and self.run.task.done() else None
+
+
 class Batches:
     """Gathers deliveries into batches and concludes each delivery by itself."""
 
@@ -117,11 +213,15 @@ class Batches:
         world: Environment,
         injector: Injector | None,
         read: Callable[[Delivery], Any] | None,
+        middleware: Sequence[Middleware],
+        make_context: Callable[[Delivery], Context],
         observe: Callable[[Answer], object],
     ) -> None:
         self._handler = handler
         self._injector = injector
         self._read = read
+        self._middleware = tuple(middleware)
+        self._context = make_context
         self._window = BatchWindow(handler.options.size, handler.options.wait)
         self._prepare = prepare
         self._settling = settling
@@ -129,18 +229,21 @@ class Batches:
         self._around = world.around_batch or _unobserved
         self._observe = observe
         self._loop = asyncio.get_running_loop()
-        self._processors = 1 if handler.prepare is None else handler.prepare.options.concurrency
+        self._processors = _ENTERING
+        if handler.prepare is not None:
+            self._processors = handler.prepare.options.concurrency
         self._pool: Pool[HeldDelivery] = Pool(
             self._processors, self._process, name=f"hopback prepare {handler.queue}"
         )
-        self._open: list[tuple[HeldDelivery, Any]] = []
+        self._open: list[_Gathered] = []
         self._due: asyncio.TimerHandle | None = None
-        self._full: list[list[tuple[HeldDelivery, Any]]] = []
+        self._full: list[list[_Gathered]] = []
+        self._runs: set[asyncio.Task[Answer]] = set()
         self._running: dict[asyncio.Task[None], int] = {}
         self._limit = handler.options.batchers
         self._concluding = 0
         self._held = False
-        self.concluded = 0
+        self.concluded: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -169,18 +272,20 @@ class Batches:
 
     def submit(self, taken: HeldDelivery) -> None:
         """Add a delivery to the open batch; what cannot be decoded is concluded alone."""
-        if self._prepare is not None:
+        if self._prepare is not None or self._middleware:
             self._pool.submit(taken)
             return
         try:
-            if self._read is None:
-                payload = self._handler.decode(taken.delivery.body)
-            else:
-                payload = self._read(taken.delivery)
+            payload = self._decoded(taken.delivery)
         except Undecodable as error:
             self.conclude(taken, undecodable(error))
         else:
-            self._add(taken, payload)
+            self._add(_Gathered(taken, payload, None))
+
+    def _decoded(self, delivery: Delivery) -> Any:
+        if self._prepare is not None:
+            return self._prepare.decoded(delivery)
+        return self._handler.decode(delivery.body) if self._read is None else self._read(delivery)
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
         """Settle it by this answer, outside any batch."""
@@ -216,6 +321,8 @@ class Batches:
     def withdraw(self) -> int:
         """Forget batches that were not started."""
         waiting = len(self._pool.withdraw()) + len(self._open) + sum(map(len, self._full))
+        for batch in (self._open, *self._full):
+            _end_runs(batch)
         self._open, self._full = [], []
         self._cancel_due()
         return waiting
@@ -236,13 +343,13 @@ class Batches:
         left, self._limit = self.in_flight, 0
         await self._pool.stop()
         await ended(self._running)
+        await ended(self._runs)
         return left
 
     # --- from delivered to gathered ----------------------------------------------------------------
 
     async def _process(self, taken: HeldDelivery) -> None:
-        """Make the row of one message; an outcome concludes it alone."""
-        assert self._prepare is not None  # noqa: S101 - the pool is fed only then
+        """Bring one message into the open batch; an outcome concludes it alone."""
         if taken.session.ended.is_set():
             return
         if self._settling.settle_copy(taken):
@@ -250,23 +357,56 @@ class Batches:
             return
         began = self._loop.time()
         try:
-            row = await self._prepare.value(taken.delivery)
+            answer = await self._entered(taken)
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._loop.time() - began, "interrupted")
             raise
-        finally:
-            await self._prepare.settled(taken.delivery)
-        if isinstance(row, Done | Retry | Park | Snooze):
-            row = Answer(outcome_of(row))
-        if isinstance(row, Answer):
-            await self._conclude_all([taken], [row], self._loop.time() - began)
-        else:
-            self._add(taken, row)
+        if answer is not None:
+            await self._conclude_all([taken], [answer], self._loop.time() - began)
 
-    def _add(self, taken: HeldDelivery, payload: Any) -> None:
+    async def _entered(self, taken: HeldDelivery) -> Answer | None:
+        """None once it has joined the open batch; an answer if it is not to join one."""
+        try:
+            payload = self._decoded(taken.delivery)
+        except Undecodable as error:
+            return undecodable(error)
+        if not self._middleware:
+            return await self._join(taken, payload, None)
+        run = _MiddlewareRun(
+            self._middleware,
+            self._context(taken.delivery),
+            self._handler.options.rules,
+            lambda run: self._join(taken, payload, run),
+        )
+        self._runs.add(run.task)
+        run.task.add_done_callback(self._runs.discard)
+        try:
+            await first_of(run.task, run.joined)
+        except asyncio.CancelledError:
+            run.task.cancel()
+            raise
+        return None if run.joined.done() else run.answer()
+
+    async def _join(
+        self, taken: HeldDelivery, payload: Any, run: _MiddlewareRun | None
+    ) -> Answer | None:
+        """Make the row and add it; an outcome of `prepare` is the answer."""
+        if self._prepare is not None:
+            try:
+                payload = await self._prepare.value(taken.delivery, payload)
+            finally:
+                await self._prepare.settled(taken.delivery)
+            if isinstance(payload, Answer):
+                return payload
+            if isinstance(payload, Done | Retry | Park | Snooze):
+                return Answer(outcome_of(payload))
+        self._add(_Gathered(taken, payload, run))
+        return None
+
+    def _add(self, one: _Gathered) -> None:
         if not self._open:
             self._due = self._loop.call_at(self._window.due_at(self._loop.time()), self._close_open)
-        self._open.append((taken, payload))
+        self._open.append(one)
         if self._window.is_full(len(self._open)):
             self._close_open()
 
@@ -299,7 +439,7 @@ class Batches:
         if not task.cancelled():
             task.result()
 
-    async def _handle(self, batch: list[tuple[HeldDelivery, Any]]) -> None:
+    async def _handle(self, batch: list[_Gathered]) -> None:
         isolating = Isolating(self._handler, self._injector)
         try:
             await self._handle_with(isolating, batch)
@@ -307,27 +447,36 @@ class Batches:
             for opened in isolating.opened:
                 await opened.settled()
 
-    async def _handle_with(
-        self, isolating: Isolating, batch: list[tuple[HeldDelivery, Any]]
-    ) -> None:
+    async def _handle_with(self, isolating: Isolating, batch: list[_Gathered]) -> None:
         began = self._loop.time()
-        alive = [one for one in batch if not one[0].session.ended.is_set()]
-        if self._prepare is None:
-            copies = [one for one in alive if self._settling.settle_copy(one[0])]
+        alive = [one for one in batch if not one.taken.session.ended.is_set()]
+        if self._prepare is None and not self._middleware:
+            copies = [one for one in alive if self._settling.settle_copy(one.taken)]
             self.concluded += len(copies)
-            alive = [one for one in alive if one not in copies]
+            alive = [one for one in alive if one not in copies] if copies else alive
+        elif self._middleware:
+            _end_runs(one for one in batch if one.taken.session.ended.is_set())
+            left = [(one, answer) for one in alive if (answer := one.left_with) is not None]
+            await self._conclude_all(
+                [one.taken for one, _ in left], [said for _, said in left], 0.0
+            )
+            alive = [one for one in alive if one.left_with is None]
         if not alive:
             return
+        deliveries = [one.taken.delivery for one in alive]
         try:
-            with self._around([taken.delivery for taken, _ in alive], self._settling.plan) as tell:
-                answers = await isolating.answers([payload for _, payload in alive])
+            with self._around(deliveries, self._settling.plan) as tell:
+                answers = await isolating.answers([one.payload for one in alive])
+                if self._middleware:
+                    answers = await _through_middleware(alive, answers)
                 tell(answers)
         except asyncio.CancelledError:
-            for taken, _ in alive:
-                self._settling.abandon(taken, self._loop.time() - began, "interrupted")
+            _end_runs(alive)
+            for one in alive:
+                self._settling.abandon(one.taken, self._loop.time() - began, "interrupted")
             raise
         duration = self._loop.time() - began
-        await self._conclude_all([taken for taken, _ in alive], answers, duration)
+        await self._conclude_all([one.taken for one in alive], answers, duration)
         self._tell(answers, duration, isolating.splits)
 
     def _tell(self, answers: list[Answer], duration: float, splits: int) -> None:
@@ -366,6 +515,28 @@ class Batches:
         except asyncio.CancelledError:
             self._settling.abandon(taken, duration, "interrupted")
             raise
+
+
+def _end_runs(gathered: Iterable[_Gathered]) -> None:
+    """Let middleware go that waits for a batch which will not be handled here."""
+    for one in gathered:
+        if one.run is not None:
+            one.run.task.cancel()
+
+
+async def _through_middleware(
+    gathered: Sequence[_Gathered], answers: Sequence[Answer]
+) -> list[Answer]:
+    """The answers of a batch on their way out: what the middleware of each message makes of it."""
+    runs = [one.run for one in gathered if one.run is not None]
+    errors = [answer.error for answer in answers if answer.error is not None]
+    traces = [error.__traceback__ for error in errors]
+    for run, answer in zip(runs, answers, strict=True):
+        run.give(answer)
+    await asyncio.wait([run.task for run in runs])
+    for error, trace in zip(errors, traces, strict=True):
+        error.__traceback__ = trace
+    return [run.answer() for run in runs]
 
 
 @contextmanager

@@ -167,9 +167,9 @@ class Consumer:
         self._received = 0
         """Deliveries of the sessions before this one."""
         self._seen = -1
-        self.trouble = ""
+        self.trouble: str = ""
         """Why its queue cannot be consumed now; empty if it can."""
-        self.started = asyncio.Event()
+        self.started: asyncio.Event = asyncio.Event()
         """Set when it consumed for the first time, or was told not to."""
 
     @property

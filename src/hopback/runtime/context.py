@@ -9,19 +9,21 @@ from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
+from hopback.broker.port import REPLY_TO
 from hopback.headers import identity
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
-from hopback.topology.durations import parse_duration_ms
+from hopback.topology.durations import parse_wait_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.runtime.codecs import Codecs, Compression
+    from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
 __all__ = [
@@ -47,7 +49,7 @@ class Context:
     codecs: ClassVar[Codecs | None] = None
     """What encodes payloads by content type, if the application has codecs (see `context_with`)."""
 
-    __slots__ = ("_publish", "_reading", "delivery", "plan", "publishing")
+    __slots__ = ("_publish", "_reading", "delivery", "has_replied", "plan", "publishing")
 
     def __init__(
         self,
@@ -55,12 +57,14 @@ class Context:
         plan: Plan,
         publish: Callable[[Message], Coroutine[Any, Any, None]],
     ) -> None:
-        self.delivery = delivery
-        self.plan = plan
+        self.delivery: Delivery = delivery
+        self.plan: Plan = plan
         self._publish = publish
         self.publishing: list[Coroutine[Any, Any, None]] | None = None
         """What was published and has to be awaited; None if nothing was."""
         self._reading: Reading | None = None
+        self.has_replied: bool = False
+        """Whether `reply` was called."""
 
     @property
     def attempt(self) -> int:
@@ -130,6 +134,34 @@ class Context:
         """The same from a sync handler, in its thread: it returns when the broker has confirmed."""
         publish_from_thread(self.publish(exchange, routing_key, payload, **options))
 
+    @property
+    def wants_reply(self) -> bool:
+        """Whether whoever sent the message waits for a reply."""
+        return bool(self.delivery.properties.reply_to)
+
+    def reply(
+        self, payload: object, **options: Unpack[PublishOptions]
+    ) -> Coroutine[Any, Any, None]:
+        """Answer whoever asked, with the correlation id of the request. To be awaited.
+
+        It is fire and forget: one who has stopped waiting is no failure. ValueError if the message
+        asks for no reply (`wants_reply`).
+        """
+        properties = self.delivery.properties
+        if not properties.reply_to:
+            raise ValueError(
+                "expected a message that asks for a reply, got one without the property `reply_to`: "
+                "look at `context.wants_reply` first"
+            )
+        self.has_replied = True
+        options["correlation_id"] = properties.correlation_id or properties.message_id
+        options["mandatory"] = False
+        return self.publish("", properties.reply_to, payload, **options)
+
+    def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
+        """The same from a sync handler, in its thread."""
+        publish_from_thread(self.reply(payload, **options))
+
     def watch(self, publishing: Coroutine[Any, Any, None]) -> None:
         """Remember a publish that the handler has to await."""
         if self.publishing is None:
@@ -178,7 +210,7 @@ def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
     )
 
 
-DIRECT_REPLY = "amq.rabbitmq.reply-to."
+DIRECT_REPLY = f"{REPLY_TO}."
 """What the routing key of a direct reply begins with."""
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
@@ -197,12 +229,12 @@ class PublishOptions(TypedDict, total=False):
     """What can be said of a message that is published, wherever it is published from.
 
     `message_id` is drawn and `correlation_id` taken from the cause unless given. `expiration` is how
-    long it may wait in a queue: `"30s"`, or milliseconds. `content_type` names the codec of the
+    long it may wait in a queue. `content_type` names the codec of the
     payload; of bytes it is only said. `compress` compresses the body and says so in the property
     `content_encoding`. With `mandatory=False` it is fire and forget: a message that no queue wants is
-    dropped without a word. Direct replies are always sent so. `delay` (`"2h"`, a timedelta, or
-    milliseconds) or `at` (a datetime with its time zone) hold it in the broker until then, where the
-    application has declared `app.delays()`.
+    dropped without a word. Direct replies are always sent so. `delay` or
+    `at` (a datetime with its time zone) hold it in the broker until then, where the application has
+    declared `app.delays()`. Durations are `"2h"`, a number of seconds or a timedelta.
     """
 
     message_id: str | None
@@ -210,12 +242,12 @@ class PublishOptions(TypedDict, total=False):
     correlation_id: str | None
     headers: Headers | None
     priority: int | None
-    expiration: str | int | None
+    expiration: Duration | None
     reply_to: str | None
     content_type: str | None
     compress: Compression | None
     mandatory: bool
-    delay: str | int | timedelta | None
+    delay: Duration | None
     at: datetime | None
 
 
@@ -272,7 +304,7 @@ def _said(options: PublishOptions, present: dict[str, Any], body: bytes) -> byte
             raise ValueError(f"expected a priority from 0 to 255, got {priority!r}")
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
-        present["expiration"] = str(parse_duration_ms(expiration))
+        present["expiration"] = str(parse_wait_ms(expiration))
     if (compress := options.get("compress")) is not None:
         from hopback.runtime.codecs import compressed
 
@@ -289,7 +321,7 @@ def _delay_of(options: PublishOptions) -> int | datetime | None:
         return at
     if at is not None:
         raise ValueError(f"expected `delay` or `at`, got both: {delay!r} and {at.isoformat()}")
-    return parse_duration_ms(delay)
+    return parse_wait_ms(delay)
 
 
 def _inherited(cause: Context | None) -> Headers:

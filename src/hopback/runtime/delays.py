@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hopback.broker.port import count_now
 from hopback.errors import BrokerError, InvalidTopology, NotFound, Problem, Returned
 from hopback.policy.delays import delay, read_delayed
 from hopback.policy.outcome import Park
 from hopback.runtime.context import Context  # noqa: TC001 - a handler's annotations are read
-from hopback.topology.delays import is_delay_level
+from hopback.topology.delays import longest_delay_ms
 from hopback.topology.durations import format_duration
 from hopback.topology.model import Exchange
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from hopback.broker.port import Connection
     from hopback.clock import Clock
     from hopback.message import Message
+    from hopback.runtime.settling import Environment
     from hopback.topology.model import Topology
 
-__all__ = ["DelayQueues", "send_on"]
+__all__ = ["Cancellations", "DelayQueues", "DueMessages"]
 
 _TRUSTED_S = 60.0
 """How long an exchange or queue of others that was found is not looked for again: a look is a round trip,
@@ -34,6 +35,13 @@ _MOST_TRUSTED = 10_000
 """Destinations that are remembered: routing keys may be endless, memory is not."""
 
 
+class Cancellations(Protocol):
+    """Which delayed messages were cancelled: `hopback.store.DelayedMessages` in SQL, or one of your own."""
+
+    async def begin(self, message_id: str, /) -> bool:
+        """The message is due: from now on it cannot be cancelled. False if it was."""
+
+
 class DelayQueues:
     """Puts the messages of one application into the queues of delays, if it has declared them."""
 
@@ -41,8 +49,7 @@ class DelayQueues:
         self._clock = clock
         self._own_exchanges = {exchange.name for exchange in topology.exchanges}
         self._own_queues = {queue.name for queue in topology.queues}
-        levels = sum(map(is_delay_level, self._own_exchanges))
-        self._longest_ms = ((1 << levels) - 1) * 1000
+        self._longest_ms = longest_delay_ms(topology)
         self._seen: dict[tuple[str, str], float] = {}
         self.connection: Connection | None = None
         """Where destinations of others are looked for; without one they are not."""
@@ -105,16 +112,39 @@ def _too_long(delay_ms: int, longest_ms: int) -> InvalidTopology:
     return InvalidTopology((Problem("delay", expected, got),), where="publish")
 
 
-def send_on(
-    send: Callable[[Message], Coroutine[Any, Any, None]],
-) -> Callable[[Context], Coroutine[Any, Any, Park | None]]:
+class DueMessages:
     """The handler of what is due: each message goes where it was meant to go, as it was."""
 
-    async def send_on_when_due(context: Context) -> Park | None:
+    def __init__(
+        self,
+        send: Callable[[Message], Coroutine[Any, Any, None]],
+        world: Callable[[], Environment],
+    ) -> None:
+        self._send = send
+        self._world = world
+        self.cancellations: Cancellations | None = None
+
+    async def send_on(self, context: Context) -> Park | None:
+        """Send it on, unless somebody has cancelled it."""
         delayed = read_delayed(context.delivery)
         if delayed is None:
             return Park("this message was not delayed by Hopback: no `hopback-delay` header")
-        await send(delayed.message)
+        message, world = delayed.message, self._world()
+        told: dict[str, Any] = {
+            "queue": context.queue,
+            "exchange": message.exchange,
+            "routing_key": message.routing_key,
+            "message_id": message.properties.message_id,
+        }
+        if await self._is_cancelled(message.properties.message_id):
+            world.bus.emit("delay.cancelled", told)
+            return None
+        await self._send(message)
+        late = max(0.0, world.clock.now() - delayed.due_ms / 1000)
+        world.bus.emit("delay.sent", told | {"late": late})
         return None
 
-    return send_on_when_due
+    async def _is_cancelled(self, message_id: str | None) -> bool:
+        if self.cancellations is None or message_id is None:
+            return False
+        return not await self.cancellations.begin(message_id)

@@ -26,7 +26,7 @@ from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
 from hopback.runtime.dependencies import Injector, hints_of, needs_of
 from hopback.runtime.payload import Decoder, decoder_for, guarded
-from hopback.topology.durations import parse_duration_ms
+from hopback.topology.durations import duration_seconds, parse_wait_ms
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hopback.policy.rules import Rule
     from hopback.runtime.dependencies import Need
     from hopback.runtime.payload import Decoder
+    from hopback.topology.durations import Duration
 
 __all__ = [
     "BatchHandler",
@@ -43,6 +44,7 @@ __all__ = [
     "Handler",
     "HandlerOptions",
     "blames_rows",
+    "deadline_seconds",
     "inspect_batch_handler",
     "inspect_handler",
     "require",
@@ -107,6 +109,11 @@ class BatchHandler:
     """The type of one payload, for codecs."""
 
 
+def deadline_seconds(deadline: Duration | None) -> float | None:
+    """Seconds of a deadline as it was said; None: there is none."""
+    return None if deadline is None else duration_seconds(deadline)
+
+
 def require(option: str, fits: bool, expected: str, got: object) -> None:
     """InvalidTopology unless the option fits."""
     if not fits:
@@ -128,7 +135,7 @@ def require_queue_name(decorator: str, queue: object) -> None:
 def wait_ms(wait: object, option: str, *, where: str) -> int:
     """Milliseconds of a duration as it was written; InvalidTopology names the option."""
     try:
-        return parse_duration_ms(wait)  # type: ignore[arg-type]
+        return parse_wait_ms(wait)  # type: ignore[arg-type]
     except ValueError as error:
         expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
         raise InvalidTopology((Problem(option, expected, got),), where=where) from None
@@ -190,6 +197,8 @@ class Handler:
     """The names of the others, in the order of `arguments`."""
     wanted: Any = None
     """The type of the payload, for codecs; None where its codec is fixed."""
+    replies: bool = False
+    """Whether what it returns is the reply to a message that asks for one."""
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
         """The arguments of one call."""
@@ -198,11 +207,17 @@ class Handler:
 
 
 def inspect_handler(
-    queue: str, call: Callable[..., Any], options: HandlerOptions, *, makes_row: bool = False
+    queue: str,
+    call: Callable[..., Any],
+    options: HandlerOptions,
+    *,
+    makes_row: bool = False,
+    replies: bool = False,
 ) -> Handler:
     """Read a function's signature; InvalidTopology says what a handler may look like.
 
-    What a handler returns is its outcome; one that `makes_row` for a batch may return anything.
+    What a handler returns is its outcome; one that `makes_row` for a batch or `replies` may return
+    anything.
     """
     where = f"handler of queue {queue!r}"
     needs = needs_of(call, where)
@@ -227,19 +242,23 @@ def inspect_handler(
             ),
             where=where,
         )
-    if not makes_row:
+    if not makes_row and not replies:
         _require_outcome(call, hints, where)
     names = tuple(one.name for one in parameters)
     is_async = _is_async(call)
     if not payload:
-        return Handler(queue, call, None, takes_context, is_async, options, needs, names)
+        return Handler(
+            queue, call, None, takes_context, is_async, options, needs, names, replies=replies
+        )
     wanted: Any = hints.get(payload[0].name, Any)
     fixed = _codec_of(hints_of(call, where).get(payload[0].name))
     if fixed is not None:
         decode, wanted = guarded(fixed.decoder(wanted)), None
     else:
         decode = _decoder(payload[0], hints, where)
-    return Handler(queue, call, decode, takes_context, is_async, options, needs, names, wanted)
+    return Handler(
+        queue, call, decode, takes_context, is_async, options, needs, names, wanted, replies
+    )
 
 
 def inspect_batch_handler(

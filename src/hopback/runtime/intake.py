@@ -55,9 +55,9 @@ class Intake:
         self._changing = asyncio.Lock()
         """Held while the broker is asked to change the subscription."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.isolating = False
+        self.isolating: bool = False
         """Suspected messages are being handled; the window is closed."""
-        self.received = 0
+        self.received: int = 0
 
     @property
     def is_taking(self) -> bool:

@@ -51,7 +51,7 @@ class Misfit(ValueError):
     """A value that does not fit its type: where, what was expected, what was found."""
 
     def __init__(self, path: str, expected: str, got: object) -> None:
-        self.path = path or "$"
+        self.path: str = path or "$"
         self.expected = expected
         super().__init__(f"{self.path}: expected {expected}, got {_describe(got)}")
 

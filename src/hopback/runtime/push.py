@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hopback.runtime.handler import HandlerOptions
     from hopback.topology.plan import Plan
 
-__all__ = ["SIGNATURE", "PushHandler", "PushRunner", "PushTarget"]
+__all__ = ["SIGNATURE", "PushHandler", "PushRunner", "PushTarget", "push_client"]
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
 # A day: longer than any retry queue of a sensible plan, short of what overflows.
@@ -131,7 +131,7 @@ class PushRunner:
         self._target = target
         self._plan = plan
         self._clock = clock
-        self._client = _client(target)
+        self._client = push_client(target)
 
     async def __call__(self, delivery: Delivery) -> Answer:
         """Post it and read the answer."""
@@ -201,8 +201,11 @@ def _trace(delivery: Delivery) -> Headers:
     return delivery.properties.headers if current is None else current()
 
 
-def _client(target: PushTarget) -> httpx.AsyncClient:
-    """httpx is needed by push alone, so it is imported here."""
+def push_client(target: PushTarget) -> httpx.AsyncClient:
+    """What asks a target, and nobody else: no redirect, no proxy, no cookie.
+
+    httpx is needed by push alone, so it is imported here.
+    """
     from http.cookiejar import CookieJar, DefaultCookiePolicy
 
     with needs("push", "push"):

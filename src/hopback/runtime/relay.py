@@ -84,7 +84,7 @@ class Relay:
         self._resting: dict[int, float] = {}
         self._nudged = asyncio.Event()
         self._time = asyncio.get_running_loop().time
-        self.published = 0
+        self.published: int = 0
         """How many messages were published and taken out of the outbox."""
 
     def nudge(self) -> None:

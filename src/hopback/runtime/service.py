@@ -27,19 +27,22 @@ from hopback.errors import (
 from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
-from hopback.runtime.context import Outlet
+from hopback.runtime.context import Context, Outlet, context_with
 from hopback.runtime.delays import DelayQueues
 from hopback.runtime.dependencies import Injector
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import BatchHandler, require
 from hopback.runtime.message_types import TypedHandlers, TypedRunner
+from hopback.runtime.periodic import PeriodicSender
 from hopback.runtime.push import PushHandler, PushRunner
 from hopback.runtime.quarantine import Quarantine, Solitude
+from hopback.runtime.requests import RequestClient
 from hopback.runtime.settling import Environment, Settling
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.upkeep import Upkeep
 from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
 from hopback.topology.check import Severity, check
+from hopback.topology.delays import longest_delay_ms
 from hopback.topology.expand import dead_letters_park
 from hopback.waiting import first_of
 
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.middleware import Middleware
     from hopback.topology.check import Finding
-    from hopback.topology.model import Topology
+    from hopback.topology.model import Queue, Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
@@ -130,12 +133,24 @@ class Assembly:
 
     def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
-        prepare = None if handler.prepare is None else self._function(handler.prepare, plan)
+        # Middleware is around the whole life of a message in its batch, not around `prepare` alone.
+        prepare = None if handler.prepare is None else self._function(handler.prepare, plan, ())
         injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
         read = None
         if self.codecs is not None and handler.wanted is not None:
             read = self.codecs.reader(handler.wanted, handler.decode)
-        work = partial(Batches, handler, prepare, self._settling(plan), self.world, injector, read)
+        context = Context if self.codecs is None else context_with(self.codecs)
+        work = partial(
+            Batches,
+            handler,
+            prepare,
+            self._settling(plan),
+            self.world,
+            injector,
+            read,
+            self.middleware(handler.queue),
+            partial(context, plan=plan, publish=self.publish),
+        )
         limits = ConsumerLimits(options.window, options.batchers, options.breaker)
         return self._consuming(plan, limits, work)
 
@@ -165,6 +180,7 @@ class Assembly:
             self.publish,
             self.world,
             dead_letters_park=dead_letters_park(self.topology, plan),
+            longest_delay_ms=longest_delay_ms(self.topology),
             most_holds=most_holds,
             failed=self.failed,
         )
@@ -172,30 +188,34 @@ class Assembly:
     def _runner(
         self, handler: _OneByOneHandler, options: HandlerOptions, plan: Plan
     ) -> FunctionRunner | PushRunner | TypedRunner:
+        around = self.middleware(handler.queue)
         if isinstance(handler, TypedHandlers):
             each = {
                 name: self._function(
                     replace(one, options=replace(one.options, concurrency=options.concurrency)),
                     plan,
+                    around,
                 )
                 for name, one in handler.handlers.items()
             }
             return TypedRunner(handler, each)
         if not isinstance(handler, PushHandler):
-            return self._function(replace(handler, options=options), plan)
+            return self._function(replace(handler, options=options), plan, around)
         target = replace(handler.target, connections=options.concurrency)
         runner = PushRunner(target, plan, self.world.clock)
         self._runners.append(runner)
         return runner
 
-    def _function(self, handler: Handler, plan: Plan) -> FunctionRunner:
+    def _function(
+        self, handler: Handler, plan: Plan, middleware: Sequence[Middleware]
+    ) -> FunctionRunner:
         runner = FunctionRunner(
             handler,
             plan,
             self.publish,
             self.world.bus,
             injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
-            middleware=self.middleware(handler.queue),
+            middleware=middleware,
             codecs=self.codecs,
         )
         self._runners.append(runner)
@@ -276,7 +296,8 @@ class Service:
     """An application at work on a broker. Made and run on the same event loop.
 
     Each of `beside` is called with every consuming connection and runs as long as it lasts, on
-    channels of its own; it has to keep its troubles to itself.
+    channels of its own; it has to keep its troubles to itself. `theirs` are queues that others look
+    after: `check` takes them as there, and nobody here declares them.
     """
 
     def __init__(
@@ -287,13 +308,15 @@ class Service:
         options: ServiceOptions | None = None,
         world: Environment | None = None,
         beside: Sequence[Callable[[Connection], Awaitable[None]]] = (),
+        theirs: Sequence[Queue] = (),
     ) -> None:
         self.app = app
+        self._theirs = tuple(theirs)
         self.broker = broker
         self._beside = tuple(beside)
-        self.options = options or ServiceOptions()
-        self.world = world or Environment()
-        self.topology = app.topology
+        self.options: ServiceOptions = options or ServiceOptions()
+        self.world: Environment = world or Environment()
+        self.topology: Topology = app.topology
         self._publisher = Publisher(
             broker,
             name=f"{app.name} publisher",
@@ -309,8 +332,12 @@ class Service:
             on_state=self._state_of("consuming"),
             on_failure=partial(self._tell_failure, "consuming"),
         )
-        self.upkeep = Upkeep(self.topology, self.options.ownership, self.world)
-        self.delays = DelayQueues(self.topology, self.world.clock)
+        self.upkeep: Upkeep = Upkeep(self.topology, self.options.ownership, self.world)
+        self.delays: DelayQueues = DelayQueues(self.topology, self.world.clock)
+        self.requests: RequestClient = RequestClient(
+            broker, name=f"{app.name} requests", codecs=app.codecs, backoff=self.world.reconnect
+        )
+        """Asks and waits for answers; it connects with the first request."""
         self._outlet = Outlet(self.publish)
         self._assembly = Assembly(
             self.topology,
@@ -325,9 +352,14 @@ class Service:
         self.consumers: tuple[Consumer, ...] = tuple(
             self._assembly.consumer(app.handlers[queue]) for queue in self._wanted_queues()
         )
+        self._periodic = tuple(
+            PeriodicSender(app.periodic[queue], self._outlet.send, self.world)
+            for queue in self._wanted_queues()
+            if queue in app.periodic
+        )
         self._stopping = Stopping()
         self._checked = False
-        self.ready = _Ready()
+        self.ready: _Ready = _Ready()
         """Set when every consumer has been started for the first time; `wait` raises what `run` raised."""
         self._told: dict[str, str] = {}
 
@@ -409,6 +441,7 @@ class Service:
         finally:
             self.ready.end(RuntimeError(f"{self.app.name} was stopped before it was ready"))
             self.app.connected(None)
+            await self.requests.close()
             await self._publisher.close()
 
     async def _consume(self) -> Report:
@@ -449,6 +482,8 @@ class Service:
                     group.create_task(_attended(attend, connection))
                 for consumer in self.consumers:
                     group.create_task(consumer.serve(connection, self.upkeep.usable))
+                for sender in self._periodic:
+                    group.create_task(sender.serve(connection, self.upkeep.usable))
         except BaseExceptionGroup as failures:
             raise _gravest(failures) from failures
         finally:
@@ -458,7 +493,8 @@ class Service:
         """Errors for this broker's version refuse the start; what is only a warning is said once."""
         if self._checked:
             return
-        for one in vet(self.topology, connection.version, self.options.accept):
+        whole = replace(self.topology, queues=(*self.topology.queues, *self._theirs))
+        for one in vet(whole, connection.version, self.options.accept):
             fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
             self.world.bus.emit("topology.warning", fields)
         self._checked = True

@@ -22,8 +22,7 @@ from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
-from hopback.policy.effects import effects
-from hopback.policy.marking import Occasion
+from hopback.policy.effects import Occasion, effects
 from hopback.renamed import old_names
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context
@@ -80,18 +79,20 @@ class Settling:
         world: Environment,
         *,
         dead_letters_park: bool = False,
+        longest_delay_ms: int = 0,
         most_holds: int = 0,
         failed: FailedRuns | None = None,
     ) -> None:
         self.plan = plan
+        self._longest_delay_ms = longest_delay_ms
         self._failed = failed
         self._most_holds = most_holds
         self._holding = 0
         self._kept: list[HeldDelivery] = []
         self._ended = EndedRuns()
-        self.held = 0
+        self.held: int = 0
         """How many deliveries wait in hand because a publish of theirs has failed."""
-        self.trouble = ""
+        self.trouble: str = ""
         """Why the last of them failed; empty if none is held."""
         self._publish = publish
         self._world = world
@@ -193,6 +194,7 @@ class Settling:
             version=taken.session.version,
             chance=self._world.chance(),
             dead_letters_park=self._dead_letters_park,
+            longest_delay_ms=self._longest_delay_ms,
             reading=taken.reading(self.plan),
         )
 

@@ -63,6 +63,8 @@ class Watchdog:
         self._ended.set()
         if self._tick is not None:
             self._tick.cancel()
+        # It ends at once, unless it is just telling: then what it says is written before we go on.
+        self._thread.join(_NOTICED_S)
 
     @property
     def stood_still(self) -> float:

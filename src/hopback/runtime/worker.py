@@ -10,11 +10,11 @@ import inspect
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hopback.headers import failure_from_exception
 from hopback.policy.outcome import Park, Retry
-from hopback.policy.rules import classify, outcome_of
+from hopback.policy.rules import classify, is_outcome, outcome_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context, context_with, current_context
 from hopback.runtime.middleware import run_through
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 __all__ = [
+    "NOT_PUBLISHED",
     "FunctionRunner",
     "OneByOne",
     "Work",
@@ -64,6 +65,10 @@ def is_being_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+_UNREAD: Final = object()
+"""Stands for a payload that is still to be decoded: None is a payload."""
 
 
 class FunctionRunner:
@@ -107,16 +112,21 @@ class FunctionRunner:
             returned.close()  # nobody will await it, and the reason says so better than a warning
         return Answer(outcome_of(returned))
 
-    async def value(self, delivery: Delivery) -> Any:
+    def decoded(self, delivery: Delivery) -> Any:
+        """The payload that the handler asks for; Undecodable says what is wrong with it."""
+        if self._read is not None:
+            return self._read(delivery)
+        decode = self._handler.decode
+        return None if decode is None else decode(delivery.body)
+
+    async def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Any:
         """Decode and call: what the handler returned, or the Answer to what it raised."""
         handler = self._handler
-        try:
-            if self._read is not None:
-                payload = self._read(delivery)
-            else:
-                payload = None if handler.decode is None else handler.decode(delivery.body)
-        except Undecodable as error:
-            return undecodable(error)
+        if payload is _UNREAD:
+            try:
+                payload = self.decoded(delivery)
+            except Undecodable as error:
+                return undecodable(error)
         context = self._context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
@@ -126,8 +136,11 @@ class FunctionRunner:
                 )
             else:
                 returned = await self._surrounded(context, handler.arguments(payload, context))
+            if handler.replies and not is_outcome(returned):
+                await _reply(context, returned)
+                returned = None
             if context.publishing is not None and await context.forgotten():
-                return _NOT_PUBLISHED
+                return NOT_PUBLISHED
             return returned
         except _Overdue as overdue:
             return self._overdue(delivery, overdue)
@@ -232,6 +245,12 @@ class FunctionRunner:
         )
 
 
+async def _reply(context: Context, value: object) -> None:
+    """What a handler returned is the reply, if one is wanted and it has not sent one itself."""
+    if context.wants_reply and not context.has_replied:
+        await context.reply(value)
+
+
 def _caught(
     call: Callable[..., Any], arguments: tuple[object, ...]
 ) -> tuple[Any, BaseException | None]:
@@ -267,7 +286,7 @@ def inside_middleware(
     return surrounded
 
 
-_NOT_PUBLISHED = Answer(
+NOT_PUBLISHED: Final = Answer(
     Park(
         "a publish was not awaited, so nothing was published: write `await context.publish(…)`, "
         "and re-drive this message"
@@ -368,7 +387,7 @@ class OneByOne:
             name=f"hopback {queue}",
         )
         self._time = asyncio.get_running_loop().time
-        self.concluded = 0
+        self.concluded: int = 0
 
     @property
     def in_flight(self) -> int:

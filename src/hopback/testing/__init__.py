@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hopback.testing.broker_thread import BrokerThread
     from hopback.testing.captured import Happening, Tally
     from hopback.testing.kit import AppTest, in_virtual_time
+    from hopback.testing.plugin import StartsApp
     from hopback.testing.rehearsal import (
         assert_no_dead_letters,
         assert_recovered_within,
@@ -28,6 +29,7 @@ __all__ = [
     "EmbeddedBroker",
     "Fault",
     "Happening",
+    "StartsApp",
     "Tally",
     "assert_no_dead_letters",
     "assert_recovered_within",
@@ -41,6 +43,7 @@ _HOMES = {
     "hopback.testing.broker_thread": ("BrokerThread",),
     "hopback.testing.captured": ("Happening", "Tally"),
     "hopback.testing.kit": ("AppTest", "in_virtual_time"),
+    "hopback.testing.plugin": ("StartsApp",),
     "hopback.testing.rehearsal": ("assert_no_dead_letters", "assert_recovered_within", "rehearse"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from hopback.broker.rabbitmq import RabbitMQ
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.runtime.app import App
+    from hopback.runtime.dependencies import Overrides
     from hopback.runtime.shutdown import Report
 
 __all__ = ["AppThread"]
@@ -29,12 +31,13 @@ class AppThread(EventRecord):
     """A running application; use it as a context manager.
 
     `events` grows while it runs, and `wait_for` waits for one. `stop` ends it in order and returns
-    the report.
+    the report. `overrides` puts providers of dependencies in the place of others.
     """
 
-    def __init__(self, app: App, url: str) -> None:
+    def __init__(self, app: App, url: str, *, overrides: Overrides | None = None) -> None:
         self._app = app
         self._url = url
+        self._overrides = overrides or {}
         super().__init__()
         self.report: Report | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +101,10 @@ class AppThread(EventRecord):
 
     async def _serve(self) -> None:
         world = Environment(bus=Bus(self._note), host="test")
-        service = Service(self._app, RabbitMQ(self._url), world=world)
+        with ExitStack() as stack:
+            for provider, replacement in self._overrides.items():
+                stack.enter_context(self._app.override(provider, replacement))
+            service = Service(self._app, RabbitMQ(self._url), world=world)
         self._loop, self._service = asyncio.get_running_loop(), service
         running = asyncio.create_task(service.run())
         await first_of(running, service.ready.wait())

@@ -16,6 +16,7 @@ from hopback.broker.embedded import EmbeddedBroker, VirtualTimeLoop, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.events import Bus
 from hopback.runtime.context import compose
+from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import EventRecord, Happening, Tally, tally_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
     from hopback.runtime.service import Report, ServiceOptions
+    from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
 __all__ = ["AppTest", "in_virtual_time"]
@@ -122,7 +124,9 @@ class AppTest(EventRecord):
         with ExitStack() as stack:
             for provider, replacement in self._overrides.items():
                 stack.enter_context(self.app.override(provider, replacement))
-            self.service = Service(self.app, self._used, options=self._options, world=world)
+            self.service: Service = Service(
+                self.app, self._used, options=self._options, world=world
+            )
         self._running = asyncio.create_task(self.service.run(), name="app under test")
         await first_of(self._running, self.service.ready.wait())
         if self._running.done():
@@ -172,6 +176,22 @@ class AppTest(EventRecord):
             return
         self._producer.publish(message)
         await asyncio.sleep(_INSTANT)
+
+    async def request(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        timeout: Duration = REQUEST_TIMEOUT,  # noqa: ASYNC109 - as the client has it
+        returns: Any = Any,
+        **options: Unpack[PublishOptions],
+    ) -> Any:
+        """Ask as a client would, and return the reply; NoReply if none comes."""
+        async with RequestClient(self._used, name="test", codecs=self.app.codecs) as client:
+            return await client.request(
+                exchange, routing_key, payload, timeout=timeout, returns=returns, **options
+            )
 
     async def drain(self, *, reraise: bool = False, within: float | None = None) -> Tally:
         """Let everything play out, retries and all, and count what happened since the last drain.

@@ -6,20 +6,28 @@ It comes with the package; nothing has to be configured. It loads nothing until 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hopback.runtime.app import App
+    from hopback.runtime.dependencies import Overrides
     from hopback.testing.app_thread import AppThread
     from hopback.testing.broker_thread import BrokerThread
 
-__all__ = ["hopback_app", "hopback_broker", "pytest_configure"]
+__all__ = ["StartsApp", "hopback_app", "hopback_broker", "pytest_configure"]
 
 _MARKER = "hopback_broker"
+
+
+class StartsApp(Protocol):
+    """What the fixture `hopback_app` is: a function that starts applications."""
+
+    def __call__(self, app: App, *, overrides: Overrides | None = None) -> AppThread:
+        """Run it beside the test, on the test's broker, until the test ends."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,13 +62,16 @@ def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
 
 
 @pytest.fixture
-def hopback_app(hopback_broker: BrokerThread) -> Iterator[Callable[[App], AppThread]]:
-    """Runs an application on `hopback_broker`: `running = hopback_app(app)`; it ends with the test."""
+def hopback_app(hopback_broker: BrokerThread) -> Iterator[StartsApp]:
+    """Runs an application on `hopback_broker`: `running = hopback_app(app)`; it ends with the test.
+
+    `overrides` says which providers take the place of others: `{open_database: FakeDatabase}`.
+    """
     from hopback.testing.app_thread import AppThread
 
     with ExitStack() as running:
 
-        def start(app: App) -> AppThread:
-            return running.enter_context(AppThread(app, hopback_broker.url))
+        def start(app: App, *, overrides: Overrides | None = None) -> AppThread:
+            return running.enter_context(AppThread(app, hopback_broker.url, overrides=overrides))
 
         yield start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded import EventKind, Refusal
-from hopback.broker.embedded.outcome import channel_error, refused
+from hopback.broker.embedded.refusal import channel_error, refused
 
 if TYPE_CHECKING:
     from hopback.broker.embedded import Node

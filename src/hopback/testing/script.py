@@ -8,7 +8,7 @@ letter   the run
 `.`      succeeds
 `x` `r`  fails and may be retried
 `p`      fails for good: park
-`s`      is not due yet: snooze
+`s`      is not due yet: snooze, for a second unless another time is said
 =======  =============================================================
 
 After the last letter every run succeeds. Scripts are values: no clock, no chance.
@@ -23,6 +23,7 @@ from hopback.policy.outcome import Done, Park, Retry, Snooze
 
 if TYPE_CHECKING:
     from hopback.policy.outcome import Outcome
+    from hopback.topology.durations import Duration
 
 __all__ = ["Script"]
 
@@ -45,8 +46,11 @@ class Script:
     rest: Outcome = _DONE
 
     @classmethod
-    def parse(cls, text: str) -> Script:
-        """Read `3`, `always` or a pattern like `xx.p`; ValueError says what was expected."""
+    def parse(cls, text: str, *, snooze: Duration = 1.0) -> Script:
+        """Read `3`, `always` or a pattern like `xx.p`; ValueError says what was expected.
+
+        `snooze` is how long an `s` snoozes.
+        """
         words = text.strip().lower()
         if words == "always":
             return cls(rest=_OUTCOMES["x"])
@@ -57,7 +61,8 @@ class Script:
                 f"expected a number up to {_MOST_RUNS}, always, or one character per run"
                 f" (. ok, x or r fail, p park, s snooze), got {text!r}"
             )
-        return cls(tuple(_OUTCOMES[letter] for letter in words))
+        outcomes = {**_OUTCOMES, "s": Snooze(snooze)}
+        return cls(tuple(outcomes[letter] for letter in words))
 
     def outcome(self, run: int) -> Outcome:
         """What the handler says in its run number `run`, beginning with 1."""

@@ -14,7 +14,9 @@ from hopback.message import Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.policy.delays import delay, read_delayed
 from hopback.testing.timeline import Timeline, TimelineEvent, TimelineStep, telling_headers
+from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
 from hopback.topology.durations import format_duration
 from hopback.topology.entrance import CannotSimulate, find_entrance
 from hopback.topology.expand import retry_queues
@@ -49,22 +51,38 @@ def simulate(
     exchange: str | None = None,
     routing_key: str | None = None,
     version: BrokerVersion = DEFAULT_VERSION,
+    delay_ms: int | None = None,
 ) -> Timeline:
     """The life of one message for `queue` whose handler follows `script`, in no time at all.
 
-    CannotSimulate if the queue has no plan, or nothing leads there. Not to be called from a
+    With `delay_ms` it is published to come later. CannotSimulate if the queue has no plan, nothing
+    leads there, or the topology has no queues for such a delay. Not to be called from a
     coroutine: `play` is the same for those.
     """
     plan = topology.plan(queue)
     if plan is None:
         known = ", ".join(plan.queue for plan in topology.plans) or "none"
         raise CannotSimulate(f"expected a queue with a plan ({known}), got {queue!r}")
+    longest_ms = longest_delay_ms(topology)
+    if delay_ms is not None and delay_ms > longest_ms:
+        held = (
+            f"of at most {format_duration(longest_ms)}" if longest_ms else "that it can hold: none"
+        )
+        raise CannotSimulate(
+            f"expected a delay {held}, got {format_duration(delay_ms)}; declare its queues with"
+            " `app.delays(longest=…)`"
+        )
     entrance = find_entrance(topology, queue, exchange, routing_key)
-    return run_virtual(play(topology, plan, entrance, script, version))
+    return run_virtual(play(topology, plan, entrance, script, version, delay_ms))
 
 
 async def play(
-    topology: Topology, plan: Plan, entrance: Entrance, script: Script, version: BrokerVersion
+    topology: Topology,
+    plan: Plan,
+    entrance: Entrance,
+    script: Script,
+    version: BrokerVersion,
+    delay_ms: int | None = None,
 ) -> Timeline:
     """Play on a loop that is running in virtual time already."""
     broker = EmbeddedBroker(version=version)
@@ -72,7 +90,7 @@ async def play(
     channel = await connection.open_channel()
     await _declare(channel, topology)
     player = _Player(topology, plan, script, version, broker.node, channel)
-    await player.publish(entrance)
+    await player.publish(entrance, delay_ms)
     await player.run()
     await connection.close()
     return Timeline(
@@ -113,15 +131,23 @@ class _Player:
         self._node = node
         self._channel = channel
         self._others = [other.queue for other in topology.plans if other is not plan]
-        self._waits = dict(retry_queues(plan))
+        self._longest_delay_ms = longest_delay_ms(topology)
+        self._waits = dict(retry_queues(plan)) | {
+            queue.name: ttl
+            for queue in topology.queues
+            if is_delay_level(queue.name)
+            and isinstance(ttl := queue.arguments.get("x-message-ttl"), int)
+        }
         self._runs = 0
         self._start = asyncio.get_running_loop().time()
 
-    async def publish(self, entrance: Entrance) -> None:
-        """Send the message on its way."""
+    async def publish(self, entrance: Entrance, delay_ms: int | None) -> None:
+        """Send the message on its way, at once or later."""
         self._node.listen(self._note)
         properties = Properties(message_id="simulated", delivery_mode=2)
         message = Message(entrance.exchange, entrance.routing_key, b"simulated", properties)
+        if delay_ms is not None:
+            message = delay(message, delay_ms, round(self._start * 1000) + delay_ms)
         await self._channel.publish(message)
 
     async def run(self) -> None:
@@ -138,6 +164,9 @@ class _Player:
         found = False
         for other in self._others:
             while copy := await self._channel.get(other):
+                delayed = read_delayed(copy) if other == DUE else None
+                if delayed is not None:
+                    await self._channel.publish(delayed.message)
                 self._channel.ack(copy.tag)
                 found = True
         delivery = await self._channel.get(self._plan.queue)
@@ -155,7 +184,13 @@ class _Player:
     async def _handle(self, delivery: Delivery) -> None:
         self._runs += 1
         outcome = self._script.outcome(self._runs)
-        decision = decide(delivery, outcome, self._plan, version=self._version)
+        decision = decide(
+            delivery,
+            outcome,
+            self._plan,
+            version=self._version,
+            longest_delay_ms=self._longest_delay_ms,
+        )
         attempt = attempt_of(delivery, self._plan)
         text = f"attempt {attempt} of {self._plan.attempts} {_told(decision)}"
         self._add(TimelineStep.RUN, delivery.queue, text, delivery.properties.headers)
@@ -169,8 +204,8 @@ class _Player:
         match effect:
             case Publish(message=message):
                 await self._channel.publish(message)
-            case Hold(delay=delay):
-                await asyncio.sleep(delay)
+            case Hold(delay=seconds):
+                await asyncio.sleep(seconds)
             case Settle(how=Settlement.ACK):
                 self._channel.ack(delivery.tag)
             case Settle(how=how):
@@ -195,6 +230,8 @@ class _Player:
             self._add(step, event.queue, _way(event))
         elif event.queue in self._waits:
             self._add(TimelineStep.WAITS, event.queue, format_duration(self._waits[event.queue]))
+        elif event.queue == DUE:
+            self._add(TimelineStep.DUE, event.queue, "")
         elif event.queue == self._plan.parking.queue:
             self._add(TimelineStep.PARKED, event.queue, "", event.headers)
         else:
@@ -225,8 +262,8 @@ def _told(decision: Decision) -> str:
             return f"fails, leaves by {by}"
         case decided.Park(by=by, reason=reason):
             return f"is parked by {by}: {reason}"
-        case decided.Requeue(delay=delay):
-            return f"snoozes, waits {delay:g}s in the process"
+        case decided.Requeue(delay=seconds):
+            return f"snoozes, waits {seconds:g}s in the process"
         case decided.Keep():
             return "cannot be moved and stays unsettled"
         case _:

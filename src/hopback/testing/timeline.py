@@ -33,6 +33,8 @@ class TimelineStep(StrEnum):
     """The handler ran."""
     WAITS = "waits"
     """It stands in a retry queue."""
+    DUE = "due"
+    """Its delay is over, and it is sent on."""
     RETURNED = "returned"
     """It is back in its queue."""
     PARKED = "parked"

@@ -22,7 +22,7 @@ __all__ = ["EXCHANGE", "Told", "key_of", "ledger_app", "two_queues"]
 EXCHANGE = "ledger"
 
 
-def two_queues(retry: tuple[str | int, ...] = ("1s", "2s")) -> Topology:
+def two_queues(retry: tuple[str, ...] = ("1s", "2s")) -> Topology:
     """Two services and an audit that sees everything: a retry of one must reach neither other."""
     app = App("ledger")
     app.queue("left", retry=retry, bind={EXCHANGE: "left.#"})

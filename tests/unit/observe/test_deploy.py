@@ -37,7 +37,7 @@ def _expressions() -> list[str]:
 def _known() -> dict[str, set[str]]:
     """Every name that a scrape may show, with its labels: read from one after every kind of event."""
     metrics = Metrics()
-    values = {"duration": 1.0, "size": 1, "failed": 1, "state": "ready"}
+    values = {"duration": 1.0, "size": 1, "failed": 1, "state": "ready", "late": 1.0}
     for name, kind in EVENTS.items():
         metrics(name, {field: values.get(field, "any") for field in kind.fields})
     metrics.set_in_flight("any", 1)

@@ -15,6 +15,14 @@ from hopback.topology.expand import SHADOW
 from hopback.topology.model import Queue
 
 
+class _Cancelled:
+    """Everything of that name was cancelled."""
+
+    async def begin(self, message_id: str) -> bool:
+        """Whether it is to be sent."""
+        return message_id != "cancelled"
+
+
 def _app() -> App:
     """An application in which everything can happen; a payload says what."""
     app = App("shop", topology=DESIGNS["raffle"].build({}, hardened=False))
@@ -39,6 +47,11 @@ def _app() -> App:
                 await asyncio.sleep(10)
         return None
 
+    app.delays("1m", cancellations=_Cancelled())
+
+    @app.every("1m", retry=["1s"])
+    async def minutely() -> None: ...
+
     @app.batch("users", retry=["1s"], size=2)
     async def insert(rows: list[dict[str, str]]) -> None: ...
 
@@ -52,6 +65,8 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
         for payload in ("ok", "fail", "park", "snooze", "slow", "publish"):
             await test.publish("", "orders", payload)
         await test.publish("", "users", {"name": "a"})
+        for name in ("cancelled", "kept"):
+            await test.publish("", "orders", "ok", delay="1s", message_id=name)
         await test.drain()
         test.faults.inject(Fault.LOSE_CONFIRM)
         await test.publish("", "orders", "fail")

@@ -11,11 +11,14 @@ import pytest
 from hopback import App, Context
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.publisher import Publisher
+from hopback.deadletters import FromHead, Operations, RedriveRequest
+from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology, Returned
 from hopback.message import Message
+from hopback.observe.metrics import Metrics
 from hopback.testing import AppTest, Tally, in_virtual_time
-from hopback.topology.delays import DUE
-from hopback.topology.durations import parse_duration_ms
+from hopback.topology.delays import DUE, longest_delay_ms
+from hopback.topology.durations import parse_wait_ms
 from hopback.topology.model import Queue
 from hopback.version import BrokerVersion
 
@@ -31,7 +34,7 @@ def _app(seen: list[tuple[float, Context]], *, longest: str = "30d") -> App:
     return app
 
 
-@pytest.mark.parametrize("delay", ["1s", "13s", "2h", timedelta(days=3), 100])
+@pytest.mark.parametrize("delay", ["1s", "13s", "2h", timedelta(days=3), 100, 0.1])
 @in_virtual_time
 async def test_a_message_comes_when_it_was_asked_to(delay: Any) -> None:
     """Not before, and less than a second and a moment later; one message is one outcome."""
@@ -42,7 +45,7 @@ async def test_a_message_comes_when_it_was_asked_to(delay: Any) -> None:
         await app.publish("", "reminders", {"n": 1}, delay=delay)
         assert await test.drain(within=7 * 86_400) == Tally(done=1)
         ((moment, _),) = seen
-        wait = parse_duration_ms(delay) / 1000
+        wait = parse_wait_ms(delay) / 1000
         assert wait <= moment - began < wait + 1.1
 
 
@@ -158,12 +161,56 @@ async def test_what_cannot_be_delivered_when_it_is_due_rests_where_it_is_seen() 
 
 
 @in_virtual_time
+async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_sent_on() -> None:
+    """By the operators' list and view, and by the metrics; a re-drive takes it where it was meant to go."""
+    app, metrics = _app([]), Metrics()
+    async with AppTest(app) as test:
+        channel = await (await test.broker.connect()).open_channel()
+        await channel.declare_queue(Queue("elsewhere"))
+        await app.publish("", "elsewhere", {"n": 1}, delay="1h", message_id="m-1")
+        await channel.delete_queue("elsewhere")
+        await test.drain()
+        for one in test.events:
+            metrics(one.name, one.fields)
+        assert b'hopback_parked_total{exhausted="true",queue="hopback.delay.due"} 1.0' in (
+            metrics.render()
+        )
+        await channel.declare_queue(Queue("elsewhere"))
+        async with Operations(test.broker, topologies=[app.topology]) as operations:
+            (listed,) = [one for one in await operations.queues() if one.messages]
+            assert (listed.queue, listed.messages) == (f"{DUE}.dlq", 1)
+            session = await operations.open_session(f"{DUE}.dlq")
+            (row,) = (await operations.messages(session.id)).dead_letters
+            seen = await operations.message(session.id, row.id)
+            assert "elsewhere" in str([one for one in seen.headers if one.name == "hopback-delay"])
+            await operations.release(session.id)
+            request = RedriveRequest(queue=f"{DUE}.dlq", selection=FromHead(), reason="it is there")
+            await operations.wait((await operations.start(request)).id)
+        await test.drain()
+        sent = await channel.get("elsewhere")
+        assert sent is not None
+        assert (sent.body, sent.properties.message_id) == (b'{"n":1}', "m-1")
+        assert not any(name.startswith("hopback-") for name in sent.properties.headers)
+
+
+@in_virtual_time
 async def test_a_stray_message_in_the_queue_of_what_is_due_is_parked() -> None:
     """It says nowhere where it should go."""
     async with AppTest(_app([])) as test:
         await test.publish("", DUE, {"n": 1})
         await test.drain()
         test.assert_parked(DUE, times=1, reason="not delayed by Hopback")
+
+
+def test_a_documented_design_has_no_queues_of_delays_unless_it_is_asked_for_them() -> None:
+    """Its document knows none; an application of it may ask."""
+    for name, design in DESIGNS.items():
+        for hardened in (False, True) if name != "recommended" else (True,):
+            topology = design.build({}, hardened=hardened)
+            assert longest_delay_ms(topology) == 0
+            asked = App(name, topology=topology)
+            asked.delays("1h")
+            assert longest_delay_ms(asked.topology) == 4_095_000
 
 
 @in_virtual_time

@@ -197,7 +197,7 @@ def _forget(broker: EmbeddedBroker, queue: str) -> None:
     """Make the broker forget its consumers without a word, as bugs and failovers do."""
     for session in broker.node.sessions:
         for channel in session.channels.values():
-            for consumer in broker.node.queues[queue].rota.consumers.copy():
+            for consumer in broker.node.queues[queue].ring.consumers.copy():
                 channel.cancel(consumer.tag)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -168,9 +170,9 @@ async def test_routers_in_routers_add_their_prefixes() -> None:
     assert diary == [
         "outer before eu.orders.rows",
         "inner before eu.orders.rows",
+        "inserted [5]",
         "inner after",
         "outer after",
-        "inserted [5]",
     ]
 
 
@@ -207,3 +209,171 @@ def test_a_router_is_included_once_and_its_queues_are_its_own() -> None:
     router.queue("new")
     with pytest.raises(InvalidTopology, match=r"queues.orders.new: expected one failure plan"):
         app.queue("orders.new")
+
+
+def _batches(
+    middleware: Middleware, *, prepared: bool = False, **options: Any
+) -> tuple[App, list[list[int]]]:
+    """An application that inserts rows; 13 cannot be inserted, and `prepare` has no row for 7."""
+    app, calls = App("raffle"), list[list[int]]()
+    app.middleware(middleware)
+
+    async def prepare(row: int) -> int | Park:
+        return row if row != 7 else Park("no row")
+
+    @app.batch("rows", retry=["1s"], prepare=prepare if prepared else None, **options)
+    async def insert(rows: list[int]) -> None:
+        calls.append(rows)
+        if 13 in rows:
+            raise ValueError("row 13 violates a constraint")
+
+    return app, calls
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@in_virtual_time
+async def test_middleware_is_around_each_message_of_a_batch(prepared: bool) -> None:
+    """It sees what became of its own message, though all were handled in one call."""
+    seen: list[object] = []
+
+    async def look(context: Context, run: NextRun) -> object:
+        try:
+            outcome = await run()
+        except ValueError as error:
+            seen.append((context.attempt, str(error)))
+            raise
+        seen.append(outcome)
+        return outcome
+
+    app, calls = _batches(look, prepared=prepared, size=3)
+    async with AppTest(app) as test:
+        for row in (12, 13, 14):
+            await test.publish("", "rows", row)
+        assert await test.drain() == Tally(done=2, retried=1, parked=1)
+    assert calls[0] == [12, 13, 14]
+    failed = "row 13 violates a constraint"
+    assert sorted(seen, key=str) == [(1, failed), (2, failed), None, None]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@in_virtual_time
+async def test_a_middleware_keeps_its_message_out_of_a_batch_or_changes_its_outcome(
+    prepared: bool,
+) -> None:
+    """A check of tenants holds for batches too; an outcome is that of one message alone."""
+
+    async def only_ours(context: Context, run: NextRun) -> Park | Done | None:
+        if context.headers.get("tenant") != "ours":
+            return Park("not our tenant")
+        with suppress(ValueError):
+            await run()
+        return Done() if context.headers.get("optional") else None
+
+    app, calls = _batches(only_ours, prepared=prepared, size=3)
+    async with AppTest(app) as test:
+        await test.publish("", "rows", 1, headers={"tenant": "theirs"})
+        await test.publish("", "rows", 2, headers={"tenant": "ours"})
+        await test.publish("", "rows", 13, headers={"tenant": "ours", "optional": True})
+        await test.publish("", "rows", "no number", headers={"tenant": "theirs"})
+        assert await test.drain() == Tally(done=2, parked=2)
+        test.assert_parked("rows", reason="not our tenant", times=1)
+        test.assert_parked("rows", reason="undecodable", times=1)
+    assert all(1 not in rows for rows in calls)
+
+
+@in_virtual_time
+async def test_a_middleware_may_stop_waiting_for_a_batch() -> None:
+    """Its message is concluded as it says and is in no batch; the others are not held up."""
+
+    async def hurried(context: Context, run: NextRun) -> None:
+        async with asyncio.timeout(0.5 if context.attempt == 1 else None):
+            await run()
+
+    app, calls = _batches(hurried, size=10, wait="2s")
+    async with AppTest(app) as test:
+        await test.publish("", "rows", 1)
+        assert await test.drain() == Tally(done=1, retried=1)
+        assert test.happened("delivery.retried")[0].fields["reason"] == "TimeoutError"
+    assert calls == [[1]]
+
+
+@in_virtual_time
+async def test_prepares_outcome_is_seen_by_middleware_too() -> None:
+    """What never joins a batch is a run like any other."""
+    seen: list[object] = []
+
+    async def look(context: Context, run: NextRun) -> None:
+        seen.append(await run())
+
+    app, calls = _batches(look, prepared=True)
+    async with AppTest(app) as test:
+        await test.publish("", "rows", 7)
+        assert await test.drain() == Tally(parked=1)
+    assert seen == [Park("no row")]
+    assert calls == []
+
+
+@in_virtual_time
+async def test_one_exception_of_a_large_batch_keeps_its_traceback_short() -> None:
+    """It is raised through the middleware of each message, and told with the lines it had at first."""
+    lengths: list[int] = []
+
+    async def nothing_special(context: Context, run: NextRun) -> None:
+        await run()
+
+    app, calls = _batches(nothing_special, size=100, isolates=lambda _error: False)
+
+    @app.on_error
+    def note(error: BaseException, context: Context) -> None:
+        lengths.append(len(traceback.extract_tb(error.__traceback__)))
+
+    async with AppTest(app) as test:
+        for row in range(100):
+            await test.publish("", "rows", row)
+        await test.advance(0)
+    assert len(calls[0]) == len(lengths) == 100
+    assert set(lengths) == {lengths[0]}
+    assert lengths[0] < 10
+
+
+@in_virtual_time
+async def test_middleware_that_waits_for_a_batch_ends_with_its_service() -> None:
+    """What was gathered is handled at the end, and no middleware is left behind."""
+    ended: list[int] = []
+
+    async def note(context: Context, run: NextRun) -> None:
+        try:
+            await run()
+        finally:
+            ended.append(1)
+
+    app, calls = _batches(note, size=10, wait="1h")
+    async with AppTest(app) as test:
+        await test.publish("", "rows", 1)
+        await test.advance(1)
+        assert calls == []
+    assert (calls, ended) == ([[1]], [1])
+
+
+@in_virtual_time
+async def test_middleware_of_a_batch_whose_channel_died_is_let_go() -> None:
+    """The broker delivers the message again, and it is run again from its beginning."""
+    diary: list[str] = []
+
+    async def note(context: Context, run: NextRun) -> None:
+        diary.append("before")
+        try:
+            await run()
+        except asyncio.CancelledError:
+            diary.append("cancelled")
+            raise
+        diary.append("after")
+
+    app, calls = _batches(note, size=10, wait="10s")
+    async with AppTest(app) as test:
+        await test.publish("", "rows", 1)
+        await test.advance(1)
+        test.broker.cut()
+        await test.drain()
+    assert calls == [[1]]
+    assert sorted(diary) == ["after", "before", "before", "cancelled"]

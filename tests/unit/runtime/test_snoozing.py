@@ -1,8 +1,14 @@
-"""A snooze in a batch, where the plan has no retry queue to wait in."""
+"""Snoozes and retries that say when: in hand, in a retry queue, in the queues of delays."""
 
 from __future__ import annotations
 
-from hopback import App, Queue, Snooze, Topology
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from hopback import App, Context, Queue, Retry, Rule, Snooze, Topology, Verdict
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.plan import Count, Leave, LocalWait, Parking, Plan, Redrive, Return
 
@@ -40,3 +46,85 @@ async def test_without_a_retry_queue_it_waits_in_hand_and_is_never_parked() -> N
         tally = await test.drain()
         assert (tally.done, tally.snoozed, tally.parked) == (3, 6, 0)
         assert test.dead_letters("letters") == ()
+
+
+@pytest.mark.parametrize("wait", ["2h", 7200, timedelta(hours=2)])
+@in_virtual_time
+async def test_what_is_beyond_the_last_tier_comes_back_when_it_said(wait: Any) -> None:
+    """A snooze counts no attempt, a retry one; both keep headers and id, and come at their time."""
+    app = App("later")
+    app.delays("1d")
+    came: list[tuple[float, int, str, dict[str, Any]]] = []
+
+    @app.handler("orders", retry=["30s", "5m"], attempts=3)
+    async def order(context: Context) -> Snooze | Retry | None:
+        now = asyncio.get_running_loop().time()
+        own = {name: value for name, value in context.headers.items() if name == "mine"}
+        came.append((now, context.attempt, context.message_id, own))
+        return (None, Snooze(wait), Retry("busy", after=wait), None)[len(came)]
+
+    async with AppTest(app) as test:
+        began = asyncio.get_running_loop().time()
+        await test.publish("", "orders", {}, message_id="m-1", headers={"mine": 1})
+        tally = await test.drain()
+        assert (tally.done, tally.snoozed, tally.retried) == (1, 1, 1)
+    first, second, third = (moment - began for moment, *_ in came)
+    assert first < 1
+    assert 7200 <= second - first < 7201.5
+    assert 7200 <= third - second < 7201.5
+    assert [attempt for _, attempt, *_ in came] == [1, 1, 2]
+    assert {told[2:] == ("m-1", {"mine": 1}) for told in came} == {True}
+
+
+@in_virtual_time
+async def test_without_retry_queues_a_snooze_waits_in_the_queues_of_delays() -> None:
+    """Nothing is parked for want of a place to wait; one that is too long comes back when they end."""
+    app = App("later")
+    app.delays("1h")  # 4,095 s is what its queues hold
+    came: list[float] = []
+
+    @app.handler("orders", retry=None)
+    async def order() -> Snooze | None:
+        came.append(asyncio.get_running_loop().time())
+        return Snooze("2h") if len(came) == 1 else None
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        tally = await test.drain()
+        assert (tally.snoozed, tally.parked) == (1, 0)
+    assert 4095 <= came[1] - came[0] < 4096.5
+
+
+@pytest.mark.parametrize("wait", ["soon", -1, float("nan")])
+@in_virtual_time
+async def test_a_wait_that_is_none_parks_with_the_menu(wait: Any) -> None:
+    """As everything does that a handler may not return."""
+    app = App("later")
+
+    @app.handler("orders", retry=["1s"])
+    async def order() -> Snooze:
+        return Snooze(wait)
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        test.assert_parked("orders", times=1, reason=r"expected nothing, Done()")
+
+
+@in_virtual_time
+async def test_a_rule_says_its_wait_as_everybody_does() -> None:
+    """A text, and one that is none is refused where it was written."""
+    app = App("later")
+
+    @app.handler("orders", retry=["30s", "5m"], rules=[Rule(KeyError, Verdict.RETRY, after="1m")])
+    async def order(context: Context) -> None:
+        if context.attempt == 1:
+            raise KeyError("x")
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.drain()
+        (told,) = test.happened("delivery.retried")
+        assert told.fields["delay_ms"] == 300_000
+    with pytest.raises(ValueError, match="a duration like"):
+        Rule(KeyError, Verdict.RETRY, after="soon")

@@ -42,7 +42,7 @@ def _blows(test: AppTest) -> dict[str, Callable[[], object]]:
 def _forget(test: AppTest) -> None:
     for session in test.broker.node.sessions:
         for channel in session.channels.values():
-            for consumer in test.broker.node.queues["orders"].rota.consumers.copy():
+            for consumer in test.broker.node.queues["orders"].ring.consumers.copy():
                 channel.cancel(consumer.tag)
 
 

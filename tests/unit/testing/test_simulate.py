@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hopback import App
 from hopback.designs import DESIGNS
 from hopback.testing.script import Script
 from hopback.testing.simulate import simulate
@@ -169,3 +170,31 @@ def test_a_bystander_without_a_plan_keeps_its_copy() -> None:
     timeline = simulate(watched, queue="raffle_queue", script=Script.parse("1"))
     assert timeline.extra_copies == {"bystander": 1}
     assert timeline.ending.step is TimelineStep.DONE
+
+
+def _later() -> Topology:
+    app = App("shop")
+    app.delays("1h")
+    app.handler("orders", retry=["30s"])(lambda context: None)
+    return app.topology
+
+
+def test_a_delayed_message_is_played_from_queue_to_queue() -> None:
+    """It waits for 8 s, 4 s and 1 s, is due, and is handled."""
+    told = simulate(_later(), queue="orders", script=Script.parse("."), delay_ms=13_000)
+    waits = [one.text for one in told.entries if one.step is TimelineStep.WAITS]
+    assert waits == ["8s", "4s", "1s"]
+    published = next(one for one in told.entries if one.step is TimelineStep.PUBLISHED)
+    assert published.at_ms == 13_000
+    assert told.ending.step is TimelineStep.DONE
+    with pytest.raises(CannotSimulate, match="of at most 1h8m15s, got 2h"):
+        simulate(_later(), queue="orders", script=Script.parse("."), delay_ms=7_200_000)
+
+
+def test_a_long_snooze_comes_back_when_it_said() -> None:
+    """Longer than the only tier: by the queues of delays, to the second."""
+    told = simulate(_later(), queue="orders", script=Script.parse("s.", snooze="10m"))
+    assert told.runs == 2
+    returned = next(one for one in told.entries if one.step is TimelineStep.RETURNED)
+    assert returned.at_ms == 600_000
+    assert told.extra_copies == {}

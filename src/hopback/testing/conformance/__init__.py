@@ -12,20 +12,20 @@ Use a virtual host that nobody else uses. Rows that set policies or restart node
 unless `Facilities` say how that is done.
 """
 
-from hopback.testing.conformance.bench import (
-    Bench,
+from hopback.renamed import old_names
+from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
+from hopback.testing.conformance.expect import Mismatch
+from hopback.testing.conformance.row import Row, Tag, rows
+from hopback.testing.conformance.subject import (
     Facilities,
     Lacking,
     NodeControl,
     PolicyControl,
+    Subject,
     Timings,
 )
-from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
-from hopback.testing.conformance.expect import Mismatch
-from hopback.testing.conformance.row import Row, Tag, rows
 
 __all__ = [
-    "Bench",
     "Facilities",
     "Lacking",
     "Mismatch",
@@ -34,9 +34,12 @@ __all__ = [
     "PolicyControl",
     "Result",
     "Row",
+    "Subject",
     "Tag",
     "Timings",
     "exercise",
     "play",
     "rows",
 ]
+
+__getattr__ = old_names(__name__, {"Bench": "Subject"})

@@ -51,7 +51,7 @@ def judge(result: Result, version: BrokerVersion) -> str | None:
     if result.outcome is not Outcome.FAILS and known:
         return f"listed as a difference, but the row {result.outcome}: take it off the list"
     if result.outcome is Outcome.NOT_SHOWN:
-        return f"the bench should have everything, but it {result.reason}"
+        return f"the subject should have everything, but it {result.reason}"
     return None
 
 

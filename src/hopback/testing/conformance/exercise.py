@@ -8,14 +8,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.errors import HopbackError
-from hopback.testing.conformance.bench import Bench, Facilities, Lacking
 from hopback.testing.conformance.row import Row, Tag, rows
+from hopback.testing.conformance.subject import Facilities, Lacking, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.port import Broker
-    from hopback.testing.conformance.bench import Timings
+    from hopback.testing.conformance.subject import Timings
 
 __all__ = ["Outcome", "Result", "exercise", "play"]
 
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
     SAYS_NOTHING = "says nothing"
     """The row is not about this version."""
     NOT_SHOWN = "not shown"
-    """The bench lacks what the row needs."""
+    """The subject lacks what the row needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ async def exercise(
 
 
 async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -> Result:
-    """Play one row on a bench of its own."""
-    bench = await Bench.set_up(broker, facilities)
+    """Play one row on a subject of its own."""
+    subject = await Subject.set_up(broker, facilities)
     try:
-        if not row.holds_for(bench.version):
+        if not row.holds_for(subject.version):
             return Result(row, Outcome.SAYS_NOTHING)
-        async with asyncio.timeout(_limit(bench.timings)):
-            await row.experiment(bench)
+        async with asyncio.timeout(_limit(subject.timings)):
+            await row.experiment(subject)
     except TimeoutError:
         return Result(row, Outcome.FAILS, "it came to no end")
     except Lacking as lack:
@@ -72,7 +72,7 @@ async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -
     except (AssertionError, HopbackError, KeyError, IndexError) as error:
         return Result(row, Outcome.FAILS, f"{type(error).__name__}: {error}")
     finally:
-        await bench.tear_down()
+        await subject.tear_down()
     return Result(row, Outcome.HOLDS)
 
 

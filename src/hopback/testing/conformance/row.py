@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
     from hopback.version import BrokerVersion
 
 __all__ = ["Experiment", "Row", "Tag", "row", "rows"]
 
-Experiment: TypeAlias = "Callable[[Bench], Awaitable[None]]"
+Experiment: TypeAlias = "Callable[[Subject], Awaitable[None]]"
 """Plays the row; an AssertionError, or an error of the broker, says that the row does not hold."""
 
 

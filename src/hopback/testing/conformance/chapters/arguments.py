@@ -14,57 +14,57 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.fields import Headers
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
 _QUORUM = QueueType.QUORUM
 
 
-async def _all_refused(bench: Bench, queues: Iterable[Queue]) -> None:
+async def _all_refused(subject: Subject, queues: Iterable[Queue]) -> None:
     """Make sure that each declare gives 406."""
     for queue in queues:
-        error = await bench.refused(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
+        error = await subject.refused(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
         that(isinstance(error, PreconditionFailed), f"{queue} gives 406, not {error!r}")
 
 
 @row("5.9a", "A quorum queue refuses priority, mode and version arguments")
-async def refused_by_quorum(bench: Bench) -> None:
+async def refused_by_quorum(subject: Subject) -> None:
     wrong: Headers = {"x-max-priority": 5, "x-queue-mode": "lazy", "x-queue-version": 2}
-    queues = [Queue(bench.name(), _QUORUM, arguments={name: wrong[name]}) for name in wrong]
-    await _all_refused(bench, queues)
+    queues = [Queue(subject.name(), _QUORUM, arguments={name: wrong[name]}) for name in wrong]
+    await _all_refused(subject, queues)
 
 
 @row("5.9b", "A quorum queue must be durable, and cannot be exclusive or auto-delete")
-async def quorum_must_last(bench: Bench) -> None:
-    name = bench.name()
+async def quorum_must_last(subject: Subject) -> None:
+    name = subject.name()
     fleeting = Queue(name, _QUORUM, durable=False)
     alone = Queue(name, _QUORUM, exclusive=True)
-    await _all_refused(bench, [fleeting, alone, Queue(name, _QUORUM, auto_delete=True)])
+    await _all_refused(subject, [fleeting, alone, Queue(name, _QUORUM, auto_delete=True)])
 
 
 @row("5.9c", "A quorum queue cannot be named by the server")
-async def quorum_needs_a_name(bench: Bench) -> None:
-    await _all_refused(bench, [Queue("", _QUORUM)])
+async def quorum_needs_a_name(subject: Subject) -> None:
+    await _all_refused(subject, [Queue("", _QUORUM)])
 
 
 @row("5.9d", "A classic queue refuses the arguments of quorum queues")
-async def refused_by_classic(bench: Bench) -> None:
+async def refused_by_classic(subject: Subject) -> None:
     wrong: Headers = {"x-dead-letter-strategy": "at-least-once", "x-delivery-limit": 5}
-    queues = [Queue(bench.name(), arguments={name: wrong[name]}) for name in wrong]
-    await _all_refused(bench, queues)
+    queues = [Queue(subject.name(), arguments={name: wrong[name]}) for name in wrong]
+    await _all_refused(subject, queues)
 
 
 @row("5.9e", "Unknown arguments are accepted in silence by both types")
-async def unknown_arguments(bench: Bench) -> None:
+async def unknown_arguments(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, _QUORUM):
-        name = await bench.queue(kind, {"x-dead-leter-exchange": "typo", "own": 1})
-        await bench.put(name)
-        await bench.holds(name, 1)
+        name = await subject.queue(kind, {"x-dead-leter-exchange": "typo", "own": 1})
+        await subject.put(name)
+        await subject.holds(name, 1)
 
 
 @row("5.9f", "Values of the wrong type or range are refused with 406")
-async def wrong_values(bench: Bench) -> None:
+async def wrong_values(subject: Subject) -> None:
     wrong: tuple[tuple[str, object], ...] = (
         ("x-max-length", -1),
         ("x-max-length", "5"),
@@ -75,57 +75,57 @@ async def wrong_values(bench: Bench) -> None:
         ("x-max-priority", -1),
         ("x-single-active-consumer", "yes"),
     )
-    queues = [Queue(bench.name(), arguments={name: value}) for name, value in wrong]  # type: ignore[dict-item]
-    await _all_refused(bench, queues)
+    queues = [Queue(subject.name(), arguments={name: value}) for name, value in wrong]  # type: ignore[dict-item]
+    await _all_refused(subject, queues)
 
 
 @row("5.9g", "An unknown queue type is refused with 406")
-async def unknown_type(bench: Bench) -> None:
-    await _all_refused(bench, [Queue(bench.name(), arguments={"x-queue-type": "superb"})])
+async def unknown_type(subject: Subject) -> None:
+    await _all_refused(subject, [Queue(subject.name(), arguments={"x-queue-type": "superb"})])
 
 
 @row("5.9h", "reject-publish-dlx on a quorum queue is accepted before and refused on no version")
-async def unsupported_overflow(bench: Bench) -> None:
-    await bench.quorum({"x-overflow": "reject-publish-dlx", "x-max-length": 2})
+async def unsupported_overflow(subject: Subject) -> None:
+    await subject.quorum({"x-overflow": "reject-publish-dlx", "x-max-length": 2})
 
 
 @row("5.9i", "A dead-letter strategy that nobody knows is refused by a quorum queue")
-async def unknown_strategy(bench: Bench) -> None:
-    queue = Queue(bench.name(), _QUORUM, arguments={"x-dead-letter-strategy": "maybe"})
-    await _all_refused(bench, [queue])
+async def unknown_strategy(subject: Subject) -> None:
+    queue = Queue(subject.name(), _QUORUM, arguments={"x-dead-letter-strategy": "maybe"})
+    await _all_refused(subject, [queue])
 
 
 @row("9.10a", "x-queue-version 1 is refused on 4.3")
-async def old_queue_version(bench: Bench) -> None:
-    queue = Queue(bench.name(), arguments={"x-queue-version": 1})
-    if bench.version >= V4_3:
-        await _all_refused(bench, [queue])
+async def old_queue_version(subject: Subject) -> None:
+    queue = Queue(subject.name(), arguments={"x-queue-version": 1})
+    if subject.version >= V4_3:
+        await _all_refused(subject, [queue])
     else:
-        await bench.declare(queue)
+        await subject.declare(queue)
 
 
 @row("9.10b", "x-queue-mode is still accepted by classic queues")
-async def lazy_mode(bench: Bench) -> None:
-    await bench.classic({"x-queue-mode": "lazy"})
+async def lazy_mode(subject: Subject) -> None:
+    await subject.classic({"x-queue-mode": "lazy"})
 
 
 @row("9.10c", "x-consumer-timeout is accepted by quorum queues, and refused by classic ones on 4.3")
-async def consumer_timeout_argument(bench: Bench) -> None:
-    await bench.quorum({"x-consumer-timeout": 60_000})
-    queue = Queue(bench.name(), arguments={"x-consumer-timeout": 60_000})
-    if bench.version >= V4_3:
-        await _all_refused(bench, [queue])
+async def consumer_timeout_argument(subject: Subject) -> None:
+    await subject.quorum({"x-consumer-timeout": 60_000})
+    queue = Queue(subject.name(), arguments={"x-consumer-timeout": 60_000})
+    if subject.version >= V4_3:
+        await _all_refused(subject, [queue])
     else:
-        await bench.declare(queue)
+        await subject.declare(queue)
 
 
 @row("9.10d", "A transient queue can still be declared, and ends as others do")
-async def transient_queue(bench: Bench) -> None:
-    queue = Queue(bench.name(), durable=False)
+async def transient_queue(subject: Subject) -> None:
+    queue = Queue(subject.name(), durable=False)
     try:
-        await bench.declare(queue)
+        await subject.declare(queue)
     except BrokerError:
-        that(bench.version >= V4_0, "only newer brokers refuse")
+        that(subject.version >= V4_0, "only newer brokers refuse")
         raise
-    await bench.put(queue.name)
-    await bench.holds(queue.name, 1)
+    await subject.put(queue.name)
+    await subject.holds(queue.name, 1)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__ = [
     "AT_LEAST_ONCE",
@@ -58,30 +58,33 @@ def nested(levels: int) -> RawValue:
 
 
 async def pair(
-    bench: Bench,
+    subject: Subject,
     kind: QueueType = QueueType.CLASSIC,
     target: QueueType = QueueType.CLASSIC,
     **arguments: FieldValue,
 ) -> tuple[str, str]:
     """A queue that dead-letters to a second one; both names."""
-    dead = await bench.queue(target)
-    return await bench.queue(kind, to(dead, **arguments)), dead
+    dead = await subject.queue(target)
+    return await subject.queue(kind, to(dead, **arguments)), dead
 
 
 async def reject_loop(
-    bench: Bench, kind: QueueType = QueueType.CLASSIC, wait_ms: int = 50, **arguments: FieldValue
+    subject: Subject,
+    kind: QueueType = QueueType.CLASSIC,
+    wait_ms: int = 50,
+    **arguments: FieldValue,
 ) -> tuple[str, str]:
     """main -rejected→ wait -expired→ main; both names."""
-    main, wait = bench.name("main"), bench.name("wait")
-    await bench.queue(kind, to(main, message_ttl=wait_ms), name=wait)
-    await bench.queue(kind, to(wait, **arguments), name=main)
+    main, wait = subject.name("main"), subject.name("wait")
+    await subject.queue(kind, to(main, message_ttl=wait_ms), name=wait)
+    await subject.queue(kind, to(wait, **arguments), name=main)
     return main, wait
 
 
-async def lap(bench: Bench, queue: str) -> Delivery:
+async def lap(subject: Subject, queue: str) -> Delivery:
     """Take one message and dead-letter it; the delivery."""
-    delivery = await bench.take(queue)
-    bench.channel.nack(delivery.tag, requeue=False)
+    delivery = await subject.take(queue)
+    subject.channel.nack(delivery.tag, requeue=False)
     return delivery
 
 

@@ -20,113 +20,113 @@ from hopback.topology.model import Policy, QueueType
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
 
-async def _lost(bench: Bench, *queues: str, seconds: float = 1.2) -> None:
+async def _lost(subject: Subject, *queues: str, seconds: float = 1.2) -> None:
     """Make sure that none of the queues has, or gets, the message."""
-    await bench.pause(seconds)
+    await subject.pause(seconds)
     for _ in range(4):
-        await bench.pause(0.1)
-        equal("ready", [await bench.count(queue) for queue in queues], [0] * len(queues))
+        await subject.pause(0.1)
+        equal("ready", [await subject.count(queue) for queue in queues], [0] * len(queues))
 
 
-async def _break_the_limit(bench: Bench, queue: str, returns: int) -> None:
+async def _break_the_limit(subject: Subject, queue: str, returns: int) -> None:
     for _ in range(returns):
-        bench.channel.reject((await bench.take(queue)).tag, requeue=True)
+        subject.channel.reject((await subject.take(queue)).tag, requeue=True)
 
 
 @row("1.7a", "A loop of expiries drops the message when it would enter a queue again")
-async def expiry_loop(bench: Bench) -> None:
+async def expiry_loop(subject: Subject) -> None:
     for kind in BOTH:
-        one, two = bench.name("one"), bench.name("two")
-        await bench.queue(kind, to(one, message_ttl=50), name=two)
-        await bench.queue(kind, to(two, message_ttl=50), name=one)
-        await bench.put(one)
-        await _lost(bench, one, two)
+        one, two = subject.name("one"), subject.name("two")
+        await subject.queue(kind, to(one, message_ttl=50), name=two)
+        await subject.queue(kind, to(two, message_ttl=50), name=one)
+        await subject.put(one)
+        await _lost(subject, one, two)
 
 
 @row("1.7b", "A queue whose expired messages return to itself drops them")
-async def self_loop(bench: Bench) -> None:
+async def self_loop(subject: Subject) -> None:
     for kind in BOTH:
-        name = bench.name("self")
-        await bench.queue(kind, to(name, message_ttl=50), name=name)
-        await bench.put(name)
-        await _lost(bench, name)
+        name = subject.name("self")
+        await subject.queue(kind, to(name, message_ttl=50), name=name)
+        await subject.put(name)
+        await _lost(subject, name)
 
 
 @row("1.7c", "main -maxlen→ wait -expired→ main drops the message on its way back")
-async def length_loop(bench: Bench) -> None:
-    main, wait = await reject_loop(bench, wait_ms=1000, max_length=1)
-    await bench.put(main, "pushed out", "kept")
-    await bench.holds(wait, 1)
-    await _lost(bench, wait)
-    equal("left", await bench.bodies(main), ["kept"])
+async def length_loop(subject: Subject) -> None:
+    main, wait = await reject_loop(subject, wait_ms=1000, max_length=1)
+    await subject.put(main, "pushed out", "kept")
+    await subject.holds(wait, 1)
+    await _lost(subject, wait)
+    equal("left", await subject.bodies(main), ["kept"])
 
 
 @row("1.7d", "main -delivery_limit→ wait -expired→ main drops the message on its way back")
-async def limit_loop(bench: Bench) -> None:
-    main, wait = await reject_loop(bench, QueueType.QUORUM, 1000, delivery_limit=1)
-    await bench.put(main)
-    await _break_the_limit(bench, main, 2)
-    await bench.holds(wait, 1)
-    await _lost(bench, main, wait)
+async def limit_loop(subject: Subject) -> None:
+    main, wait = await reject_loop(subject, QueueType.QUORUM, 1000, delivery_limit=1)
+    await subject.put(main)
+    await _break_the_limit(subject, main, 2)
+    await subject.holds(wait, 1)
+    await _lost(subject, main, wait)
 
 
 @row("1.7e", "After a rejected lap a delivery_limit death is dropped at once from 4.0 on")
-async def limit_after_a_lap(bench: Bench) -> None:
-    main, wait = await reject_loop(bench, QueueType.QUORUM, 1000, delivery_limit=1)
-    await bench.put(main)
-    await lap(bench, main)
-    await _break_the_limit(bench, main, 1)
-    if await bench.count(main) or await _comes_to(bench, main):
-        await _break_the_limit(bench, main, 1)
-    if bench.version >= V4_0:
-        await _lost(bench, main, wait, seconds=0)
+async def limit_after_a_lap(subject: Subject) -> None:
+    main, wait = await reject_loop(subject, QueueType.QUORUM, 1000, delivery_limit=1)
+    await subject.put(main)
+    await lap(subject, main)
+    await _break_the_limit(subject, main, 1)
+    if await subject.count(main) or await _comes_to(subject, main):
+        await _break_the_limit(subject, main, 1)
+    if subject.version >= V4_0:
+        await _lost(subject, main, wait, seconds=0)
     else:
-        await bench.holds(wait, 1)
+        await subject.holds(wait, 1)
 
 
-async def _comes_to(bench: Bench, queue: str) -> bool:
-    await bench.pause(0.1)
-    return bool(await bench.count(queue))
+async def _comes_to(subject: Subject, queue: str) -> bool:
+    await subject.pause(0.1)
+    return bool(await subject.count(queue))
 
 
 @row("1.7f", "A dead-letter queue that expires back to main drops what had expired there")
-async def broker_side_redrive(bench: Bench) -> None:
-    main, dead = bench.name("main"), bench.name("dead")
-    await bench.classic(to(main, message_ttl=1000), name=dead)
-    await bench.classic(to(dead, message_ttl=50), name=main)
-    await bench.put(main)
-    await bench.holds(dead, 1)
-    await _lost(bench, main, dead)
+async def broker_side_redrive(subject: Subject) -> None:
+    main, dead = subject.name("main"), subject.name("dead")
+    await subject.classic(to(main, message_ttl=1000), name=dead)
+    await subject.classic(to(dead, message_ttl=50), name=main)
+    await subject.put(main)
+    await subject.holds(dead, 1)
+    await _lost(subject, main, dead)
 
 
 @row(
     "1.7g",
     "A rejection makes a loop sound: main -rejected→ wait -expired→ main, any number of laps",
 )
-async def sound_loop(bench: Bench) -> None:
+async def sound_loop(subject: Subject) -> None:
     for kind in BOTH:
-        main, wait = await reject_loop(bench, kind, 10)
-        await bench.put(main)
+        main, wait = await reject_loop(subject, kind, 10)
+        await subject.put(main)
         for _ in range(8):
-            await lap(bench, main)
-        entries = {str(entry["reason"]): entry for entry in deaths(await bench.take_done(main))}
+            await lap(subject, main)
+        entries = {str(entry["reason"]): entry for entry in deaths(await subject.take_done(main))}
         equal("count of rejections", entries["rejected"]["count"], 8)
         equal("count of expiries", entries["expired"]["count"], 8)
-        equal("left in the wait queue", await bench.count(wait), 0)
+        equal("left in the wait queue", await subject.count(wait), 0)
 
 
 @row("1.7h", "A quorum queue that dead-letters to itself on its delivery limit drops the message")
-async def limit_self_loop(bench: Bench) -> None:
-    name = bench.name("self")
-    await bench.quorum(to(name, delivery_limit=1), name=name)
-    await bench.put(name)
-    await _break_the_limit(bench, name, 2)
-    await _lost(bench, name)
+async def limit_self_loop(subject: Subject) -> None:
+    name = subject.name("self")
+    await subject.quorum(to(name, delivery_limit=1), name=name)
+    await subject.put(name)
+    await _break_the_limit(subject, name, 2)
+    await _lost(subject, name)
 
 
 @row(
@@ -135,49 +135,49 @@ async def limit_self_loop(bench: Bench) -> None:
     Tag.POLICIES,
     Tag.SLOW,
 )
-async def stuck_cycle(bench: Bench) -> None:
-    one, two, rescue = bench.name("one"), bench.name("two"), await bench.classic()
-    await bench.quorum(to(one, message_ttl=50), name=two)
+async def stuck_cycle(subject: Subject) -> None:
+    one, two, rescue = subject.name("one"), subject.name("two"), await subject.classic()
+    await subject.quorum(to(one, message_ttl=50), name=two)
     arguments: Headers = {**AT_LEAST_ONCE, "x-message-ttl": 50, "x-dead-letter-exchange": ""}
-    await bench.quorum(arguments, name=one)
-    await bench.set_policy(Policy(one, f"^{one}$", {"dead-letter-routing-key": one}))
-    await bench.put(one)
-    await _lost(bench, one)
-    await bench.set_policy(Policy(one, f"^{one}$", {"dead-letter-routing-key": rescue}))
-    found = await bench.take_done(rescue, within=3 * bench.timings.dead_letter_retry + 10)
+    await subject.quorum(arguments, name=one)
+    await subject.set_policy(Policy(one, f"^{one}$", {"dead-letter-routing-key": one}))
+    await subject.put(one)
+    await _lost(subject, one)
+    await subject.set_policy(Policy(one, f"^{one}$", {"dead-letter-routing-key": rescue}))
+    found = await subject.take_done(rescue, within=3 * subject.timings.dead_letter_retry + 10)
     equal("reason", deaths(found)[0]["reason"], "expired")
 
 
 @row("1.8", "Two waits in a row lose the message on the second lap before 3.13")
-async def chain_of_waits(bench: Bench) -> None:
-    main, first, second = (bench.name(what) for what in ("main", "first", "second"))
-    await bench.classic(to(main, message_ttl=20), name=second)
-    await bench.classic(to(second, message_ttl=20), name=first)
-    await bench.classic(to(first), name=main)
-    await bench.put(main)
-    await lap(bench, main)
-    await lap(bench, main)
-    if bench.version < V4_0:
-        await _lost(bench, main, first, second)
+async def chain_of_waits(subject: Subject) -> None:
+    main, first, second = (subject.name(what) for what in ("main", "first", "second"))
+    await subject.classic(to(main, message_ttl=20), name=second)
+    await subject.classic(to(second, message_ttl=20), name=first)
+    await subject.classic(to(first), name=main)
+    await subject.put(main)
+    await lap(subject, main)
+    await lap(subject, main)
+    if subject.version < V4_0:
+        await _lost(subject, main, first, second)
     else:
-        that(await bench.take_done(main), "the message is back")
+        that(await subject.take_done(main), "the message is back")
 
 
 @row("5.6", "On 4.3 rejections add up over laps, and one crash then loses the message", since=V4_3)
-async def counted_laps(bench: Bench) -> None:
+async def counted_laps(subject: Subject) -> None:
     for leave_by_reject in (True, False):
-        main, wait = await reject_loop(bench, QueueType.QUORUM, 5)
-        await bench.put(main)
+        main, wait = await reject_loop(subject, QueueType.QUORUM, 5)
+        await subject.put(main)
         for _ in range(21):
-            delivery = await bench.take(main)
+            delivery = await subject.take(main)
             if leave_by_reject:
-                bench.channel.reject(delivery.tag, requeue=False)
+                subject.channel.reject(delivery.tag, requeue=False)
             else:
-                bench.channel.nack(delivery.tag, requeue=False)
-        channel = await bench.open_channel()
-        await bench.take(main, channel=channel)
+                subject.channel.nack(delivery.tag, requeue=False)
+        channel = await subject.open_channel()
+        await subject.take(main, channel=channel)
         await channel.close()
         if leave_by_reject:
-            await _lost(bench, main, wait)
+            await _lost(subject, main, wait)
         else:
-            that(await bench.take_done(main), "the message is back")
+            that(await subject.take_done(main), "the message is back")

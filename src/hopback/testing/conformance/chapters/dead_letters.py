@@ -25,111 +25,111 @@ from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
 
 @row("1.1a", "Reject and nack without requeue dead-letter with reason rejected")
-async def rejected(bench: Bench) -> None:
+async def rejected(subject: Subject) -> None:
     for kind in BOTH:
-        queue, dead = await pair(bench, kind)
-        await bench.put(queue, "by reject", "by nack")
-        bench.channel.reject((await bench.take(queue)).tag, requeue=False)
-        bench.channel.nack((await bench.take(queue)).tag, requeue=False)
+        queue, dead = await pair(subject, kind)
+        await subject.put(queue, "by reject", "by nack")
+        subject.channel.reject((await subject.take(queue)).tag, requeue=False)
+        subject.channel.nack((await subject.take(queue)).tag, requeue=False)
         for body in ("by reject", "by nack"):
-            found = await bench.take_done(dead)
+            found = await subject.take_done(dead)
             equal("body", found.body.decode(), body)
             equal("reason", deaths(found)[0]["reason"], "rejected")
 
 
 @row("1.1b", "A message past its time dead-letters with reason expired")
-async def expired(bench: Bench) -> None:
+async def expired(subject: Subject) -> None:
     for kind in BOTH:
-        queue, dead = await pair(bench, kind, message_ttl=50)
-        await bench.put(queue)
-        found = await bench.take_done(dead)
+        queue, dead = await pair(subject, kind, message_ttl=50)
+        await subject.put(queue)
+        found = await subject.take_done(dead)
         equal("reason", deaths(found)[0]["reason"], "expired")
-        equal("ready in the source", await bench.count(queue), 0)
+        equal("ready in the source", await subject.count(queue), 0)
 
 
 @row("1.1c", "Beyond max-length the oldest messages dead-letter with reason maxlen")
-async def dropped_from_head(bench: Bench) -> None:
+async def dropped_from_head(subject: Subject) -> None:
     for kind in BOTH:
-        queue, dead = await pair(bench, kind, max_length=2)
-        await bench.put(queue, "1", "2", "3", "4")
-        first, second = await bench.take_done(dead), await bench.take_done(dead)
+        queue, dead = await pair(subject, kind, max_length=2)
+        await subject.put(queue, "1", "2", "3", "4")
+        first, second = await subject.take_done(dead), await subject.take_done(dead)
         equal("dead", [first.body, second.body], [b"1", b"2"])
         equal("reason", deaths(first)[0]["reason"], "maxlen")
-        equal("kept", await bench.bodies(queue), ["3", "4"])
+        equal("kept", await subject.bodies(queue), ["3", "4"])
 
 
 @row("1.1d", "With reject-publish-dlx a classic queue nacks the newest and dead-letters it")
-async def refused_to_dlx(bench: Bench) -> None:
-    queue, dead = await pair(bench, max_length=1, overflow="reject-publish-dlx")
-    await bench.put(queue, "kept")
-    fate = bench.channel.publish(Message("", queue, b"refused"))
-    error = await bench.refused(lambda _: fate)
+async def refused_to_dlx(subject: Subject) -> None:
+    queue, dead = await pair(subject, max_length=1, overflow="reject-publish-dlx")
+    await subject.put(queue, "kept")
+    fate = subject.channel.publish(Message("", queue, b"refused"))
+    error = await subject.refused(lambda _: fate)
     that(isinstance(error, Nacked), f"the publish is nacked, not {error!r}")
-    found = await bench.take_done(dead)
+    found = await subject.take_done(dead)
     equal("dead", (found.body, deaths(found)[0]["reason"]), (b"refused", "maxlen"))
-    equal("kept", await bench.bodies(queue), ["kept"])
+    equal("kept", await subject.bodies(queue), ["kept"])
 
 
 @row("1.1e", "A quorum queue's delivery limit dead-letters with reason delivery_limit")
-async def over_the_limit(bench: Bench) -> None:
-    queue, dead = await pair(bench, QueueType.QUORUM, delivery_limit=2)
-    await bench.put(queue)
+async def over_the_limit(subject: Subject) -> None:
+    queue, dead = await pair(subject, QueueType.QUORUM, delivery_limit=2)
+    await subject.put(queue)
     for _ in range(3):
-        bench.channel.reject((await bench.take(queue)).tag, requeue=True)
-    found = await bench.take_done(dead)
+        subject.channel.reject((await subject.take(queue)).tag, requeue=True)
+    found = await subject.take_done(dead)
     equal("reason", deaths(found)[0]["reason"], "delivery_limit")
 
 
 @row("1.1f", "A queue that expires, is deleted or purged does not dead-letter")
-async def no_death_by_removal(bench: Bench) -> None:
-    dead = await bench.classic()
-    expiring = await bench.classic(to(dead, expires=100))
-    deleted, purged = await bench.classic(to(dead)), await bench.classic(to(dead))
+async def no_death_by_removal(subject: Subject) -> None:
+    dead = await subject.classic()
+    expiring = await subject.classic(to(dead, expires=100))
+    deleted, purged = await subject.classic(to(dead)), await subject.classic(to(dead))
     for queue in (expiring, deleted, purged):
-        await bench.put(queue)
-    equal("deleted", await bench.channel.delete_queue(deleted), 1)
-    equal("purged", await bench.channel.purge_queue(purged), 1)
-    await bench.pause(1.5)  # asking meanwhile would renew the lease
-    that(not await bench.exists(expiring), "the expiring queue is gone")
-    await bench.stays(dead, 0, 0.2)
+        await subject.put(queue)
+    equal("deleted", await subject.channel.delete_queue(deleted), 1)
+    equal("purged", await subject.channel.purge_queue(purged), 1)
+    await subject.pause(1.5)  # asking meanwhile would renew the lease
+    that(not await subject.exists(expiring), "the expiring queue is gone")
+    await subject.stays(dead, 0, 0.2)
 
 
 @row("1.2", "x-death is an array of tables with exactly these fields and wire types")
-async def form_of_a_death(bench: Bench) -> None:
-    exchange, (queue, dead) = await bench.exchange(), await pair(bench)
-    await bench.bind(exchange, queue, "key")
-    await bench.put("key", exchange=exchange, expiration="50")
-    entry = dict(deaths(await bench.take_done(dead))[0])
+async def form_of_a_death(subject: Subject) -> None:
+    exchange, (queue, dead) = await subject.exchange(), await pair(subject)
+    await subject.bind(exchange, queue, "key")
+    await subject.put("key", exchange=exchange, expiration="50")
+    entry = dict(deaths(await subject.take_done(dead))[0])
     types = {name: type(value) for name, value in entry.items()}
     equal("types", types.pop("routing-keys") in (list, tuple), True)
     text = dict.fromkeys(("reason", "queue", "exchange", "original-expiration"), str)
     equal("types", types, {"count": int, "time": Timestamp, **text})
-    that(abs(cast("int", entry.pop("time")) - _epoch(bench)) < 86400, "the time is in seconds")
+    that(abs(cast("int", entry.pop("time")) - _epoch(subject)) < 86400, "the time is in seconds")
     entry["routing-keys"] = list(cast("list[str]", entry["routing-keys"]))
     origin = {"exchange": exchange, "routing-keys": ["key"], "original-expiration": "50"}
     equal("entry", entry, {"count": 1, "reason": "expired", "queue": queue, **origin})
 
 
-def _epoch(bench: Bench) -> float:
-    return bench.facilities.wall()
+def _epoch(subject: Subject) -> float:
+    return subject.facilities.wall()
 
 
 @row("1.3", "A further death of the same queue and reason raises count and keeps the first's facts")
-async def count_of_deaths(bench: Bench) -> None:
-    exchange, main, wait = await bench.exchange(), bench.name("main"), bench.name("wait")
-    await bench.classic(to(main, message_ttl=1100), name=wait)
-    await bench.classic(to(wait), name=main)
-    await bench.bind(exchange, main, "first key")
-    await bench.put("first key", exchange=exchange)
-    await lap(bench, main)
-    first = deaths(await lap(bench, main))
-    again = deaths(await bench.take_done(main))
+async def count_of_deaths(subject: Subject) -> None:
+    exchange, main, wait = await subject.exchange(), subject.name("main"), subject.name("wait")
+    await subject.classic(to(main, message_ttl=1100), name=wait)
+    await subject.classic(to(wait), name=main)
+    await subject.bind(exchange, main, "first key")
+    await subject.put("first key", exchange=exchange)
+    await lap(subject, main)
+    first = deaths(await lap(subject, main))
+    again = deaths(await subject.take_done(main))
     for reason in ("rejected", "expired"):
         before = next(entry for entry in first if entry["reason"] == reason)
         after = next(entry for entry in again if entry["reason"] == reason)
@@ -138,47 +138,49 @@ async def count_of_deaths(bench: Bench) -> None:
 
 
 @row("1.4", "The newest death stands first; before 4.0 the others are in no useful order")
-async def order_of_deaths(bench: Bench) -> None:
-    names = [bench.name(letter) for letter in "abcd"]
+async def order_of_deaths(subject: Subject) -> None:
+    names = [subject.name(letter) for letter in "abcd"]
     for name, target in pairwise(names):
-        await bench.classic(to(target, message_ttl=30), name=name)
-    await bench.classic(name=names[3])
-    await bench.put(names[0])
-    order = [names.index(str(entry["queue"])) for entry in deaths(await bench.take_done(names[3]))]
-    equal("order", order, bench.since({"3.0": [2, 0, 1], "4.0": [2, 1, 0]}))
+        await subject.classic(to(target, message_ttl=30), name=name)
+    await subject.classic(name=names[3])
+    await subject.put(names[0])
+    order = [
+        names.index(str(entry["queue"])) for entry in deaths(await subject.take_done(names[3]))
+    ]
+    equal("order", order, subject.since({"3.0": [2, 0, 1], "4.0": [2, 1, 0]}))
 
 
 @row("1.5a", "x-first-death-* tell of the first death and stay; x-last-death-* exist from 3.13")
-async def first_and_last_death(bench: Bench) -> None:
-    exchange, last = await bench.exchange(), await bench.classic()
-    middle = await bench.classic(to(last, message_ttl=30))
-    first = await bench.classic(to(middle))
-    await bench.bind(exchange, first, "key")
-    await bench.put("key", exchange=exchange)
-    await lap(bench, first)
-    headers = (await bench.take_done(last)).properties.headers
+async def first_and_last_death(subject: Subject) -> None:
+    exchange, last = await subject.exchange(), await subject.classic()
+    middle = await subject.classic(to(last, message_ttl=30))
+    first = await subject.classic(to(middle))
+    await subject.bind(exchange, first, "key")
+    await subject.put("key", exchange=exchange)
+    await lap(subject, first)
+    headers = (await subject.take_done(last)).properties.headers
     expected = {"first": (first, "rejected", exchange), "last": (middle, "expired", "")}
     for which, values in expected.items():
         found = [
             headers.get(f"x-{which}-death-{field}") for field in ("queue", "reason", "exchange")
         ]
-        known = which == "first" or bench.version >= V3_13
+        known = which == "first" or subject.version >= V3_13
         equal(f"x-{which}-death-*", found, list(values) if known else [None] * 3)
 
 
 @row("1.6a", "A dead letter keeps key and properties, loses its expiration, and counts as fresh")
-async def effects_on_the_message(bench: Bench) -> None:
-    exchange, dead = await bench.exchange("fanout"), await bench.classic()
-    await bench.bind(exchange, dead)
-    queue = await bench.classic({"x-dead-letter-exchange": exchange})
+async def effects_on_the_message(subject: Subject) -> None:
+    exchange, dead = await subject.exchange("fanout"), await subject.classic()
+    await subject.bind(exchange, dead)
+    queue = await subject.classic({"x-dead-letter-exchange": exchange})
     sent = Properties(
         content_type="text/plain", correlation_id="c", message_id="m", app_id="a", type="t",
-        timestamp=1_000_000_000, delivery_mode=2, priority=3, user_id=bench.facilities.user,
+        timestamp=1_000_000_000, delivery_mode=2, priority=3, user_id=subject.facilities.user,
         reply_to="r", content_encoding="utf-8", expiration="60000", headers={"own": "kept"},
     )  # fmt: skip
-    await bench.channel.publish(Message("", queue, b"body", sent))
-    await lap(bench, queue)
-    found = await bench.take_done(dead)
+    await subject.channel.publish(Message("", queue, b"body", sent))
+    await lap(subject, queue)
+    found = await subject.take_done(dead)
     equal("exchange and key", (found.exchange, found.routing_key), (exchange, queue))
     equal("own header", found.properties.headers["own"], "kept")
     without = replace(found.properties, headers={})
@@ -187,183 +189,187 @@ async def effects_on_the_message(bench: Bench) -> None:
 
 
 @row("1.6b", "x-dead-letter-routing-key replaces the key; the default exchange reaches a queue")
-async def dead_letter_key(bench: Bench) -> None:
+async def dead_letter_key(subject: Subject) -> None:
     for kind in BOTH:
-        queue, dead = await pair(bench, kind)
-        await bench.put(queue)
-        await lap(bench, queue)
-        found = await bench.take_done(dead)
+        queue, dead = await pair(subject, kind)
+        await subject.put(queue)
+        await lap(subject, queue)
+        found = await subject.take_done(dead)
         equal("exchange and key", (found.exchange, found.routing_key), ("", dead))
 
 
 @row("1.6c", "On 4.3 a message that was returned before it died arrives as redelivered")
-async def returned_before_death(bench: Bench) -> None:
+async def returned_before_death(subject: Subject) -> None:
     found: dict[str, bool] = {}
     for kind, target in product(BOTH, BOTH):
-        queue, dead = await pair(bench, kind, target)
-        await bench.put(queue)
-        channel = await bench.open_channel()
-        await bench.take(queue, channel=channel)
+        queue, dead = await pair(subject, kind, target)
+        await subject.put(queue)
+        channel = await subject.open_channel()
+        await subject.take(queue, channel=channel)
         await channel.close()
-        await lap(bench, queue)
-        found[f"{kind} to {target}"] = (await bench.take_done(dead)).redelivered
+        await lap(subject, queue)
+        found[f"{kind} to {target}"] = (await subject.take_done(dead)).redelivered
     fresh = dict.fromkeys(found, False)
     since_4_0 = {**fresh, "quorum to quorum": True}
-    expected = bench.since({"3.0": fresh, "4.0": since_4_0, "4.3": dict.fromkeys(found, True)})
+    expected = subject.since({"3.0": fresh, "4.0": since_4_0, "4.3": dict.fromkeys(found, True)})
     equal("redelivered", found, expected)
 
 
 @row("1.9a", "CC and BCC deliver under further keys, and BCC is taken off")
-async def copies(bench: Bench) -> None:
-    queues = [await bench.classic() for _ in range(3)]
-    await bench.put(queues[0], headers={"CC": [queues[1]], "BCC": [queues[2]]})
+async def copies(subject: Subject) -> None:
+    queues = [await subject.classic() for _ in range(3)]
+    await subject.put(queues[0], headers={"CC": [queues[1]], "BCC": [queues[2]]})
     for queue in queues:
-        headers = (await bench.take_done(queue)).properties.headers
+        headers = (await subject.take_done(queue)).properties.headers
         equal("CC", list(cast("list[str]", headers["CC"])), [queues[1]])
         that("BCC" not in headers, "BCC is taken off")
 
 
 @row("1.9b", "Without a dead-letter key a message dies under all its keys and keeps CC")
-async def copies_die_together(bench: Bench) -> None:
-    exchange = await bench.exchange()
-    one, two = await bench.classic(), await bench.classic()
-    await bench.bind(exchange, two, "copy")
-    queue = await bench.classic({"x-dead-letter-exchange": exchange})
-    await bench.bind(exchange, one, queue)
-    await bench.put(queue, headers={"CC": ["copy"]})
-    await lap(bench, queue)
+async def copies_die_together(subject: Subject) -> None:
+    exchange = await subject.exchange()
+    one, two = await subject.classic(), await subject.classic()
+    await subject.bind(exchange, two, "copy")
+    queue = await subject.classic({"x-dead-letter-exchange": exchange})
+    await subject.bind(exchange, one, queue)
+    await subject.put(queue, headers={"CC": ["copy"]})
+    await lap(subject, queue)
     for target in (one, two):
-        found = await bench.take_done(target)
+        found = await subject.take_done(target)
         equal("CC", list(cast("list[str]", found.properties.headers["CC"])), ["copy"])
         keys = list(cast("list[str]", deaths(found)[0]["routing-keys"]))
         equal("routing-keys", keys, [queue, "copy"])
 
 
 @row("1.9c", "A dead-letter key removes CC before 4.0; from 4.0 CC stays")
-async def copies_with_dead_letter_key(bench: Bench) -> None:
-    (queue, dead), copy = await pair(bench), await bench.classic()
-    await bench.put(queue, headers={"CC": [copy]})
-    await bench.holds(copy, 1)
-    await lap(bench, queue)
-    found = await bench.take_done(dead)
-    equal("CC is kept", "CC" in found.properties.headers, bench.version >= V4_0)
-    await bench.stays(copy, 1, 0.2)
+async def copies_with_dead_letter_key(subject: Subject) -> None:
+    (queue, dead), copy = await pair(subject), await subject.classic()
+    await subject.put(queue, headers={"CC": [copy]})
+    await subject.holds(copy, 1)
+    await lap(subject, queue)
+    found = await subject.take_done(dead)
+    equal("CC is kept", "CC" in found.properties.headers, subject.version >= V4_0)
+    await subject.stays(copy, 1, 0.2)
 
 
 @row("1.9d", "Of two CC the first is honoured; from 4.0 it is the only one that is kept")
-async def copies_named_twice(bench: Bench) -> None:
-    (queue, dead), copy, other = await pair(bench), await bench.classic(), await bench.classic()
+async def copies_named_twice(subject: Subject) -> None:
+    (queue, dead), copy, other = (
+        await pair(subject),
+        await subject.classic(),
+        await subject.classic(),
+    )
     twice = Properties(headers={"CC": [copy]}, further_headers=((b"CC", [other]),))
-    await bench.channel.publish(Message("", queue, b"m", twice))
-    found = await lap(bench, queue)
-    kept = bench.since({"3.0": ((b"CC", [other]),), "4.0": ()})
+    await subject.channel.publish(Message("", queue, b"m", twice))
+    found = await lap(subject, queue)
+    kept = subject.since({"3.0": ((b"CC", [other]),), "4.0": ()})
     equal("CC", found.properties.headers["CC"], [copy])
     equal("further", found.properties.further_headers, kept)
     # Before 4.0 the dead-letter key removes the first: the second is all that is left.
-    died = (await bench.take_done(dead)).properties
-    equal("CC of the dead letter", died.headers["CC"], [copy if bench.version >= V4_0 else other])
+    died = (await subject.take_done(dead)).properties
+    equal("CC of the dead letter", died.headers["CC"], [copy if subject.version >= V4_0 else other])
     equal("further of the dead letter", died.further_headers, ())
-    await bench.holds(copy, 1)
-    await bench.stays(other, 0, 0.2)
+    await subject.holds(copy, 1)
+    await subject.stays(other, 0, 0.2)
 
 
 @row("1.9e", "Of two BCC the first is honoured and taken off; the second stays")
-async def blind_copies_named_twice(bench: Bench) -> None:
-    queue, copy, other = [await bench.classic() for _ in range(3)]
+async def blind_copies_named_twice(subject: Subject) -> None:
+    queue, copy, other = [await subject.classic() for _ in range(3)]
     twice = Properties(headers={"BCC": [copy]}, further_headers=((b"BCC", [other]),))
-    await bench.channel.publish(Message("", queue, b"m", twice))
-    found = (await bench.take_done(queue)).properties
+    await subject.channel.publish(Message("", queue, b"m", twice))
+    found = (await subject.take_done(queue)).properties
     equal("BCC", (found.headers["BCC"], found.further_headers), ([other], ()))
-    await bench.holds(copy, 1)
-    await bench.stays(other, 0, 0.2)
+    await subject.holds(copy, 1)
+    await subject.stays(other, 0, 0.2)
 
 
 @row("1.9f", "A CC behind a deeply nested header is honoured")
-async def copies_behind_depth(bench: Bench) -> None:
-    queue, copy = await bench.classic(), await bench.classic()
-    await bench.put(queue, headers={"A0": nested(40), "CC": [copy]})
-    await bench.holds(copy, 1)
-    equal("A0", (await bench.take_done(queue)).properties.headers["A0"], nested(40))
+async def copies_behind_depth(subject: Subject) -> None:
+    queue, copy = await subject.classic(), await subject.classic()
+    await subject.put(queue, headers={"A0": nested(40), "CC": [copy]})
+    await subject.holds(copy, 1)
+    equal("A0", (await subject.take_done(queue)).properties.headers["A0"], nested(40))
 
 
 @row("1.16", "Headers are sorted by name when a message dies, on every version")
-async def sorted_by_death(bench: Bench) -> None:
+async def sorted_by_death(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
-        queue, dead = await pair(bench, kind)
-        await bench.put(queue, headers={"z": 1, "aaa": nested(40), "m": 2})
-        await lap(bench, queue)
-        names = list((await bench.take_done(dead)).properties.headers)
+        queue, dead = await pair(subject, kind)
+        await subject.put(queue, headers={"z": 1, "aaa": nested(40), "m": 2})
+        await lap(subject, queue)
+        names = list((await subject.take_done(dead)).properties.headers)
         equal("order", names, sorted(names))
         equal("first", names[0], "aaa")
 
 
 @row("1.10a", "A dead letter without exchange, route or target is dropped in silence")
-async def dropped_dead_letters(bench: Bench) -> None:
-    unbound = await bench.exchange()
+async def dropped_dead_letters(subject: Subject) -> None:
+    unbound = await subject.exchange()
     nowhere: list[Headers] = [
-        to(bench.name("missing")),
-        {"x-dead-letter-exchange": bench.name("no-exchange")},
+        to(subject.name("missing")),
+        {"x-dead-letter-exchange": subject.name("no-exchange")},
     ]
     for kind in BOTH:
         for arguments in (*nowhere, {"x-dead-letter-exchange": unbound}):
-            queue = await bench.queue(kind, arguments)
-            await bench.put(queue, "first", "second")
-            await lap(bench, queue)
-            equal("what is left", await bench.bodies(queue), ["second"])
-            await bench.stays(queue, 0, 0.1)
+            queue = await subject.queue(kind, arguments)
+            await subject.put(queue, "first", "second")
+            await lap(subject, queue)
+            equal("what is left", await subject.bodies(queue), ["second"])
+            await subject.stays(queue, 0, 0.1)
 
 
 @row("1.10b", "An alternate exchange on the dead-letter exchange catches what has no route")
-async def alternate_for_dead_letters(bench: Bench) -> None:
-    spare, caught = await bench.exchange("fanout"), await bench.classic()
-    await bench.bind(spare, caught)
-    dlx = await bench.exchange("direct", {"alternate-exchange": spare})
-    queue = await bench.classic({"x-dead-letter-exchange": dlx})
-    await bench.put(queue)
-    await lap(bench, queue)
-    equal("exchange", (await bench.take_done(caught)).exchange, dlx)
+async def alternate_for_dead_letters(subject: Subject) -> None:
+    spare, caught = await subject.exchange("fanout"), await subject.classic()
+    await subject.bind(spare, caught)
+    dlx = await subject.exchange("direct", {"alternate-exchange": spare})
+    queue = await subject.classic({"x-dead-letter-exchange": dlx})
+    await subject.put(queue)
+    await lap(subject, queue)
+    equal("exchange", (await subject.take_done(caught)).exchange, dlx)
 
 
 @row("1.10c", "A dead-letter key without a dead-letter exchange is refused with 406")
-async def key_without_exchange(bench: Bench) -> None:
+async def key_without_exchange(subject: Subject) -> None:
     for kind in BOTH:
-        queue = Queue(bench.name(), kind, arguments={"x-dead-letter-routing-key": "k"})
-        error = await bench.refused(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
+        queue = Queue(subject.name(), kind, arguments={"x-dead-letter-routing-key": "k"})
+        error = await subject.refused(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
         that(isinstance(error, PreconditionFailed), f"the declare gives 406, not {error!r}")
 
 
 @row("1.12", "A full reject-publish target drops dead letters if classic, takes them if quorum")
-async def full_target(bench: Bench) -> None:
+async def full_target(subject: Subject) -> None:
     full: Headers = {"x-max-length": 1, "x-overflow": "reject-publish"}
     for kind, kept in ((QueueType.CLASSIC, 1), (QueueType.QUORUM, 4)):
-        dead = await bench.queue(kind, full)
-        queue = await bench.classic(to(dead))
-        await bench.put(queue, "1", "2", "3", "4")
+        dead = await subject.queue(kind, full)
+        queue = await subject.classic(to(dead))
+        await subject.put(queue, "1", "2", "3", "4")
         for _ in range(4):
-            await lap(bench, queue)
-        await bench.holds(dead, kept)
-        await bench.stays(dead, kept, 0.3)
+            await lap(subject, queue)
+        await subject.holds(dead, kept)
+        await subject.stays(dead, kept, 0.3)
 
 
 @row("1.13", "A stream takes dead letters only from 4.0 on; before they are lost")
-async def stream_target(bench: Bench) -> None:
-    queue, dead = await pair(bench, target=QueueType.STREAM)
-    await bench.put(queue)
-    await lap(bench, queue)
-    if bench.version < V4_0:
-        await bench.stays(dead, 0, 1.0)
+async def stream_target(subject: Subject) -> None:
+    queue, dead = await pair(subject, target=QueueType.STREAM)
+    await subject.put(queue)
+    await lap(subject, queue)
+    if subject.version < V4_0:
+        await subject.stays(dead, 0, 1.0)
     else:
-        await bench.holds(dead, 1)
-    equal("left in the source", await bench.count(queue), 0)
+        await subject.holds(dead, 1)
+    equal("left in the source", await subject.count(queue), 0)
 
 
 @row("1.14", "Without a dead-letter exchange a rejected message is deleted")
-async def deleted_without_dlx(bench: Bench) -> None:
+async def deleted_without_dlx(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        await bench.put(queue, "first", "second")
-        await lap(bench, queue)
-        equal("left", await bench.bodies(queue), ["second"])
+        queue = await subject.queue(kind)
+        await subject.put(queue, "first", "second")
+        await lap(subject, queue)
+        equal("left", await subject.bodies(queue), ["second"])
 
 
 @row(
@@ -371,25 +377,25 @@ async def deleted_without_dlx(bench: Bench) -> None:
     "A malformed x-death entry crashes a classic queue before 4.0 and comes back",
     Tag.DESTRUCTIVE,
 )
-async def malformed_death(bench: Bench) -> None:
-    queue, dead = await pair(bench)
+async def malformed_death(subject: Subject) -> None:
+    queue, dead = await pair(subject)
     entry: Headers = {"queue": queue, "reason": "rejected", "count": "3", "exchange": "", "time": 1}
-    await bench.put(queue, "poison", headers={"x-death": [{**entry, "routing-keys": [queue]}]})
-    await lap(bench, queue)
-    if bench.version < V4_0:
-        await bench.pause(1.0)
-        await bench.reconnect()  # whoever asks while the queue is down loses the connection
-        equal("comes back", (await bench.take(queue)).body, b"poison")
-        await bench.stays(dead, 0, 0.3)
+    await subject.put(queue, "poison", headers={"x-death": [{**entry, "routing-keys": [queue]}]})
+    await lap(subject, queue)
+    if subject.version < V4_0:
+        await subject.pause(1.0)
+        await subject.reconnect()  # whoever asks while the queue is down loses the connection
+        equal("comes back", (await subject.take(queue)).body, b"poison")
+        await subject.stays(dead, 0, 0.3)
     else:
-        equal("count", deaths(await bench.take_done(dead))[0]["count"], 1)
+        equal("count", deaths(await subject.take_done(dead))[0]["count"], 1)
 
 
 @row("1.15b", "An x-death that is no array does no harm: the next death replaces it")
-async def death_of_wrong_type(bench: Bench) -> None:
-    queue, dead = await pair(bench)
+async def death_of_wrong_type(subject: Subject) -> None:
+    queue, dead = await pair(subject)
     for value in ("text", {"queue": queue}):
-        await bench.put(queue, headers={"x-death": value})
-        await lap(bench, queue)
-        entries = deaths(await bench.take_done(dead))
+        await subject.put(queue, headers={"x-death": value})
+        await lap(subject, queue)
+        entries = deaths(await subject.take_done(dead))
         equal("deaths", [(entry["queue"], entry["count"]) for entry in entries], [(queue, 1)])

@@ -22,22 +22,22 @@ from hopback.topology.model import Binding, Exchange, Queue, QueueType
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.fields import Headers
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
 
-async def _conflict(bench: Bench, queue: Queue) -> str:
+async def _conflict(subject: Subject, queue: Queue) -> str:
     """The text by which the broker refuses the declare with 406."""
-    error = await bench.refused(lambda channel: channel.declare_queue(queue))
+    error = await subject.refused(lambda channel: channel.declare_queue(queue))
     if not isinstance(error, PreconditionFailed):
         that(condition=False, what=f"{queue} gives 406, not {error!r}")
     return str(error)
 
 
 @row("6.1a", "Another value, a missing or an added argument gives 406 that names the argument")
-async def other_arguments(bench: Bench) -> None:
-    name = await bench.classic({"x-message-ttl": 1000})
+async def other_arguments(subject: Subject) -> None:
+    name = await subject.classic({"x-message-ttl": 1000})
     others: tuple[tuple[str, Headers], ...] = (
         ("x-message-ttl", {"x-message-ttl": 2000}),
         ("x-message-ttl", {}),
@@ -45,38 +45,38 @@ async def other_arguments(bench: Bench) -> None:
         ("x-dead-letter-exchange", {"x-message-ttl": 1000, "x-dead-letter-exchange": ""}),
     )
     for argument, arguments in others:
-        text = await _conflict(bench, Queue(name, arguments=arguments))
+        text = await _conflict(subject, Queue(name, arguments=arguments))
         that(argument in text and name in text, f"{argument} and {name} are named in {text!r}")
 
 
 @row("6.1b", "Another type, durability or auto-delete gives 406")
-async def other_nature(bench: Bench) -> None:
-    name = await bench.classic()
-    await _conflict(bench, Queue(name, QueueType.QUORUM))
-    await _conflict(bench, Queue(name, durable=False))
-    await _conflict(bench, Queue(name, auto_delete=True))
+async def other_nature(subject: Subject) -> None:
+    name = await subject.classic()
+    await _conflict(subject, Queue(name, QueueType.QUORUM))
+    await _conflict(subject, Queue(name, durable=False))
+    await _conflict(subject, Queue(name, auto_delete=True))
 
 
 @row("6.1c", "The same declaration again is no error and tells how many messages there are")
-async def same_again(bench: Bench) -> None:
+async def same_again(subject: Subject) -> None:
     for kind in BOTH:
-        queue = Queue(bench.name(), kind, arguments={"x-message-ttl": 60_000})
-        await bench.declare(queue)
-        await bench.put(queue.name, "1", "2")
-        await bench.holds(queue.name, 2)
-        equal("messages", (await bench.channel.declare_queue(queue)).messages, 2)
+        queue = Queue(subject.name(), kind, arguments={"x-message-ttl": 60_000})
+        await subject.declare(queue)
+        await subject.put(queue.name, "1", "2")
+        await subject.holds(queue.name, 2)
+        equal("messages", (await subject.channel.declare_queue(queue)).messages, 2)
 
 
 @row("6.1d", "Unknown arguments are not compared; an explicit type classic is the same as none")
-async def not_compared(bench: Bench) -> None:
-    name = await bench.classic()
-    await bench.declare(Queue(name, arguments={"own": 1}))
-    await bench.declare(Queue(name, arguments={"x-queue-type": "classic"}))
+async def not_compared(subject: Subject) -> None:
+    name = await subject.classic()
+    await subject.declare(Queue(name, arguments={"own": 1}))
+    await subject.declare(Queue(name, arguments={"x-queue-type": "classic"}))
 
 
 @row("6.1e", "An exchange's type, durability and alternate exchange are compared")
-async def other_exchange(bench: Bench) -> None:
-    name = await bench.exchange("direct", {"alternate-exchange": "one"})
+async def other_exchange(subject: Subject) -> None:
+    name = await subject.exchange("direct", {"alternate-exchange": "one"})
     same: Headers = {"alternate-exchange": "one"}
     others = (
         Exchange(name, "fanout", arguments=same),
@@ -84,28 +84,28 @@ async def other_exchange(bench: Bench) -> None:
         Exchange(name, "direct", arguments={"alternate-exchange": "two"}),
     )
     for other in others:
-        error = await bench.refused(lambda channel, other=other: channel.declare_exchange(other))  # type: ignore[misc]
+        error = await subject.refused(lambda channel, other=other: channel.declare_exchange(other))  # type: ignore[misc]
         that(isinstance(error, PreconditionFailed), f"{other} gives 406, not {error!r}")
-    await bench.channel.declare_exchange(Exchange(name, "direct", arguments=same))
+    await subject.channel.declare_exchange(Exchange(name, "direct", arguments=same))
 
 
 @row("6.2a", "Passive declare looks at the name only, and counts what is ready")
-async def passive(bench: Bench) -> None:
-    name = await bench.quorum({"x-message-ttl": 60_000})
-    await bench.put(name, "1", "2", "3")
-    await bench.take(name)
-    await bench.holds(name, 2)
-    state = await bench.channel.declare_queue(Queue(name, durable=False), passive=True)
+async def passive(subject: Subject) -> None:
+    name = await subject.quorum({"x-message-ttl": 60_000})
+    await subject.put(name, "1", "2", "3")
+    await subject.take(name)
+    await subject.holds(name, 2)
+    state = await subject.channel.declare_queue(Queue(name, durable=False), passive=True)
     equal("state", (state.name, state.messages), (name, 2))
 
 
 @row("6.2b", "Passive declare of what is missing gives 404 and ends the channel")
-async def passive_missing(bench: Bench) -> None:
-    name = bench.name()
-    channel = await bench.open_channel()
+async def passive_missing(subject: Subject) -> None:
+    name = subject.name()
+    channel = await subject.open_channel()
     for attempt in (
         channel.declare_queue(Queue(name), passive=True),
-        channel.get(await bench.classic()),
+        channel.get(await subject.classic()),
     ):
         error: BrokerError | None = None
         try:
@@ -113,45 +113,45 @@ async def passive_missing(bench: Bench) -> None:
         except BrokerError as found:
             error = found
         that(isinstance(error, NotFound), f"404 at once and ever after, not {error!r}")
-    missing = Exchange(bench.name("exchange"))
-    error = await bench.refused(lambda fresh: fresh.declare_exchange(missing, passive=True))
+    missing = Exchange(subject.name("exchange"))
+    error = await subject.refused(lambda fresh: fresh.declare_exchange(missing, passive=True))
     that(isinstance(error, NotFound), f"404 for the exchange, not {error!r}")
 
 
 @row("6.2c", "A declare counts the consumers")
-async def counts_consumers(bench: Bench) -> None:
-    name = await bench.classic()
+async def counts_consumers(subject: Subject) -> None:
+    name = await subject.classic()
     for _ in range(2):
-        await bench.channel.consume(name, lambda _: None)
-    state = await bench.channel.declare_queue(Queue(name), passive=True)
+        await subject.channel.consume(name, lambda _: None)
+    state = await subject.channel.declare_queue(Queue(name), passive=True)
     equal("consumers", state.consumers, 2)
 
 
 @row("6.7", "A queue deleted and declared anew with another type serves new channels")
-async def changed_type(bench: Bench) -> None:
-    name = await bench.quorum()
-    await bench.put(name)
-    equal("deleted", await bench.channel.delete_queue(name), 1)
-    line = await bench.connect()
+async def changed_type(subject: Subject) -> None:
+    name = await subject.quorum()
+    await subject.put(name)
+    equal("deleted", await subject.channel.delete_queue(name), 1)
+    line = await subject.connect()
     channel = await line.open_channel()
     await channel.declare_queue(Queue(name))
-    await bench.put(name, "fresh")
-    equal("body", (await bench.take(name, channel=channel)).body, b"fresh")
+    await subject.put(name, "fresh")
+    equal("body", (await subject.take(name, channel=channel)).body, b"fresh")
 
 
 @row("6.7b", "Who had used a queue before its type changed loses the connection at the next get")
-async def changed_type_under_a_channel(bench: Bench) -> None:
+async def changed_type_under_a_channel(subject: Subject) -> None:
     for before, after in (
         (QueueType.QUORUM, QueueType.CLASSIC),
         (QueueType.CLASSIC, QueueType.QUORUM),
     ):
-        name = await bench.queue(before)
-        line = await bench.connect()
+        name = await subject.queue(before)
+        line = await subject.connect()
         channel = await line.open_channel()
         await channel.get(name)
-        await bench.channel.delete_queue(name)
-        await bench.queue(after, name=name)
-        lost = before is QueueType.QUORUM or bench.version < V4_0
+        await subject.channel.delete_queue(name)
+        await subject.queue(after, name=name)
+        lost = before is QueueType.QUORUM or subject.version < V4_0
         equal(f"{before} to {after} ends the connection", await _loses(channel, name), lost)
 
 
@@ -164,85 +164,85 @@ async def _loses(channel: Channel, queue: str) -> bool:
 
 
 @row("A.1", "A queue without a name gets one from the broker")
-async def server_named(bench: Bench) -> None:
-    one = await bench.channel.declare_queue(Queue("", durable=False, exclusive=True))
-    two = await bench.channel.declare_queue(Queue("", durable=False, exclusive=True))
+async def server_named(subject: Subject) -> None:
+    one = await subject.channel.declare_queue(Queue("", durable=False, exclusive=True))
+    two = await subject.channel.declare_queue(Queue("", durable=False, exclusive=True))
     that(one.name.startswith("amq.gen-"), f"the broker's own names begin so, not {one.name}")
     that(one.name != two.name, "each has its own")
-    await bench.put(one.name)
-    equal("ready", await bench.count(one.name), 1)
+    await subject.put(one.name)
+    equal("ready", await subject.count(one.name), 1)
 
 
 @row("A.2", "An exclusive queue is locked for other connections and dies with its own")
-async def exclusive(bench: Bench) -> None:
-    owner = await bench.connect()
+async def exclusive(subject: Subject) -> None:
+    owner = await subject.connect()
     channel = await owner.open_channel()
-    queue = Queue(bench.name(), durable=False, exclusive=True)
+    queue = Queue(subject.name(), durable=False, exclusive=True)
     await channel.declare_queue(queue)
-    error = await bench.refused(lambda other: other.get(queue.name))
+    error = await subject.refused(lambda other: other.get(queue.name))
     that(isinstance(error, ResourceLocked), f"405 for others, not {error!r}")
     await owner.close()
 
     async def gone() -> bool:
-        return not await bench.exists(queue.name)
+        return not await subject.exists(queue.name)
 
-    await bench.eventually(gone, "an end of the exclusive queue")
+    await subject.eventually(gone, "an end of the exclusive queue")
 
 
 @row("A.3", "An auto-delete queue goes with its last consumer, not before the first")
-async def auto_delete(bench: Bench) -> None:
-    name = await bench.declare(Queue(bench.name(), auto_delete=True))
-    that(await bench.exists(name), "it waits for its first consumer")
-    tags = [await bench.channel.consume(name, lambda _: None) for _ in range(2)]
-    await bench.channel.cancel(tags[0])
-    that(await bench.exists(name), "it is there while one consumes")
-    await bench.channel.cancel(tags[1])
+async def auto_delete(subject: Subject) -> None:
+    name = await subject.declare(Queue(subject.name(), auto_delete=True))
+    that(await subject.exists(name), "it waits for its first consumer")
+    tags = [await subject.channel.consume(name, lambda _: None) for _ in range(2)]
+    await subject.channel.cancel(tags[0])
+    that(await subject.exists(name), "it is there while one consumes")
+    await subject.channel.cancel(tags[1])
 
     async def gone() -> bool:
-        return not await bench.exists(name)
+        return not await subject.exists(name)
 
-    await bench.eventually(gone, "an end of the auto-delete queue")
+    await subject.eventually(gone, "an end of the auto-delete queue")
 
 
 @row("A.4", "Delete minds if-unused and if-empty, counts messages, and forgives a missing queue")
-async def delete(bench: Bench) -> None:
-    name = await bench.classic()
-    await bench.put(name, "1", "2")
-    error = await bench.refused(lambda channel: channel.delete_queue(name, if_empty=True))
+async def delete(subject: Subject) -> None:
+    name = await subject.classic()
+    await subject.put(name, "1", "2")
+    error = await subject.refused(lambda channel: channel.delete_queue(name, if_empty=True))
     that(isinstance(error, PreconditionFailed), f"406 when not empty, not {error!r}")
-    tag = await bench.channel.consume(name, lambda _: None)
-    error = await bench.refused(lambda channel: channel.delete_queue(name, if_unused=True))
+    tag = await subject.channel.consume(name, lambda _: None)
+    error = await subject.refused(lambda channel: channel.delete_queue(name, if_unused=True))
     that(isinstance(error, PreconditionFailed), f"406 when in use, not {error!r}")
-    await bench.channel.cancel(tag)
-    await bench.put(name, "3")
-    equal("deleted", await bench.channel.delete_queue(name) >= 1, True)
-    equal("deleted again", await bench.channel.delete_queue(name), 0)
+    await subject.channel.cancel(tag)
+    await subject.put(name, "3")
+    equal("deleted", await subject.channel.delete_queue(name) >= 1, True)
+    equal("deleted again", await subject.channel.delete_queue(name), 0)
 
 
 @row("A.5", "Purge removes what is ready, not what is held")
-async def purge(bench: Bench) -> None:
+async def purge(subject: Subject) -> None:
     for kind in BOTH:
-        name = await bench.queue(kind)
-        await bench.put(name, "held", "2", "3")
-        held = await bench.take(name)
-        equal("purged", await bench.channel.purge_queue(name), 2)
-        bench.channel.nack(held.tag, requeue=True)
-        await bench.holds(name, 1)
-        equal("left", await bench.bodies(name), ["held"])
+        name = await subject.queue(kind)
+        await subject.put(name, "held", "2", "3")
+        held = await subject.take(name)
+        equal("purged", await subject.channel.purge_queue(name), 2)
+        subject.channel.nack(held.tag, requeue=True)
+        await subject.holds(name, 1)
+        equal("left", await subject.bodies(name), ["held"])
 
 
 @row("A.6", "Names that begin with amq. are the broker's own")
-async def reserved_names(bench: Bench) -> None:
+async def reserved_names(subject: Subject) -> None:
     queue, exchange = Queue("amq.conformance"), Exchange("amq.conformance")
-    error = await bench.refused(lambda channel: channel.declare_queue(queue))
+    error = await subject.refused(lambda channel: channel.declare_queue(queue))
     that(isinstance(error, AccessRefused), f"403 for the queue, not {error!r}")
-    error = await bench.refused(lambda channel: channel.declare_exchange(exchange))
+    error = await subject.refused(lambda channel: channel.declare_exchange(exchange))
     that(isinstance(error, AccessRefused), f"403 for the exchange, not {error!r}")
 
 
 @row("A.7", "The default exchange can be neither declared, deleted nor bound")
-async def default_exchange(bench: Bench) -> None:
-    name = await bench.classic()
+async def default_exchange(subject: Subject) -> None:
+    name = await subject.classic()
     attempts = (
         lambda channel: channel.declare_exchange(Exchange("")),
         lambda channel: channel.delete_exchange(""),
@@ -250,88 +250,88 @@ async def default_exchange(bench: Bench) -> None:
         lambda channel: channel.unbind(Binding("", name, name)),
     )
     for attempt in attempts:
-        error = await bench.refused(attempt)
+        error = await subject.refused(attempt)
         that(isinstance(error, AccessRefused), f"403, not {error!r}")
 
 
 @row("A.8", "Binding to or from what is missing gives 404; a missing binding is unbound in peace")
-async def bind_missing(bench: Bench) -> None:
-    name, exchange = await bench.classic(), await bench.exchange()
+async def bind_missing(subject: Subject) -> None:
+    name, exchange = await subject.classic(), await subject.exchange()
     for binding in (Binding("no-such", name), Binding(exchange, "no-such")):
-        error = await bench.refused(lambda channel, binding=binding: channel.bind(binding))  # type: ignore[misc]
+        error = await subject.refused(lambda channel, binding=binding: channel.bind(binding))  # type: ignore[misc]
         that(isinstance(error, NotFound), f"404 for {binding}, not {error!r}")
-    await bench.channel.unbind(Binding(exchange, name, "never bound"))
-    await bench.channel.delete_exchange("no-such")
+    await subject.channel.unbind(Binding(exchange, name, "never bound"))
+    await subject.channel.delete_exchange("no-such")
 
 
 @row("A.9", "delete_exchange with if_unused refuses while something is bound")
-async def delete_exchange_in_use(bench: Bench) -> None:
-    name, exchange = await bench.classic(), await bench.exchange()
-    await bench.bind(exchange, name, "key")
-    error = await bench.refused(lambda channel: channel.delete_exchange(exchange, if_unused=True))
+async def delete_exchange_in_use(subject: Subject) -> None:
+    name, exchange = await subject.classic(), await subject.exchange()
+    await subject.bind(exchange, name, "key")
+    error = await subject.refused(lambda channel: channel.delete_exchange(exchange, if_unused=True))
     that(isinstance(error, PreconditionFailed), f"406 while bound, not {error!r}")
-    await bench.channel.unbind(Binding(exchange, name, "key"))
-    await bench.channel.delete_exchange(exchange, if_unused=True)
+    await subject.channel.unbind(Binding(exchange, name, "key"))
+    await subject.channel.delete_exchange(exchange, if_unused=True)
     missing = Exchange(exchange)
-    error = await bench.refused(lambda channel: channel.declare_exchange(missing, passive=True))
+    error = await subject.refused(lambda channel: channel.declare_exchange(missing, passive=True))
     that(isinstance(error, NotFound), f"it is gone, not {error!r}")
 
 
 @row("A.10", "An auto-delete exchange goes with its last binding")
-async def auto_delete_exchange(bench: Bench) -> None:
-    queue = await bench.classic()
-    exchange = Exchange(bench.name("exchange"), "fanout", auto_delete=True)
-    await bench.channel.declare_exchange(exchange)
-    await bench.bind(exchange.name, queue)
-    await bench.channel.declare_exchange(exchange, passive=True)
-    await bench.channel.unbind(Binding(exchange.name, queue))
-    error = await bench.refused(lambda channel: channel.declare_exchange(exchange, passive=True))
+async def auto_delete_exchange(subject: Subject) -> None:
+    queue = await subject.classic()
+    exchange = Exchange(subject.name("exchange"), "fanout", auto_delete=True)
+    await subject.channel.declare_exchange(exchange)
+    await subject.bind(exchange.name, queue)
+    await subject.channel.declare_exchange(exchange, passive=True)
+    await subject.channel.unbind(Binding(exchange.name, queue))
+    error = await subject.refused(lambda channel: channel.declare_exchange(exchange, passive=True))
     that(isinstance(error, NotFound), f"it is gone, not {error!r}")
 
 
 @row("A.11", "Deleting a queue takes its bindings with it")
-async def bindings_go_too(bench: Bench) -> None:
-    exchange, name = await bench.exchange("fanout"), await bench.classic()
-    await bench.bind(exchange, name)
-    await bench.channel.delete_queue(name)
-    await bench.classic(name=name)
-    error = await bench.refused(lambda _: bench.put("", exchange=exchange))
+async def bindings_go_too(subject: Subject) -> None:
+    exchange, name = await subject.exchange("fanout"), await subject.classic()
+    await subject.bind(exchange, name)
+    await subject.channel.delete_queue(name)
+    await subject.classic(name=name)
+    error = await subject.refused(lambda _: subject.put("", exchange=exchange))
     that(not isinstance(error, ChannelClosed), f"the message has no route, not {error!r}")
-    equal("ready", await bench.count(name), 0)
+    equal("ready", await subject.count(name), 0)
 
 
 @row("A.12", "An internal exchange takes no publish of a client, and routes dead letters")
-async def internal_exchange(bench: Bench) -> None:
-    dead = await bench.classic()
-    exchange = Exchange(bench.name("exchange"), "fanout", internal=True)
-    await bench.channel.declare_exchange(exchange)
-    await bench.bind(exchange.name, dead)
-    queue = await bench.classic({"x-dead-letter-exchange": exchange.name})
-    await bench.put(queue)
-    bench.channel.nack((await bench.take(queue)).tag, requeue=False)
-    await bench.holds(dead, 1)
-    channel = await bench.open_channel()
+async def internal_exchange(subject: Subject) -> None:
+    dead = await subject.classic()
+    exchange = Exchange(subject.name("exchange"), "fanout", internal=True)
+    await subject.channel.declare_exchange(exchange)
+    await subject.bind(exchange.name, dead)
+    queue = await subject.classic({"x-dead-letter-exchange": exchange.name})
+    await subject.put(queue)
+    subject.channel.nack((await subject.take(queue)).tag, requeue=False)
+    await subject.holds(dead, 1)
+    channel = await subject.open_channel()
     fate = channel.publish(Message(exchange.name, "", b""))
-    error = await bench.end_of(channel)
+    error = await subject.end_of(channel)
     that(isinstance(error, AccessRefused), f"403 for the publish, not {error!r}")
-    await bench.refused(lambda _: fate)
-    await bench.channel.delete_exchange(exchange.name)
+    await subject.refused(lambda _: fate)
+    await subject.channel.delete_exchange(exchange.name)
 
 
 @row(
     "A.13",
     "An unknown exchange type ends the connection with 503, from 4.0 on the channel with 406",
 )
-async def unknown_exchange_type(bench: Bench) -> None:
-    line = await bench.connect()
+async def unknown_exchange_type(subject: Subject) -> None:
+    line = await subject.connect()
     channel = await line.open_channel()
-    name = bench.name("exchange")
+    name = subject.name("exchange")
     try:
         await channel.declare_exchange(Exchange(name, "x-no-such-type"))
     except BrokerError as error:
-        kind = bench.since({"3.10": ConnectionLost, "4.0": PreconditionFailed})
+        kind = subject.since({"3.10": ConnectionLost, "4.0": PreconditionFailed})
         that(isinstance(error, kind), f"{kind.__name__}, not {error!r}")
         that("unknown exchange type 'x-no-such-type'" in str(error), f"the type is named: {error}")
     else:
         that(condition=False, what="the exchange type is refused")
-    await bench.classic(to("still here"))
+    await subject.classic(to("still here"))

@@ -10,7 +10,7 @@ from hopback.testing.conformance.row import row
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
@@ -23,50 +23,50 @@ def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
     }
 
 
-async def _comes_at_once(bench: Bench, queue: str, *, by_nack: bool) -> None:
+async def _comes_at_once(subject: Subject, queue: str, *, by_nack: bool) -> None:
     """Make sure that a message given back does not stay away."""
-    held = await bench.take(queue)
+    held = await subject.take(queue)
     if by_nack:
-        bench.channel.nack(held.tag, requeue=True)
+        subject.channel.nack(held.tag, requeue=True)
     else:
-        bench.channel.reject(held.tag, requeue=True)
-    await bench.take_done(queue)
+        subject.channel.reject(held.tag, requeue=True)
+    await subject.take_done(queue)
 
 
 @row("5.12a", "A rejected message stays away for min times its failures, at most max", since=V4_3)
-async def grows_with_failures(bench: Bench) -> None:
-    queue = await bench.quorum(_delayed("failed", 500, 1200))
-    await bench.put(queue)
-    held = await bench.take(queue)
+async def grows_with_failures(subject: Subject) -> None:
+    queue = await subject.quorum(_delayed("failed", 500, 1200))
+    await subject.put(queue)
+    held = await subject.take(queue)
     for least in (0.5, 1.0, 1.2, 1.2):
-        bench.channel.reject(held.tag, requeue=True)
-        start = bench.facilities.now()
-        held = await bench.take(queue)
-        waited = bench.facilities.now() - start
+        subject.channel.reject(held.tag, requeue=True)
+        start = subject.facilities.now()
+        held = await subject.take(queue)
+        waited = subject.facilities.now() - start
         that(least - 0.02 <= waited < least + 0.45, f"it waits {least} s, not {waited:.3f} s")
 
 
 @row("5.12b", "Type failed does not delay nack; type returned does not delay reject", since=V4_3)
-async def delayed_by_type(bench: Bench) -> None:
+async def delayed_by_type(subject: Subject) -> None:
     for kind, by_nack in (("failed", True), ("returned", False)):
-        queue = await bench.quorum(_delayed(kind, 60_000, 60_000))
-        await bench.put(queue)
-        await _comes_at_once(bench, queue, by_nack=by_nack)
+        queue = await subject.quorum(_delayed(kind, 60_000, 60_000))
+        await subject.put(queue)
+        await _comes_at_once(subject, queue, by_nack=by_nack)
 
 
 @row("5.12c", "A delayed message is not counted as ready and holds up nobody", since=V4_3)
-async def delayed_out_of_sight(bench: Bench) -> None:
-    queue = await bench.quorum(_delayed("all", 1500, 1500))
-    await bench.put(queue, "delayed", "next")
-    bench.channel.nack((await bench.take(queue)).tag, requeue=True)
-    await bench.holds(queue, 1)
-    equal("next", await bench.bodies(queue), ["next"])
-    equal("delayed", (await bench.take_done(queue)).body, b"delayed")
+async def delayed_out_of_sight(subject: Subject) -> None:
+    queue = await subject.quorum(_delayed("all", 1500, 1500))
+    await subject.put(queue, "delayed", "next")
+    subject.channel.nack((await subject.take(queue)).tag, requeue=True)
+    await subject.holds(queue, 1)
+    equal("next", await subject.bodies(queue), ["next"])
+    equal("delayed", (await subject.take_done(queue)).body, b"delayed")
 
 
 @row("5.12d", "Before 4.3 the arguments of delayed retry are accepted and do nothing", until=V4_3)
-async def ignored_before(bench: Bench) -> None:
-    queue = await bench.quorum(_delayed("all", 60_000, 60_000))
-    await bench.put(queue)
-    bench.channel.reject((await bench.take(queue)).tag, requeue=True)
-    await bench.holds(queue, 1)
+async def ignored_before(subject: Subject) -> None:
+    queue = await subject.quorum(_delayed("all", 60_000, 60_000))
+    await subject.put(queue)
+    subject.channel.reject((await subject.take(queue)).tag, requeue=True)
+    await subject.holds(queue, 1)

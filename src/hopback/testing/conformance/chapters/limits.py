@@ -9,57 +9,57 @@ from hopback.testing.conformance.expect import equal
 from hopback.testing.conformance.row import row
 
 if TYPE_CHECKING:
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
 
 @row("A.30", "max-length counts what is ready: what is held by a consumer is beyond it")
-async def length_of_ready(bench: Bench) -> None:
+async def length_of_ready(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind, {"x-max-length": 1})
-        await bench.put(queue, "held")
-        held = await bench.take(queue)
-        await bench.put(queue, "ready")
-        await bench.holds(queue, 1)
-        bench.channel.ack(held.tag)
-        equal("left", await bench.bodies(queue), ["ready"])
+        queue = await subject.queue(kind, {"x-max-length": 1})
+        await subject.put(queue, "held")
+        held = await subject.take(queue)
+        await subject.put(queue, "ready")
+        await subject.holds(queue, 1)
+        subject.channel.ack(held.tag)
+        equal("left", await subject.bodies(queue), ["ready"])
 
 
 @row("A.31", "Messages leave a queue in the order in which they came")
-async def first_in_first_out(bench: Bench) -> None:
+async def first_in_first_out(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
+        queue = await subject.queue(kind)
         sent = [str(number) for number in range(50)]
-        await bench.put(queue, *sent)
-        equal("order", await bench.bodies(queue), sent)
+        await subject.put(queue, *sent)
+        equal("order", await subject.bodies(queue), sent)
 
 
 @row("A.33", "What comes to the head because an older one was pushed out expires in its time")
-async def expires_after_overflow(bench: Bench) -> None:
+async def expires_after_overflow(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind, {"x-max-length": 1})
-        await bench.put(queue, "pushed out")
-        await bench.put(queue, "expires", expiration="300")
-        await bench.holds(queue, 0)
+        queue = await subject.queue(kind, {"x-max-length": 1})
+        await subject.put(queue, "pushed out")
+        await subject.put(queue, "expires", expiration="300")
+        await subject.holds(queue, 0)
 
 
 @row("A.34", "What comes to the head because another was taken expires in its time")
-async def expires_after_get(bench: Bench) -> None:
+async def expires_after_get(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        await bench.put(queue, "taken")
-        await bench.put(queue, "expires", expiration="300")
-        await bench.take(queue)
-        await bench.holds(queue, 0)
+        queue = await subject.queue(kind)
+        await subject.put(queue, "taken")
+        await subject.put(queue, "expires", expiration="300")
+        await subject.take(queue)
+        await subject.holds(queue, 0)
 
 
 @row("A.32", "A returned message that no longer fits a bounded classic queue pushes out the oldest")
-async def returned_over_length(bench: Bench) -> None:
-    queue = await bench.classic({"x-max-length": 1})
-    await bench.put(queue, "held")
-    held = await bench.take(queue)
-    await bench.put(queue, "later")
-    bench.channel.nack(held.tag, requeue=True)
-    await bench.holds(queue, 1)
-    equal("left", await bench.bodies(queue), ["later"])
+async def returned_over_length(subject: Subject) -> None:
+    queue = await subject.classic({"x-max-length": 1})
+    await subject.put(queue, "held")
+    held = await subject.take(queue)
+    await subject.put(queue, "later")
+    subject.channel.nack(held.tag, requeue=True)
+    await subject.holds(queue, 1)
+    equal("left", await subject.bodies(queue), ["later"])

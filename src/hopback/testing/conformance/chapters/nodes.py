@@ -11,7 +11,7 @@ from hopback.testing.conformance.row import Tag, row
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
@@ -22,18 +22,18 @@ __all__: list[str] = []
     Tag.NODE,
     Tag.DESTRUCTIVE,
 )
-async def restart(bench: Bench) -> None:
-    durable, safe = await bench.classic(), await bench.quorum()
-    fleeting = await bench.declare(Queue(bench.name(), durable=False))
+async def restart(subject: Subject) -> None:
+    durable, safe = await subject.classic(), await subject.quorum()
+    fleeting = await subject.declare(Queue(subject.name(), durable=False))
     for mode in (1, 2):
         for queue in (durable, safe, fleeting):
             content = Properties(delivery_mode=mode)
-            await bench.channel.publish(Message("", queue, str(mode).encode(), content))
-    await bench.node.restart()
-    await bench.reconnect()
-    equal("durable classic", await bench.bodies(durable), ["2"])
-    equal("quorum", await bench.bodies(safe), ["1", "2"])
-    that(not await bench.exists(fleeting), "the transient queue is gone")
+            await subject.channel.publish(Message("", queue, str(mode).encode(), content))
+    await subject.node.restart()
+    await subject.reconnect()
+    equal("durable classic", await subject.bodies(durable), ["2"])
+    equal("quorum", await subject.bodies(safe), ["1", "2"])
+    that(not await subject.exists(fleeting), "the transient queue is gone")
 
 
 @row(
@@ -42,17 +42,17 @@ async def restart(bench: Bench) -> None:
     Tag.NODE,
     Tag.DESTRUCTIVE,
 )
-async def alarm(bench: Bench) -> None:
+async def alarm(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        await bench.put(queue, "before")
-        line = await bench.connect()
+        queue = await subject.queue(kind)
+        await subject.put(queue, "before")
+        line = await subject.connect()
         channel = await line.open_channel()
-        await bench.node.raise_alarm()
+        await subject.node.raise_alarm()
         fate = channel.publish(Message("", queue, b"during", Properties(delivery_mode=2)))
-        await bench.pause(1.0)
+        await subject.pause(1.0)
         equal("answered", fate.done(), False)
-        equal("consumed meanwhile", await bench.bodies(queue), ["before"])
-        await bench.node.clear_alarm()
+        equal("consumed meanwhile", await subject.bodies(queue), ["before"])
+        await subject.node.clear_alarm()
         await fate
-        equal("after", (await bench.take_done(queue)).body, b"during")
+        equal("after", (await subject.take_done(queue)).body, b"during")

@@ -16,7 +16,7 @@ from hopback.wire.methods import BY_ID, METHODS, decode_arguments, encode_argume
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
@@ -85,9 +85,9 @@ def _channel(shown: str) -> int:
 
 
 @asynccontextmanager
-async def _conversation(bench: Bench) -> AsyncIterator[_Conversation]:
+async def _conversation(subject: Subject) -> AsyncIterator[_Conversation]:
     """A connection of its own with channel 1 open."""
-    address = parse_url(bench.address)
+    address = parse_url(subject.address)
     reader, writer = await asyncio.open_connection(*address.hosts[0])
     core = WireConnection(Side.CLIENT)
     handshake = ClientHandshake(
@@ -125,14 +125,14 @@ _GOODBYE = _method(0, "connection.close", reply_code=200)
 
 
 @row("W.1", "An error is told before the close that stands in the same write", Tag.SOCKET)
-async def error_before_close(bench: Bench) -> None:
-    async with _conversation(bench) as line:
+async def error_before_close(subject: Subject) -> None:
+    async with _conversation(subject) as line:
         await line.answers(
             _publish("key", exchange="no-such-exchange") + _CLOSE,
             "1 channel.close 404 NOT_FOUND - no exchange 'no-such-exchange' in vhost '/'",
             "1 channel.close-ok",
         )
-    async with _conversation(bench) as line:
+    async with _conversation(subject) as line:
         await line.answers(
             _method(1, "basic.ack", delivery_tag=77) + _CLOSE,
             "1 channel.close 406 PRECONDITION_FAILED - unknown delivery tag 77",
@@ -141,8 +141,8 @@ async def error_before_close(bench: Bench) -> None:
 
 
 @row("W.2", "Whatever was asked before a close in the same write is answered", Tag.SOCKET)
-async def answers_before_close(bench: Bench) -> None:
-    queue = bench.name()
+async def answers_before_close(subject: Subject) -> None:
+    queue = subject.name()
     write = (
         _method(1, "queue.declare", queue=queue)
         + _method(1, "basic.get", queue=queue)
@@ -161,14 +161,14 @@ async def answers_before_close(bench: Bench) -> None:
         "1 tx.commit-ok",
         "1 channel.close-ok",
     )
-    async with _conversation(bench) as line:
+    async with _conversation(subject) as line:
         await line.answers(write, *expected)
 
 
 @row("W.3", "A return and its confirm come before the close in the same write", Tag.SOCKET)
-async def return_before_close(bench: Bench) -> None:
-    nowhere = _method(1, "confirm.select") + _publish(bench.name(), mandatory=True)
-    async with _conversation(bench) as line:
+async def return_before_close(subject: Subject) -> None:
+    nowhere = _method(1, "confirm.select") + _publish(subject.name(), mandatory=True)
+    async with _conversation(subject) as line:
         await line.answers(
             nowhere + _CLOSE,
             "1 confirm.select-ok",
@@ -176,7 +176,7 @@ async def return_before_close(bench: Bench) -> None:
             "1 basic.ack",
             "1 channel.close-ok",
         )
-    async with _conversation(bench) as line:
+    async with _conversation(subject) as line:
         await line.answers(
             nowhere + _GOODBYE,
             "1 confirm.select-ok",
@@ -191,8 +191,8 @@ async def return_before_close(bench: Bench) -> None:
     "After connection.close-ok the line is open, and read, until the client ends it",
     Tag.SOCKET,
 )
-async def open_after_goodbye(bench: Bench) -> None:
-    async with _conversation(bench) as line:
+async def open_after_goodbye(subject: Subject) -> None:
+    async with _conversation(subject) as line:
         await line.answers(_GOODBYE, "0 connection.close-ok")
         await line.stays_open()
 
@@ -202,13 +202,13 @@ async def open_after_goodbye(bench: Bench) -> None:
     "A body frame may have 131,072 bytes, eight more than frame_max leaves; no more",
     Tag.SOCKET,
 )
-async def largest_body_frame(bench: Bench) -> None:
-    nowhere = bench.name()
-    async with _conversation(bench) as line:
+async def largest_body_frame(subject: Subject) -> None:
+    nowhere = subject.name()
+    async with _conversation(subject) as line:
         await line.answers(
             _publish(nowhere, size=_FRAME_MAX, mandatory=True), "1 basic.return 312 NO_ROUTE"
         )
-    async with _conversation(bench) as line:
+    async with _conversation(subject) as line:
         await line.answers(
             _publish(nowhere, size=_FRAME_MAX + 1, mandatory=True),
             "0 connection.close 501 FRAME_ERROR - type 3, all octets = <<>>:"
@@ -217,8 +217,8 @@ async def largest_body_frame(bench: Bench) -> None:
 
 
 @row("W.6", "channel_max limits how many channels there are, not their numbers", Tag.SOCKET)
-async def channel_limit(bench: Bench) -> None:
-    async with _conversation(bench) as line:
+async def channel_limit(subject: Subject) -> None:
+    async with _conversation(subject) as line:
         await line.answers(_method(65_535, "channel.open"), "65535 channel.open-ok")
         rest = range(2, _CHANNEL_MAX)
         await line.answers(
@@ -233,14 +233,14 @@ async def channel_limit(bench: Bench) -> None:
 
 
 @row("W.7", "A channel may be opened, used and closed in one write", Tag.SOCKET)
-async def open_and_use(bench: Bench) -> None:
+async def open_and_use(subject: Subject) -> None:
     write = (
         _method(2, "channel.open")
-        + _method(2, "queue.declare", queue=bench.name())
+        + _method(2, "queue.declare", queue=subject.name())
         + _method(2, "channel.close", reply_code=200)
     )
     expected = ("2 channel.open-ok", "2 queue.declare-ok", "2 channel.close-ok")
-    async with _conversation(bench) as line:
+    async with _conversation(subject) as line:
         await line.answers(write, *expected)
 
 
@@ -249,8 +249,8 @@ async def open_and_use(bench: Bench) -> None:
     "channel.flow off ends the connection (540) and is not answered; on is answered",
     Tag.SOCKET,
 )
-async def flow(bench: Bench) -> None:
-    async with _conversation(bench) as line:
+async def flow(subject: Subject) -> None:
+    async with _conversation(subject) as line:
         await line.answers(_method(1, "channel.flow", active=True), "1 channel.flow-ok")
         await line.answers(
             _method(1, "channel.flow", active=False),
@@ -261,16 +261,16 @@ async def flow(bench: Bench) -> None:
 @row(
     "W.9", "What is no frame, and a server's own method, end the connection (501, 503)", Tag.SOCKET
 )
-async def nonsense(bench: Bench) -> None:
-    declare = _method(1, "queue.declare", queue=bench.name())
-    async with _conversation(bench) as line:
+async def nonsense(subject: Subject) -> None:
+    declare = _method(1, "queue.declare", queue=subject.name())
+    async with _conversation(subject) as line:
         await line.answers(
             declare + b"garbagegarbage",
             "1 queue.declare-ok",
             "0 connection.close 501 FRAME_ERROR - type 103, all octets = <<>>:"
             " {frame_too_large,1650550629,131064}",
         )
-    async with _conversation(bench) as line:
+    async with _conversation(subject) as line:
         await line.answers(
             declare + _method(1, "queue.declare-ok", queue="q"),
             "1 queue.declare-ok",
@@ -286,17 +286,17 @@ async def nonsense(bench: Bench) -> None:
     Tag.DESTRUCTIVE,
     Tag.SOCKET,
 )
-async def blocked(bench: Bench) -> None:
-    queue = bench.name()
+async def blocked(subject: Subject) -> None:
+    queue = subject.name()
     declare = _method(1, "queue.declare", queue=queue)
-    async with _conversation(bench) as publisher, _conversation(bench) as consumer:
+    async with _conversation(subject) as publisher, _conversation(subject) as consumer:
         await publisher.answers(
             declare + _method(1, "confirm.select") + _publish(queue),
             "1 queue.declare-ok",
             "1 confirm.select-ok",
             "1 basic.ack",
         )
-        await bench.node.raise_alarm()
+        await subject.node.raise_alarm()
         try:
             await publisher.answers(declare, "1 queue.declare-ok")
             await publisher.answers(
@@ -310,6 +310,6 @@ async def blocked(bench: Bench) -> None:
             )
             await publisher.is_silent()
         finally:
-            await bench.node.clear_alarm()
+            await subject.node.clear_alarm()
         await publisher.answers(b"", "0 connection.unblocked", "2 channel.open-ok", "1 basic.ack")
         await consumer.answers(b"", "1 basic.deliver")

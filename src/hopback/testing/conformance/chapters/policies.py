@@ -12,98 +12,98 @@ from hopback.topology.model import Policy, QueueType
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
 
-async def _apply(bench: Bench, queue: str, priority: int = 0, **definition: FieldValue) -> None:
+async def _apply(subject: Subject, queue: str, priority: int = 0, **definition: FieldValue) -> None:
     """Set a policy on one queue; keys have `_` for `-`."""
     keys = {key.replace("_", "-"): value for key, value in definition.items()}
-    await bench.set_policy(Policy(f"{queue}-{priority}", f"^{queue}$", keys, priority))
+    await subject.set_policy(Policy(f"{queue}-{priority}", f"^{queue}$", keys, priority))
 
 
 @row(
     "6.3a", "A policy's dead-letter exchange and key hold for messages already there", Tag.POLICIES
 )
-async def live_dead_lettering(bench: Bench) -> None:
+async def live_dead_lettering(subject: Subject) -> None:
     for kind in BOTH:
-        queue, dead = await bench.queue(kind), await bench.classic()
-        await bench.put(queue)
-        await _apply(bench, queue, dead_letter_exchange="", dead_letter_routing_key=dead)
-        await lap(bench, queue)
-        equal("reason", deaths(await bench.take_done(dead))[0]["reason"], "rejected")
+        queue, dead = await subject.queue(kind), await subject.classic()
+        await subject.put(queue)
+        await _apply(subject, queue, dead_letter_exchange="", dead_letter_routing_key=dead)
+        await lap(subject, queue)
+        equal("reason", deaths(await subject.take_done(dead))[0]["reason"], "rejected")
 
 
 @row("6.3b", "A policy's max-length drops at once what is too much", Tag.POLICIES)
-async def live_length(bench: Bench) -> None:
+async def live_length(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        await bench.put(queue, "1", "2", "3")
-        await _apply(bench, queue, max_length=1)
+        queue = await subject.queue(kind)
+        await subject.put(queue, "1", "2", "3")
+        await _apply(subject, queue, max_length=1)
         if kind is QueueType.QUORUM:
-            await bench.put(queue, "4")
-        await bench.holds(queue, 1)
-        equal("left", await bench.bodies(queue), ["4" if kind is QueueType.QUORUM else "3"])
+            await subject.put(queue, "4")
+        await subject.holds(queue, 1)
+        equal("left", await subject.bodies(queue), ["4" if kind is QueueType.QUORUM else "3"])
 
 
 @row("6.3c", "A policy's delivery limit holds for messages already there", Tag.POLICIES)
-async def live_limit(bench: Bench) -> None:
-    queue = await bench.quorum()
-    await bench.put(queue)
-    await _apply(bench, queue, delivery_limit=1)
+async def live_limit(subject: Subject) -> None:
+    queue = await subject.quorum()
+    await subject.put(queue)
+    await _apply(subject, queue, delivery_limit=1)
     for _ in range(2):
-        bench.channel.reject((await bench.take(queue)).tag, requeue=True)
-    await bench.holds(queue, 0)
-    await bench.stays(queue, 0, 0.2)
+        subject.channel.reject((await subject.take(queue)).tag, requeue=True)
+    await subject.holds(queue, 0)
+    await subject.stays(queue, 0, 0.2)
 
 
 @row("6.3d", "A cleared policy no longer holds", Tag.POLICIES)
-async def cleared(bench: Bench) -> None:
-    queue, dead = await bench.classic(), await bench.classic()
+async def cleared(subject: Subject) -> None:
+    queue, dead = await subject.classic(), await subject.classic()
     policy = Policy(
         queue, f"^{queue}$", {"dead-letter-exchange": "", "dead-letter-routing-key": dead}
     )
-    await bench.set_policy(policy)
-    await bench.put(queue, "1", "2")
-    await lap(bench, queue)
-    await bench.holds(dead, 1)
-    await bench.clear_policy(policy.name)
-    await lap(bench, queue)
-    await bench.stays(dead, 1, 0.3)
+    await subject.set_policy(policy)
+    await subject.put(queue, "1", "2")
+    await lap(subject, queue)
+    await subject.holds(dead, 1)
+    await subject.clear_policy(policy.name)
+    await lap(subject, queue)
+    await subject.stays(dead, 1, 0.3)
 
 
 @row("6.4a", "An argument's dead-letter exchange and key win against the policy's", Tag.POLICIES)
-async def argument_wins(bench: Bench) -> None:
+async def argument_wins(subject: Subject) -> None:
     for kind in BOTH:
-        mine, other = await bench.classic(), await bench.classic()
-        queue = await bench.queue(kind, to(mine))
-        await _apply(bench, queue, dead_letter_exchange="", dead_letter_routing_key=other)
-        await bench.put(queue)
-        await lap(bench, queue)
-        await bench.holds(mine, 1)
-        await bench.stays(other, 0, 0.1)
+        mine, other = await subject.classic(), await subject.classic()
+        queue = await subject.queue(kind, to(mine))
+        await _apply(subject, queue, dead_letter_exchange="", dead_letter_routing_key=other)
+        await subject.put(queue)
+        await lap(subject, queue)
+        await subject.holds(mine, 1)
+        await subject.stays(other, 0, 0.1)
 
 
 @row("6.4b", "Of two times to live the shorter holds, argument or policy", Tag.POLICIES)
-async def shorter_time_holds(bench: Bench) -> None:
+async def shorter_time_holds(subject: Subject) -> None:
     for kind in BOTH:
         for argument, policy in ((100, 60_000), (60_000, 100)):
-            queue = await bench.queue(kind, {"x-message-ttl": argument})
-            await _apply(bench, queue, message_ttl=policy)
-            await bench.put(queue)
-            await bench.holds(queue, 0)
+            queue = await subject.queue(kind, {"x-message-ttl": argument})
+            await _apply(subject, queue, message_ttl=policy)
+            await subject.put(queue)
+            await subject.holds(queue, 0)
 
 
 @row("6.4c", "Of two delivery limits the lower holds, argument or policy", Tag.POLICIES)
-async def lower_limit_holds(bench: Bench) -> None:
+async def lower_limit_holds(subject: Subject) -> None:
     for argument, policy in ((1, 50), (50, 1)):
-        queue = await bench.quorum({"x-delivery-limit": argument})
-        await _apply(bench, queue, delivery_limit=policy)
-        await bench.put(queue)
+        queue = await subject.quorum({"x-delivery-limit": argument})
+        await _apply(subject, queue, delivery_limit=policy)
+        await subject.put(queue)
         for _ in range(2):
-            bench.channel.reject((await bench.take(queue)).tag, requeue=True)
-        await bench.stays(queue, 0, 0.3)
+            subject.channel.reject((await subject.take(queue)).tag, requeue=True)
+        await subject.stays(queue, 0, 0.3)
 
 
 @row(
@@ -112,23 +112,23 @@ async def lower_limit_holds(bench: Bench) -> None:
     Tag.POLICIES,
     since=V4_0,
 )
-async def limit_lifted(bench: Bench) -> None:
-    queue = await bench.quorum()
-    await _apply(bench, queue, delivery_limit=-1)
-    await bench.put(queue)
+async def limit_lifted(subject: Subject) -> None:
+    queue = await subject.quorum()
+    await _apply(subject, queue, delivery_limit=-1)
+    await subject.put(queue)
     for _ in range(23):
-        bench.channel.reject((await bench.take(queue)).tag, requeue=True)
-    await bench.holds(queue, 1)
+        subject.channel.reject((await subject.take(queue)).tag, requeue=True)
+    await subject.holds(queue, 1)
 
 
 @row("6.4e", "Only the policy of highest priority applies; policies do not add up", Tag.POLICIES)
-async def one_policy_only(bench: Bench) -> None:
-    queue, dead = await bench.classic(), await bench.classic()
-    await _apply(bench, queue, 1, dead_letter_exchange="", dead_letter_routing_key=dead)
-    await _apply(bench, queue, 2, max_length=100)
-    await bench.put(queue)
-    await lap(bench, queue)
-    await bench.stays(dead, 0, 0.3)
+async def one_policy_only(subject: Subject) -> None:
+    queue, dead = await subject.classic(), await subject.classic()
+    await _apply(subject, queue, 1, dead_letter_exchange="", dead_letter_routing_key=dead)
+    await _apply(subject, queue, 2, max_length=100)
+    await subject.put(queue)
+    await lap(subject, queue)
+    await subject.stays(dead, 0, 0.3)
 
 
 @row(
@@ -136,20 +136,20 @@ async def one_policy_only(bench: Bench) -> None:
     "A quorum queue's overflow follows the policy, a classic one's the argument",
     Tag.POLICIES,
 )
-async def overflow_precedence(bench: Bench) -> None:
+async def overflow_precedence(subject: Subject) -> None:
     for kind, kept in ((QueueType.CLASSIC, "last"), (QueueType.QUORUM, "first")):
-        queue = await bench.queue(kind, {"x-max-length": 1, "x-overflow": "drop-head"})
-        await _apply(bench, queue, overflow="reject-publish")
-        equal(f"kept by {kind}", await _overflowed(bench, queue), kept)
+        queue = await subject.queue(kind, {"x-max-length": 1, "x-overflow": "drop-head"})
+        await _apply(subject, queue, overflow="reject-publish")
+        equal(f"kept by {kind}", await _overflowed(subject, queue), kept)
 
 
-async def _overflowed(bench: Bench, queue: str) -> str:
+async def _overflowed(subject: Subject, queue: str) -> str:
     """Whether the first or the last of many messages is kept by a queue of length 1."""
     for number in range(10):
         try:
-            await bench.put(queue, str(number))
+            await subject.put(queue, str(number))
         except Nacked:
             break
-        await bench.pause(0.05)
-    found = await bench.bodies(queue)
+        await subject.pause(0.05)
+    found = await subject.bodies(queue)
     return "first" if "0" in found else "last"

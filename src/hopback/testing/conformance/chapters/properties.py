@@ -29,7 +29,7 @@ from hopback.testing.conformance.row import row
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
@@ -67,34 +67,36 @@ def _typed(value: FieldValue) -> object:
     return type(value).__name__, value
 
 
-async def _through(bench: Bench, queue: str, properties: Properties, body: bytes = b"") -> Delivery:
-    await bench.channel.publish(Message("", queue, body, properties))
-    return await bench.take_done(queue)
+async def _through(
+    subject: Subject, queue: str, properties: Properties, body: bytes = b""
+) -> Delivery:
+    await subject.channel.publish(Message("", queue, body, properties))
+    return await subject.take_done(queue)
 
 
 @row("10.1", "A body of more than 16 MiB gives 406 from 4.0 on, and passes before")
-async def large_body(bench: Bench) -> None:
-    queue = await bench.classic()
-    exact = await _through(bench, queue, Properties(), b"x" * (16 * _MIB))
+async def large_body(subject: Subject) -> None:
+    queue = await subject.classic()
+    exact = await _through(subject, queue, Properties(), b"x" * (16 * _MIB))
     equal("16 MiB", len(exact.body), 16 * _MIB)
-    channel = await bench.open_channel()
+    channel = await subject.open_channel()
     fate = channel.publish(Message("", queue, b"x" * (16 * _MIB + 1)))
-    if bench.version < V4_0:
+    if subject.version < V4_0:
         await fate
-        equal("kept", await bench.count(queue), 1)
+        equal("kept", await subject.count(queue), 1)
         return
-    error = await bench.end_of(channel)
+    error = await subject.end_of(channel)
     that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
-    await bench.refused(lambda _: fate)
-    equal("kept", await bench.count(queue), 0)
+    await subject.refused(lambda _: fate)
+    equal("kept", await subject.count(queue), 0)
 
 
 @row("10.2", "Headers that do not fit one frame cannot be published; those that do, can")
-async def headers_of_a_frame(bench: Bench) -> None:
-    queue = await bench.classic()
+async def headers_of_a_frame(subject: Subject) -> None:
+    queue = await subject.classic()
     fits = Properties(headers={"h": "x" * (_FRAME_BYTES - 200)})
-    equal("fits", (await _through(bench, queue, fits)).properties.headers["h"], fits.headers["h"])
-    line = await bench.connect()
+    equal("fits", (await _through(subject, queue, fits)).properties.headers["h"], fits.headers["h"])
+    line = await subject.connect()
     channel = await line.open_channel()
     large = Message("", queue, b"", Properties(headers={"h": "x" * (_FRAME_BYTES + 1)}))
     error: BrokerError | None = None
@@ -103,36 +105,38 @@ async def headers_of_a_frame(bench: Bench) -> None:
     except BrokerError as found:
         error = found
     that(error is not None, "the publish fails")
-    await bench.stays(queue, 0, 0.1)
+    await subject.stays(queue, 0, 0.1)
 
 
 @row("10.3a", "Headers of every type come back equal in value and type")
-async def header_types(bench: Bench) -> None:
+async def header_types(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
+        queue = await subject.queue(kind)
         headers: Headers = {**_VALUES, "array": [*_VALUES.values()], "table": {"inner": _VALUES}}
-        found = (await _through(bench, queue, Properties(headers=headers))).properties.headers
+        found = (await _through(subject, queue, Properties(headers=headers))).properties.headers
         for name, value in headers.items():
             if not (kind == "quorum" and name in ("array", "table")):
                 equal(name, _typed(found[name]), _typed(value))
 
 
 @row("10.3b", "Headers come back sorted by name from 4.0 on, as sent before")
-async def header_order(bench: Bench) -> None:
-    queue = await bench.classic()
-    found = await _through(bench, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
-    equal("order", list(found.properties.headers), list(bench.since({"3.0": "bca", "4.0": "abc"})))
+async def header_order(subject: Subject) -> None:
+    queue = await subject.classic()
+    found = await _through(subject, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
+    equal(
+        "order", list(found.properties.headers), list(subject.since({"3.0": "bca", "4.0": "abc"}))
+    )
 
 
 @row(
     "10.3d",
     "A value nested 1000 deep comes back as it was; so does a nested table with a key twice",
 )
-async def header_depth(bench: Bench) -> None:
+async def header_depth(subject: Subject) -> None:
     twice = RawValue(b"F\0\0\0\x06\x01aV\x01aV")
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        found = await _through(bench, queue, Properties(headers={"d": nested(1000), "t": twice}))
+        queue = await subject.queue(kind)
+        found = await _through(subject, queue, Properties(headers={"d": nested(1000), "t": twice}))
         equal("nested", found.properties.headers["d"], nested(1000))
         equal("twice", found.properties.headers["t"], twice)
 
@@ -141,33 +145,33 @@ async def header_depth(bench: Bench) -> None:
     "10.3e",
     "A header that comes twice is kept before 4.0, the first of them since; any name passes",
 )
-async def header_repeated(bench: Bench) -> None:
+async def header_repeated(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
+        queue = await subject.queue(kind)
         sent = Properties(headers={"a": 1}, further_headers=((b"a", "two"), (b"\xff", None)))
-        found = (await _through(bench, queue, sent)).properties
-        kept = set(bench.since({"3.0": sent.further_headers, "4.0": sent.further_headers[1:]}))
+        found = (await _through(subject, queue, sent)).properties
+        kept = set(subject.since({"3.0": sent.further_headers, "4.0": sent.further_headers[1:]}))
         equal("first", found.headers["a"], 1)
         equal("further", set(found.further_headers), kept)
 
 
 @row("10.3c", "A 64-bit unsigned header comes back equal in value")
-async def unsigned_64(bench: Bench) -> None:
-    queue = await bench.classic()
-    found = await _through(bench, queue, Properties(headers={"u": UInt64(2**40)}))
+async def unsigned_64(subject: Subject) -> None:
+    queue = await subject.classic()
+    found = await _through(subject, queue, Properties(headers={"u": UInt64(2**40)}))
     equal("value", found.properties.headers["u"], 2**40)
 
 
 @row("10.4", "Every property comes back as it was sent, empty or full")
-async def every_property(bench: Bench) -> None:
+async def every_property(subject: Subject) -> None:
     full = Properties(
         content_type="application/json", content_encoding="gzip", headers={"h": 1}, delivery_mode=2,
         priority=7, correlation_id="c", reply_to="r", expiration="60000", message_id="i",
-        timestamp=1_700_000_000, type="t", user_id=bench.facilities.user, app_id="a", cluster_id="k",
+        timestamp=1_700_000_000, type="t", user_id=subject.facilities.user, app_id="a", cluster_id="k",
     )  # fmt: skip
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        found = (await _through(bench, queue, full)).properties
+        queue = await subject.queue(kind)
+        found = (await _through(subject, queue, full)).properties
         for name in (field.name for field in fields(Properties)):
             value = getattr(found, name)
             if name == "headers":
@@ -176,54 +180,54 @@ async def every_property(bench: Bench) -> None:
 
 
 @row("10.5", "Another's user id gives 406 for the channel; one's own passes")
-async def user_id(bench: Bench) -> None:
-    queue = await bench.classic()
-    channel = await bench.open_channel()
+async def user_id(subject: Subject) -> None:
+    queue = await subject.classic()
+    channel = await subject.open_channel()
     fate = channel.publish(Message("", queue, b"", Properties(user_id="somebody-else")))
-    error = await bench.end_of(channel)
+    error = await subject.end_of(channel)
     that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
     that("user_id" in str(error), f"user_id is named in {error}")
-    await bench.refused(lambda _: fate)
-    await bench.put(queue, user_id=bench.facilities.user)
-    equal("kept", await bench.count(queue), 1)
+    await subject.refused(lambda _: fate)
+    await subject.put(queue, user_id=subject.facilities.user)
+    equal("kept", await subject.count(queue), 1)
 
 
 @row("10.6a", "Delivery mode 1 stays 1 through queues and dead-lettering")
-async def transient_stays(bench: Bench) -> None:
+async def transient_stays(subject: Subject) -> None:
     for kind in BOTH:
-        dead = await bench.classic()
+        dead = await subject.classic()
         arguments: Headers = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
-        queue = await bench.queue(kind, arguments)
-        await bench.channel.publish(Message("", queue, b"", Properties(delivery_mode=1)))
-        bench.channel.nack((await bench.take(queue)).tag, requeue=False)
-        equal("mode", (await bench.take_done(dead)).properties.delivery_mode, 1)
+        queue = await subject.queue(kind, arguments)
+        await subject.channel.publish(Message("", queue, b"", Properties(delivery_mode=1)))
+        subject.channel.nack((await subject.take(queue)).tag, requeue=False)
+        equal("mode", (await subject.take_done(dead)).properties.delivery_mode, 1)
 
 
 @row("10.6b", "An unknown delivery mode is refused with 406 before 4.0, and passes since")
-async def unknown_mode(bench: Bench) -> None:
-    queue = await bench.classic()
-    channel = await bench.open_channel()
+async def unknown_mode(subject: Subject) -> None:
+    queue = await subject.classic()
+    channel = await subject.open_channel()
     fate = channel.publish(Message("", queue, b"", Properties(delivery_mode=3)))
-    if bench.version >= V4_0:
+    if subject.version >= V4_0:
         await fate
         return
-    error = await bench.end_of(channel)
+    error = await subject.end_of(channel)
     that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
-    await bench.refused(lambda _: fate)
+    await subject.refused(lambda _: fate)
 
 
 @row("10.7", "Priority is a byte and timestamp counts seconds; both keep their extremes")
-async def extremes(bench: Bench) -> None:
-    queue = await bench.classic()
+async def extremes(subject: Subject) -> None:
+    queue = await subject.classic()
     for priority, timestamp in ((0, 0), (255, 2**40)):
         sent = Properties(priority=priority, timestamp=timestamp)
-        found = (await _through(bench, queue, sent)).properties
+        found = (await _through(subject, queue, sent)).properties
         equal("values", (found.priority, found.timestamp), (priority, timestamp))
 
 
 @row("10.8", "Bodies come back bit for bit, empty or many frames long")
-async def bodies(bench: Bench) -> None:
+async def bodies(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
+        queue = await subject.queue(kind)
         for body in (b"", b"\x00\xce", bytes(range(256)) * 1500):
-            equal("body", (await _through(bench, queue, Properties(), body)).body, body)
+            equal("body", (await _through(subject, queue, Properties(), body)).body, body)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Channel
     from hopback.fields import Headers
-    from hopback.testing.conformance.bench import Bench
+    from hopback.testing.conformance.subject import Subject
 
 __all__: list[str] = []
 
@@ -40,83 +40,83 @@ async def _close(channel: Channel, _: list[int]) -> None:
 
 
 async def _order(
-    bench: Bench,
+    subject: Subject,
     kind: QueueType,
     give_back: Callable[[Channel, list[int]], Awaitable[None]],
     arguments: Headers | None = None,
 ) -> str:
     """The order of six messages after three were taken and given back."""
-    queue = await bench.queue(kind, arguments)
-    await bench.put(queue, *_KEPT)
-    channel = await bench.open_channel()
-    tags = [(await bench.take(queue, channel=channel)).tag for _ in range(3)]
+    queue = await subject.queue(kind, arguments)
+    await subject.put(queue, *_KEPT)
+    channel = await subject.open_channel()
+    tags = [(await subject.take(queue, channel=channel)).tag for _ in range(3)]
     await give_back(channel, tags)
-    await bench.holds(queue, 6)
+    await subject.holds(queue, 6)
     await channel.close()
-    return "".join(await bench.bodies(queue))
+    return "".join(await subject.bodies(queue))
 
 
 @row("7.2a", "A classic queue keeps its order however messages are given back")
-async def classic_order(bench: Bench) -> None:
+async def classic_order(subject: Subject) -> None:
     for way in (_ascending, _descending, _multiple, _close):
-        equal(way.__name__, await _order(bench, QueueType.CLASSIC, way), _KEPT)
+        equal(way.__name__, await _order(subject, QueueType.CLASSIC, way), _KEPT)
 
 
 @row("7.2b", "Nacked in order, a quorum queue's messages go to the tail before 4.0, the head since")
-async def quorum_ascending(bench: Bench) -> None:
-    expected = bench.since({"3.0": _TAIL, "4.0": _KEPT})
+async def quorum_ascending(subject: Subject) -> None:
+    expected = subject.since({"3.0": _TAIL, "4.0": _KEPT})
     for way in (_ascending, _multiple):
-        equal(way.__name__, await _order(bench, QueueType.QUORUM, way), expected)
+        equal(way.__name__, await _order(subject, QueueType.QUORUM, way), expected)
 
 
 @row("7.2c", "Nacked backwards, a quorum queue's messages stand in reverse")
-async def quorum_descending(bench: Bench) -> None:
-    expected = bench.since({"3.0": "456321", "4.0": "321456"})
-    equal("order", await _order(bench, QueueType.QUORUM, _descending), expected)
+async def quorum_descending(subject: Subject) -> None:
+    expected = subject.since({"3.0": "456321", "4.0": "321456"})
+    equal("order", await _order(subject, QueueType.QUORUM, _descending), expected)
 
 
 @row("7.2d", "Closing the channel keeps the order of a quorum queue")
-async def quorum_close(bench: Bench) -> None:
-    equal("order", await _order(bench, QueueType.QUORUM, _close), _KEPT)
+async def quorum_close(subject: Subject) -> None:
+    equal("order", await _order(subject, QueueType.QUORUM, _close), _KEPT)
 
 
 @row("5.7a", "With a limit a quorum queue puts returned messages back at its head")
-async def limited_head(bench: Bench) -> None:
-    found = await _order(bench, QueueType.QUORUM, _ascending, {"x-delivery-limit": 50})
+async def limited_head(subject: Subject) -> None:
+    found = await _order(subject, QueueType.QUORUM, _ascending, {"x-delivery-limit": 50})
     equal("order", found, _KEPT)
 
 
 @row("5.7b", "Without a limit a quorum queue appends nacked messages at its tail before 4.3")
-async def unlimited_tail(bench: Bench) -> None:
-    none: Headers = bench.since({"3.0": {}, "4.0": {"x-delivery-limit": -1}})
-    expected = bench.since({"3.0": _TAIL, "4.3": _KEPT})
-    equal("order", await _order(bench, QueueType.QUORUM, _ascending, none), expected)
+async def unlimited_tail(subject: Subject) -> None:
+    none: Headers = subject.since({"3.0": {}, "4.0": {"x-delivery-limit": -1}})
+    expected = subject.since({"3.0": _TAIL, "4.3": _KEPT})
+    equal("order", await _order(subject, QueueType.QUORUM, _ascending, none), expected)
 
 
 @row("7.1", "What is held is out of sight for others, and comes back marked as redelivered")
-async def held_and_returned(bench: Bench) -> None:
+async def held_and_returned(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(kind)
-        await bench.put(queue)
-        held = await bench.take(queue)
+        queue = await subject.queue(kind)
+        await subject.put(queue)
+        held = await subject.take(queue)
         equal("redelivered at first", held.redelivered, False)
-        equal("ready", await bench.count(queue), 0)
-        other = await bench.open_channel()
+        equal("ready", await subject.count(queue), 0)
+        other = await subject.open_channel()
         equal("to be had", await other.get(queue), None)
-        bench.channel.nack(held.tag, requeue=True)
-        again = await bench.take(queue, channel=other)
+        subject.channel.nack(held.tag, requeue=True)
+        again = await subject.take(queue, channel=other)
         equal("redelivered", again.redelivered, True)
 
 
 @row("7.2e", "Taken and given back one at a time, the same message comes each time from the head")
-async def one_at_a_time(bench: Bench) -> None:
+async def one_at_a_time(subject: Subject) -> None:
     for kind in BOTH:
-        queue = await bench.queue(
+        queue = await subject.queue(
             kind, {"x-delivery-limit": 50} if kind is QueueType.QUORUM else {}
         )
-        await bench.put(queue, "1", "2", "3")
+        await subject.put(queue, "1", "2", "3")
         for _ in range(3):
-            held = await bench.take(queue)
+            held = await subject.take(queue)
             equal("body", held.body, b"1")
-            bench.channel.nack(held.tag, requeue=True)
-            await bench.holds(queue, 3)
+            subject.channel.nack(held.tag, requeue=True)
+            await subject.holds(queue, 3)

@@ -1,4 +1,4 @@
-"""The bench on which rows are played: a broker, names of its own, and patience."""
+"""The broker under test as rows see it: names of its own, and time to answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
+from hopback.renamed import old_names
 from hopback.testing.conformance.expect import Mismatch, equal, that
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType
 from hopback.version import BrokerVersion
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.topology.model import Policy
 
-__all__ = ["Bench", "Facilities", "Lacking", "NodeControl", "PolicyControl", "Timings"]
+__all__ = ["Facilities", "Lacking", "NodeControl", "PolicyControl", "Subject", "Timings"]
 
 _T = TypeVar("_T")
 
 
 class Lacking(Exception):
-    """The bench has not what the row needs; the row is neither shown nor refuted."""
+    """The subject has not what the row needs; the row is neither shown nor refuted."""
 
 
 class PolicyControl(Protocol):
     """Sets policies on the broker under test; they hold when the call returns."""
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set it in the virtual host of the bench, in place of one of the same name."""
+        """Set it in the virtual host of the subject, in place of one of the same name."""
 
     async def clear_policy(self, name: str) -> None:
         """Remove it."""
@@ -68,7 +69,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Facilities:
-    """What the bench may use beside the broker port."""
+    """What the subject may use beside the broker port."""
 
     policies: PolicyControl | None = None
     node: NodeControl | None = None
@@ -84,8 +85,8 @@ class Facilities:
 
 
 @dataclass(slots=True)
-class Bench:
-    """One row's workplace: everything it declares has a name of its own and is removed after."""
+class Subject:
+    """The broker as one row sees it: everything it declares has a name of its own and is removed after."""
 
     broker: Broker
     connection: Connection
@@ -98,8 +99,8 @@ class Bench:
     _connections: list[Connection] = field(default_factory=list)
 
     @classmethod
-    async def set_up(cls, broker: Broker, facilities: Facilities | None = None) -> Bench:
-        """A bench with a connection and a channel."""
+    async def set_up(cls, broker: Broker, facilities: Facilities | None = None) -> Subject:
+        """A subject with a connection and a channel."""
         connection = await broker.connect("conformance")
         channel = await connection.open_channel()
         return cls(broker, connection, channel, facilities or Facilities())
@@ -160,14 +161,14 @@ class Bench:
         return connection
 
     async def reconnect(self) -> None:
-        """Replace the bench's own connection and channel after the node was away."""
+        """Replace the subject's own connection and channel after the node was away."""
         with contextlib.suppress(BrokerError):
             await self.connection.close()
         self.connection = await self.broker.connect("conformance")
         self.channel = await self.connection.open_channel()
 
     async def open_channel(self) -> Channel:
-        """A further channel of the bench's connection."""
+        """A further channel of the subject's connection."""
         return await self.connection.open_channel()
 
     async def end_of(self, channel: Channel) -> BrokerError | None:
@@ -221,14 +222,14 @@ class Bench:
         await self.channel.bind(Binding(source, destination, key, arguments=arguments or {}))
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set a policy; Lacking where the bench cannot."""
+        """Set a policy; Lacking where the subject cannot."""
         control = self._policy_control()
         if policy.name not in self._policies:
             self._policies.append(policy.name)
         await control.set_policy(policy)
 
     async def clear_policy(self, name: str) -> None:
-        """Remove a policy; Lacking where the bench cannot."""
+        """Remove a policy; Lacking where the subject cannot."""
         await self._policy_control().clear_policy(name)
         self._policies.remove(name)
 
@@ -239,7 +240,7 @@ class Bench:
 
     @property
     def node(self) -> NodeControl:
-        """The broker's node; Lacking where the bench has it not in hand."""
+        """The broker's node; Lacking where the subject has it not in hand."""
         if self.facilities.node is None:
             raise Lacking("needs the broker's node in hand")
         return self.facilities.node
@@ -341,3 +342,6 @@ def _delete_queue(name: str) -> Callable[[Channel], Awaitable[object]]:
 
 def _delete_exchange(name: str) -> Callable[[Channel], Awaitable[object]]:
     return lambda channel: channel.delete_exchange(name)
+
+
+__getattr__ = old_names(__name__, {"Bench": "Subject"})

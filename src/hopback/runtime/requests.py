@@ -1,0 +1,226 @@
+"""Questions with an answer: a request waits for its reply, by the broker's direct reply-to.
+
+Replies pass no queue: the broker hands them to the channel that asked, if it is still there. So nothing is
+left behind by whoever has stopped waiting, and an answer whose channel is gone is gone with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from hopback.broker.port import REPLY_TO
+from hopback.broker.supervise import Supervised
+from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, NoReply
+from hopback.runtime.context import compose
+from hopback.runtime.payload import decoder_for
+from hopback.topology.durations import parse_wait_ms
+from hopback.waiting import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Unpack
+
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.broker.supervise import Backoff
+    from hopback.message import Delivery, Message
+    from hopback.runtime.codecs import Codecs
+    from hopback.runtime.context import PublishOptions
+    from hopback.topology.durations import Duration
+
+__all__ = ["REQUEST_TIMEOUT", "RequestClient"]
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT: Duration = "10s"
+"""How long a reply is waited for unless something else is said: longer than people do."""
+
+_OURS = ("correlation_id", "reply_to", "delay", "at", "mandatory")
+"""What a request needs for itself, or what makes no sense of it."""
+
+_MOST_READERS = 1_000
+"""Types of replies whose decoders are kept: an application has a handful."""
+
+
+class RequestClient:
+    """Asks and waits for the answer, on a connection of its own; an async context manager.
+
+    An `App` has one (`app.request`); this is for programs that are none. `codecs` encode requests and
+    decode replies by their content type.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        name: str = "hopback requests",
+        codecs: Codecs | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._codecs = codecs
+        self._line = Supervised(broker, name, self._session, backoff=backoff)
+        self._task: asyncio.Task[None] | None = None
+        self._channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        self._waiting: dict[str, asyncio.Future[Delivery]] = {}
+        self._readers: dict[Any, Callable[[Delivery], Any]] = {}
+        self.late: int = 0
+        """How many replies came that nobody waited for any more."""
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        assert self._task is not None  # noqa: S101 - started just before
+        await first_of(self._channel, self._line.tried.wait(), self._task)
+        if not self._channel.done():
+            error = self._line.trouble
+            await self.close()
+            await self._task
+            raise error or NoReply("nothing was asked: there is no connection")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Begin to connect."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._line.run(), name="hopback-requests")
+            # What ended it is told to whoever asks.
+            self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def close(self) -> None:
+        """End the connection; whoever waits is told that no reply will come. Safe to repeat."""
+        self._line.stop()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def request(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        timeout: Duration = REQUEST_TIMEOUT,  # noqa: ASYNC109 - the reply says how it ended
+        returns: type[T] | Any = Any,
+        **options: Unpack[PublishOptions],
+    ) -> T | Any:
+        """Publish a request and return the reply, decoded into `returns`.
+
+        Returned if no queue wants the request. NoReply if no reply has come within `timeout`, or none
+        can come any more because the connection was lost: whether the request was handled is then not
+        known. Undecodable if the reply is not what was expected.
+        """
+        refused = [name for name in _OURS if options.get(name) is not None]
+        if refused:
+            raise ValueError(f"expected a request without {', '.join(refused)}: it has its own")
+        read = self._reader(returns)
+        seconds = parse_wait_ms(timeout) / 1000
+        options["correlation_id"], options["reply_to"] = uuid.uuid4().hex, REPLY_TO
+        message = compose(exchange, routing_key, payload, codecs=self._codecs, **options)
+        self.start()
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                reply = await self._answered(message)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            state = f" (its connection: {self._line.state})" if not self._channel.done() else ""
+            raise NoReply(
+                f"no reply within {seconds:g} s to a request for {_place(message)}{state}"
+            ) from None
+        return read(reply)
+
+    async def _answered(self, message: Message) -> Delivery:
+        """The reply to a request; what is asked on a channel that proves closed is asked on the next."""
+        number = message.properties.correlation_id or ""
+        while True:
+            channel = await self._usable()
+            answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+            self._waiting[number] = answer
+            try:
+                await channel.room()
+                fate = channel.publish(message)
+            except (ChannelClosed, ConnectionLost):
+                del self._waiting[number]
+                await first_of(channel.wait_closed())
+                self._forget(channel)
+                continue
+            # An answer may be here before the confirm, and then nobody asks for that any more.
+            fate.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                await first_of(fate, answer)
+                if not answer.done():
+                    await asyncio.shield(fate)
+                return await answer
+            finally:
+                self._waiting.pop(number, None)
+
+    async def _usable(self) -> Channel:
+        """The channel to ask on; raises what no new connection can repair."""
+        if not self._channel.done() and self._task is not None:
+            await first_of(self._channel, self._task)
+            if not self._channel.done():
+                await self._task
+                raise NoReply("nothing was asked: the client is closed")
+        return await asyncio.shield(self._channel)
+
+    def _reader(self, returns: Any) -> Callable[[Delivery], Any]:
+        try:
+            known = self._readers.get(returns)
+        except TypeError:
+            known = None  # a type that has no hash
+        if known is not None:
+            return known
+        decode = decoder_for(returns)
+        if self._codecs is not None:
+            read = self._codecs.reader(returns, decode)
+        else:
+
+            def read(delivery: Delivery) -> Any:
+                return decode(delivery.body)
+
+        if len(self._readers) < _MOST_READERS:
+            self._readers[returns] = read
+        return read
+
+    async def _session(self, connection: Connection) -> None:
+        """A channel that waits for replies, for as long as the connection lasts."""
+        try:
+            while True:
+                channel = await connection.open_channel()
+                await channel.consume(REPLY_TO, self._on_reply, no_ack=True)
+                self._channel.set_result(channel)
+                error = await channel.wait_closed()
+                self._forget(channel)
+                self._give_up(error)
+        finally:
+            if self._channel.done():
+                self._forget(self._channel.result())
+            self._give_up(None)
+
+    def _forget(self, channel: Channel) -> None:
+        """No more requests on this channel."""
+        if self._channel.done() and self._channel.result() is channel:
+            self._channel = asyncio.get_running_loop().create_future()
+
+    def _give_up(self, error: BrokerError | None) -> None:
+        """Replies to what was asked so far cannot come any more."""
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                why = error or "the connection ended"
+                answer.set_exception(NoReply(f"no reply can come any more: {why}"))
+                answer.exception()  # whoever asked may have gone
+
+    def _on_reply(self, delivery: Delivery) -> None:
+        answer = self._waiting.get(delivery.properties.correlation_id or "")
+        if answer is None or answer.done():
+            self.late += 1
+        else:
+            answer.set_result(delivery)
+
+
+def _place(message: Message) -> str:
+    if not message.exchange:
+        return f"queue {message.routing_key!r}"
+    return f"exchange {message.exchange!r}, routing key {message.routing_key!r}"

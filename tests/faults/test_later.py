@@ -1,0 +1,54 @@
+"""Delayed and periodic messages and requests through faults, in short; `later.py` has the long form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.later import on_broker, virtually
+from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings
+from tests.harness.installation import HOST
+from tests.harness.rabbitmq import RabbitNode
+from tests.harness.versions import SUITES, installations
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness.installation import Installation
+
+
+@pytest.mark.parametrize("version", ["3.10", "4.0", "4.3"])
+def test_delays_of_three_days_survive_restarts_in_virtual_time(version: str) -> None:
+    """None lost, none early, none more than the rounding and a reconnection late."""
+    found = virtually(300, faults=30, version=version)
+    assert (found.lost, found.early) == (0, 0)
+    assert found.late[-1] < 60
+
+
+async def _survive(installation: Installation, folder: Path) -> None:
+    timings = Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
+    with RabbitNode(installation, timings=timings) as node:
+        found = await on_broker(node, folder, messages=200, longest_s=8, kills=3, pause_s=2)
+    assert (found.messages, found.lost, found.early) == (200, 0, 0)
+    assert found.periodic_missing == 0
+    assert found.wrong == 0
+    assert found.answered > 0
+    assert (found.process_kills, found.broker_kills) == (2, 1)
+
+
+@pytest.mark.broker
+@pytest.mark.xdist_group("fault-later")
+async def test_nothing_is_lost_or_early_when_processes_and_broker_are_killed(
+    tmp_path: Path,
+) -> None:
+    """Delayed messages all come, periodic ones have no gap, and no question gets another's answer."""
+    await _survive(HOST, tmp_path)
+
+
+@pytest.mark.broker
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", sorted(SUITES))
+async def test_nothing_is_lost_or_early_on_newer_brokers(suite: str, tmp_path: Path) -> None:
+    """The same there."""
+    await _survive(installations()[suite], tmp_path)

@@ -1,0 +1,175 @@
+"""Periodic messages: by any number of processes, none missing, each known by its id."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from hopback import App, Context, PeriodicMessage, Queue, Router
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.errors import InvalidTopology
+from hopback.runtime.periodic import SentSoFar
+from hopback.testing import AppTest, in_virtual_time
+from hopback.topology.check import check
+
+
+def _app(ids: list[str], *, missed: str = "once", period: str = "5m") -> App:
+    app = App("reports")
+
+    @app.every(period, missed=missed, retry=["1s"])
+    async def report(periodic: PeriodicMessage, context: Context) -> None:
+        assert periodic.name == "report"
+        assert context.message_id == f"report@{periodic.due.isoformat()}"
+        ids.append(context.message_id)
+
+    return app
+
+
+@in_virtual_time
+async def test_it_comes_at_its_times_with_its_id() -> None:
+    """At the multiples of its period, less than a second late; nothing else is declared wrongly."""
+    ids: list[str] = []
+    app = _app(ids)
+    assert check(app.topology) == ()
+    async with AppTest(app) as test:
+        await test.advance(1801)
+        sent = test.happened("periodic.sent", queue="report")
+        assert max(one.fields["late"] for one in sent) < 0.1
+    # Virtual time begins at 22:13:20.
+    minutes = (15, 20, 25, 30, 35, 40)
+    assert ids == [f"report@2023-11-14T22:{minute}:00+00:00" for minute in minutes]
+
+
+@in_virtual_time
+async def test_of_several_processes_one_sends_and_the_next_takes_over() -> None:
+    """Each time has one message, whoever of them ends, in whatever order."""
+    ids: list[str] = []
+    broker = EmbeddedBroker()
+    async with AsyncExitStack() as stack:
+        running = [
+            await stack.enter_async_context(AppTest(_app(ids), broker=broker)) for _ in range(3)
+        ]
+        await running[0].advance(3600)
+        assert len(ids) == len(set(ids)) == 12
+        for ending in (0, 2):
+            await running[ending].stop()
+            await running[1].advance(3600)
+        assert len(ids) == len(set(ids)) == 36
+        assert broker.snapshot().queue("report.schedule").consumers == ("hopback-2-1",)
+
+
+@in_virtual_time
+async def test_cut_connections_leave_nothing_out() -> None:
+    """Every cut hits another moment; what is sent twice has the same id."""
+    ids: list[str] = []
+    broker = EmbeddedBroker()
+    async with (
+        AppTest(_app(ids, period="10s", missed="each"), broker=broker) as test,
+        AppTest(_app(ids, period="10s", missed="each"), broker=broker),
+    ):
+        for number in range(60):
+            await test.advance(7.3 + number / 100)
+            broker.cut()
+        await test.advance(120)
+        began = test.events[0].at
+        due = range(int(began // 10 + 1) * 10, int(asyncio.get_running_loop().time()) - 60, 10)
+    moments = {int(_moment(one)) for one in ids}
+    assert set(due) <= moments
+
+
+def _moment(message_id: str) -> float:
+    return datetime.fromisoformat(message_id.partition("@")[2]).timestamp()
+
+
+@pytest.mark.parametrize(("missed", "found"), [("once", 1), ("skip", 0), ("each", 12)])
+@in_virtual_time
+async def test_what_was_due_while_nobody_ran_is_caught_up_as_asked(missed: str, found: int) -> None:
+    """Once for all, not at all, or each."""
+    ids: list[str] = []
+    broker = EmbeddedBroker()
+    async with AppTest(_app(ids, missed=missed), broker=broker) as test:
+        await test.advance(301)
+        assert len(ids) == 1
+    await asyncio.sleep(3600)
+    ids.clear()
+    async with AppTest(_app(ids, missed=missed), broker=broker) as test:
+        await test.advance(0.1)
+        assert len(ids) == found
+        await test.advance(300)
+        assert len(ids) == found + 1
+
+
+@in_virtual_time
+async def test_the_message_of_its_queue_may_be_lost_or_spoiled() -> None:
+    """A queue that somebody deletes is made again from what the process knows; nonsense is put aside."""
+    ids: list[str] = []
+    async with AppTest(_app(ids, missed="each")) as test:
+        await test.advance(601)
+        channel = await (await test.broker.connect()).open_channel()
+        await channel.delete_queue("report.schedule")
+        await test.advance(600)
+        await test.publish("", "report.schedule", b'{"since": 5, "last": 1}')
+        await test.advance(600)
+    moments = sorted({_moment(one) for one in ids if one.startswith("report@")})
+    assert len(moments) >= 5
+    assert {after - before for before, after in pairwise(moments)} == {300.0}
+
+
+@in_virtual_time
+async def test_a_router_may_have_periodic_messages_too() -> None:
+    """Its prefix begins the name, and a failing run is retried like any other."""
+    runs: list[int] = []
+    router = Router("shop.")
+
+    @router.every(cron="0 * * * *", name="hourly", retry=["30s"])
+    async def hourly(context: Context) -> None:
+        runs.append(context.attempt)
+        if context.attempt == 1:
+            raise ValueError("x")
+
+    app = App("whole")
+    app.include(router)
+    assert "shop.hourly.schedule" in app.topology.unconsumed
+    async with AppTest(app) as test:
+        await test.advance(3600)
+        test.assert_retried("shop.hourly", times=1)
+    assert runs == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({}, "got neither"),
+        ({"period": "5m", "cron": "* * * * *"}, "got both"),
+        ({"period": "5 minutes"}, "a duration like"),
+        ({"period": 0.5}, "a period of 1s or more"),
+        ({"cron": "61 * * * *"}, "minute from 0 to 59"),
+        ({"period": "5m", "missed": "all"}, "'once' or 'skip' or 'each'"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_declared(said: dict[str, Any], told: str) -> None:
+    """With what was expected."""
+    with pytest.raises(InvalidTopology, match=told):
+        App("x").every(**said)
+
+
+def test_what_was_sent_is_put_together_without_a_gap() -> None:
+    """Where one begins after the end of another, what lies between them was not sent."""
+    whole = SentSoFar.together([SentSoFar(0, 50), SentSoFar(40, 90), SentSoFar(95, 200)])
+    assert whole == SentSoFar(0, 90)
+    assert SentSoFar.together([]) is None
+    assert SentSoFar.read(SentSoFar(3, 4).write()) == SentSoFar(3, 4)
+    nonsense = (b"", b"[]", b"null", b'{"since": true, "last": 2}', b"[" * 9999)
+    assert {SentSoFar.read(body) for body in nonsense} == {None}
+
+
+def test_the_queue_of_a_schedule_is_declared_with_it() -> None:
+    """One message, one consumer at a time, and no limit to how often it comes back."""
+    queue = _app([]).topology.queue("report.schedule")
+    assert isinstance(queue, Queue)
+    assert queue.arguments["x-single-active-consumer"] is True

@@ -1,0 +1,229 @@
+"""Questions with answers: direct reply-to, time-outs, lost connections, answers that come too late."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from hopback import App, Context, NoReply, Park, RequestClient
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.port import REPLY_TO
+from hopback.errors import InvalidTopology, LoginRefused, PreconditionFailed, Returned
+from hopback.message import Message, Properties
+from hopback.runtime.payload import Undecodable
+from hopback.testing import AppTest, Tally, in_virtual_time
+from hopback.topology.model import Queue
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an article costs."""
+
+    sku: str
+    cents: int
+
+
+def _app() -> App:
+    app = App("prices")
+
+    @app.handler("prices", retry=None, replies=True)
+    async def price(question: dict[str, Any], context: Context) -> Price | Park | None:
+        match question["sku"]:
+            case "hopeless":
+                return Park("no such article")
+            case "slow":
+                await asyncio.sleep(30)
+            case "by hand":
+                await context.reply(Price("by hand", 1))
+                return Price("never seen", 2)
+            case "nothing":
+                return None
+        return Price(question["sku"], 100)
+
+    @app.handler("shop", retry=["1s"])
+    async def shop(sku: str) -> None:
+        found = await app.request("", "prices", {"sku": sku}, returns=Price)
+        assert found == Price(sku, 100)
+
+    return app
+
+
+@in_virtual_time
+async def test_a_handler_returns_the_reply() -> None:
+    """Decoded into what was asked for; what it sends by hand comes first, and nothing is None."""
+    async with AppTest(_app()) as test:
+        assert await test.request("", "prices", {"sku": "a"}, returns=Price) == Price("a", 100)
+        assert await test.request("", "prices", {"sku": "b"}) == {"sku": "b", "cents": 100}
+        assert (await test.request("", "prices", {"sku": "by hand"}))["cents"] == 1
+        assert await test.request("", "prices", {"sku": "nothing"}) is None
+        with pytest.raises(Undecodable):
+            await test.request("", "prices", {"sku": "a"}, returns=int)
+        assert await test.drain() == Tally(done=5)
+        assert not test.happened("publish.failed")
+
+
+@in_virtual_time
+async def test_many_questions_at_once_get_their_own_answers() -> None:
+    """On one channel, in whatever order the answers come."""
+    async with AppTest(_app()) as test, RequestClient(test.broker) as client:
+        asked = [client.request("", "prices", {"sku": str(n)}, returns=Price) for n in range(200)]
+        found = await asyncio.gather(*asked)
+        assert [one.sku for one in found] == [str(n) for n in range(200)]
+        assert client.late == 0
+
+
+@in_virtual_time
+async def test_who_gets_no_answer_is_told_when_the_time_is_over() -> None:
+    """Parked, or simply slow: an answer that comes later disturbs nobody, and is no failure."""
+    async with AppTest(_app()) as test, RequestClient(test.broker) as client:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(NoReply, match=r"no reply within 5 s to a request for queue 'prices'"):
+            await client.request("", "prices", {"sku": "slow"}, timeout="5s")
+        assert 5 <= asyncio.get_running_loop().time() - began < 5.1
+        with pytest.raises(NoReply):
+            await client.request("", "prices", {"sku": "hopeless"}, timeout=1)
+        await test.advance(60)
+        assert client.late == 1
+        assert (await client.request("", "prices", {"sku": "c"}, returns=Price)).sku == "c"
+        test.assert_parked("prices", times=1, reason="no such article")
+        assert not test.happened("publish.failed")
+
+
+@in_virtual_time
+async def test_a_question_for_nobody_is_returned() -> None:
+    """At once, as every publish that no queue wants."""
+    async with RequestClient(EmbeddedBroker()) as client:
+        with pytest.raises(Returned, match="nowhere"):
+            await client.request("", "nowhere", {})
+
+
+@in_virtual_time
+async def test_a_lost_connection_ends_the_wait_and_the_next_question_works() -> None:
+    """The answer could not come any more: nobody waits for the whole time-out."""
+    async with AppTest(_app()) as test, RequestClient(test.broker) as client:
+        began = asyncio.get_running_loop().time()
+        asking = asyncio.create_task(client.request("", "prices", {"sku": "slow"}, timeout="1h"))
+        await asyncio.sleep(1)
+        test.broker.cut()
+        with pytest.raises(NoReply, match="no reply can come any more"):
+            await asking
+        assert asyncio.get_running_loop().time() - began < 2
+        answer = await client.request("", "prices", {"sku": "d"}, timeout="1m", returns=Price)
+        assert answer == Price("d", 100)
+        await test.drain()
+
+
+@in_virtual_time
+async def test_a_lost_server_is_a_question_that_waits_for_the_next_one() -> None:
+    """The request is a message like any other: whoever comes up in time answers it."""
+    broker = EmbeddedBroker()
+    async with AppTest(_app(), broker=broker):
+        pass
+    async with RequestClient(broker) as client:
+        asking = asyncio.create_task(client.request("", "prices", {"sku": "e"}, timeout="1m"))
+        await asyncio.sleep(10)
+        async with AppTest(_app(), broker=broker):
+            assert (await asking)["sku"] == "e"
+
+
+@in_virtual_time
+async def test_a_handler_may_ask_another_one() -> None:
+    """On a connection that is made with the first question, and ends with the application."""
+    async with AppTest(_app()) as test:
+        for sku in "abc":
+            await test.publish("", "shop", sku)
+        assert await test.drain(reraise=True) == Tally(done=6)
+        assert any(one.name == "prices requests" for one in test.broker.connections)
+    assert test.broker.connections == ()
+
+
+@in_virtual_time
+async def test_a_reply_goes_to_a_queue_of_the_asker_too() -> None:
+    """Any `reply_to` will do, with the correlation id of the request; who asks nothing gets nothing."""
+    app = _app()
+
+    @app.handler("echo", retry=["1s"])
+    async def echo(context: Context) -> None:
+        assert not context.wants_reply
+        with pytest.raises(ValueError, match="asks for a reply"):
+            await context.reply({})
+
+    @app.handler("square", retry=None)
+    def square(number: int, context: Context) -> None:
+        context.reply_sync(number * number)
+
+    async with AppTest(app) as test:
+        channel = await (await test.broker.connect()).open_channel()
+        await channel.declare_queue(Queue("answers"))
+        for queue, payload in (("prices", {"sku": "f"}), ("square", 7)):
+            await test.publish(
+                "", queue, payload, reply_to="answers", correlation_id=f"asked {queue}"
+            )
+        await test.publish("", "prices", {"sku": "g"})
+        await test.publish("", "prices", {"sku": "h"}, reply_to="gone")
+        await test.publish("", "echo", {})
+        await test.drain(reraise=True)
+        found = [await channel.get("answers") for _ in range(2)]
+        told = {(one.properties.correlation_id, one.body) for one in found if one is not None}
+        assert told == {("asked prices", b'{"sku":"f","cents":100}'), ("asked square", b"49")}
+        assert await channel.get("answers") is None
+        assert await test.request("", "square", 9) == 81
+
+
+@in_virtual_time
+async def test_what_a_request_needs_for_itself_is_refused() -> None:
+    """And a handler that returns a value has to say that it is a reply."""
+    async with RequestClient(EmbeddedBroker()) as client:
+        for option in ({"reply_to": "x"}, {"correlation_id": "x"}, {"delay": "1s"}):
+            with pytest.raises(ValueError, match="a request without"):
+                await client.request("", "q", {}, **option)  # type: ignore[arg-type]
+    app = App("x")
+    with pytest.raises(InvalidTopology, match="return value"):
+
+        @app.handler("q", retry=None)  # type: ignore[type-var]
+        async def price() -> Price:
+            return Price("a", 1)
+
+
+@in_virtual_time
+async def test_the_embedded_broker_refuses_as_rabbitmq_does() -> None:
+    """Who waits for replies acknowledges nothing, and asks on the channel on which it waits."""
+    connection = await EmbeddedBroker().connect()
+    channel = await connection.open_channel()
+    with pytest.raises(PreconditionFailed, match="cannot acknowledge"):
+        await channel.consume(REPLY_TO, lambda _: None)
+    channel = await connection.open_channel()
+    asking = Message("", "q", properties=Properties(reply_to=REPLY_TO))
+    fate = channel.publish(asking, mandatory=False)
+    error = await channel.wait_closed()
+    assert "fast reply consumer does not exist" in str(error)
+    with pytest.raises(Exception, match="fast reply"):
+        await fate
+    await connection.close()
+
+
+@in_virtual_time
+async def test_a_client_that_is_closed_or_cannot_connect_says_so() -> None:
+    """At once, and not after the time-out."""
+    async with RequestClient(EmbeddedBroker()) as client:
+        pass
+    with pytest.raises(NoReply, match="the client is closed"):
+        await client.request("", "prices", {}, timeout="1h")
+
+    class Refusing(EmbeddedBroker):
+        """A broker that knows nobody."""
+
+        async def connect(self, name: str = "hopback") -> Any:
+            """Refuse."""
+            raise LoginRefused(f"{name} is refused")
+
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(LoginRefused):
+        await RequestClient(Refusing()).request("", "prices", {}, timeout="1h")
+    with pytest.raises(LoginRefused):
+        async with RequestClient(Refusing()):
+            pass
+    assert asyncio.get_running_loop().time() - began < 1
