@@ -1,0 +1,327 @@
+"""A failure plan for consumers of aio-pika: their callbacks stay as they are.
+
+```python
+plans = AioPikaPlans(connection)
+plans.queue("orders", retry=["10s", "1m"])
+async with plans:
+    await plans.consume(queue, on_message)
+```
+
+What the callback says of its message by `ack`, `nack`, `reject` or `process` is carried out by the plan:
+an exception within `process` and a `nack` or `reject` with requeue are retries, a `reject` for good
+parks. A message of which it says nothing stays in hand, as with aio-pika alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from datetime import datetime
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import WeakKeyDictionary
+
+from hopback.errors import UnsafeOperation
+from hopback.extras import needs
+from hopback.fields import LongStr
+from hopback.integrations.addresses import broker_url, header_values
+from hopback.integrations.planned import PlannedQueues, given_back, rejected, said
+from hopback.message import Properties, Received
+from hopback.policy.decision import Settlement
+from hopback.runtime.answer import DONE
+from hopback.runtime.worker import answer_for
+
+with needs("aio-pika", "hopback.integrations.aio_pika"):
+    from aio_pika.exceptions import MessageProcessError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+    from typing import Unpack
+
+    from aio_pika import Connection
+    from aio_pika.abc import AbstractConnection, AbstractIncomingMessage, AbstractQueue
+
+    from hopback.integrations.planned import ForeignDelivery, PlanOptions
+    from hopback.runtime.answer import Answer
+
+__all__ = [
+    "AioPikaPlans",
+    "ChannelEndings",
+    "PlannedMessage",
+    "connection_url",
+    "received",
+    "settle",
+]
+
+_LOG = logging.getLogger("hopback.integrations")
+
+_TLS_OPTIONS = {"cafile": "cacertfile", "certfile": "certfile", "keyfile": "keyfile"}
+"""What aio-pika calls the options of ours."""
+
+
+class ChannelEndings:
+    """For each channel of aio-pika an event that is set when it ends."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, asyncio.Event] = WeakKeyDictionary()
+
+    def of(self, message: AbstractIncomingMessage) -> asyncio.Event:
+        """That of the channel which this message came by."""
+        channel = message.channel
+        known = self._known.get(channel)
+        if known is not None:
+            return known
+        ended = self._known[channel] = asyncio.Event()
+        channel.closing.add_done_callback(lambda _closed: ended.set())
+        return ended
+
+
+class AioPikaPlans(PlannedQueues):
+    """Failure plans for queues that aio-pika consumes; an async context manager.
+
+    It publishes on a connection of its own, made by the settings of `connection`.
+    """
+
+    def __init__(self, connection: AbstractConnection, **options: Unpack[PlanOptions]) -> None:
+        super().__init__(**options)
+        self._connection = connection
+        self._endings = ChannelEndings()
+
+    async def start(self) -> None:
+        """Connect and declare what the plans need."""
+        await self.begin(self._publish_to or connection_url(self._connection))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def consume(
+        self,
+        queue: AbstractQueue,
+        callback: Callable[[Any], Awaitable[object] | object],
+        no_ack: bool = False,
+        **options: Any,
+    ) -> str:
+        """`queue.consume` for a callback whose messages go by the plan; the consumer tag."""
+        if no_ack:
+            raise UnsafeOperation(
+                f"queue {queue.name!r} is not consumed with no_ack=True: the broker forgets a message "
+                "when it has sent it, so there is nothing to retry or park. Leave no_ack out."
+            )
+        return await queue.consume(self.callback(queue.name, callback), **options)
+
+    def callback(
+        self, queue: str, callback: Callable[[Any], Awaitable[object] | object]
+    ) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
+        """The callback with a plan, for a program that calls `consume` itself."""
+
+        async def planned(message: AbstractIncomingMessage) -> None:
+            wrapped = await self.message(queue, message)
+            if wrapped is None:
+                return
+            try:
+                returned = callback(wrapped)
+                if isawaitable(returned):
+                    returned = await returned
+                answer = said(returned)
+            except Exception as error:
+                # What was said before it was raised has been done; all of aio-pika's callers agree.
+                answer = answer_for(error, wrapped.rules)
+                if wrapped.processed and wrapped.error is not error:
+                    _LOG.warning("a callback failed after it had settled its message: %r", error)
+            if answer is not None and not wrapped.processed:
+                await wrapped.conclude(answer)
+
+        return planned
+
+    async def message(self, queue: str, message: AbstractIncomingMessage) -> PlannedMessage | None:
+        """A message of `queue.get` or an iterator, to be settled by the plan.
+
+        None if it is a second copy of one that has ended here: it is settled already.
+        """
+        if message.processed:
+            raise UnsafeOperation(
+                f"a message of queue {queue!r} was taken with no_ack=True, or is settled already: "
+                "there is nothing to retry or park"
+            )
+        taken = self.taken(received(queue, message), self._endings.of(message))
+        if taken is None:
+            raise UnsafeOperation(
+                f"queue {queue!r} has no plan: expected one of {', '.join(self.planned)}"
+            )
+        copy = taken.copy_settlement()
+        if copy is not None:
+            await settle(message, copy)
+            return None
+        return PlannedMessage(self, taken, message)
+
+
+class PlannedMessage:
+    """An incoming message whose settlement goes by a plan; everything else is the message's own."""
+
+    def __init__(
+        self, plans: AioPikaPlans, taken: ForeignDelivery, message: AbstractIncomingMessage
+    ) -> None:
+        self._plans = plans
+        self._taken = taken
+        self._message = message
+        self.rules = taken.rules
+        self.error: BaseException | None = None
+        """The exception that it went by the plan for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    @property
+    def processed(self) -> bool:
+        """Whether its consumer has said what becomes of it."""
+        return self._taken.answered
+
+    async def ack(self, multiple: bool = False) -> None:
+        """It is done."""
+        self._refuse_multiple(multiple)
+        await self.conclude(DONE)
+
+    async def nack(self, multiple: bool = False, requeue: bool = True) -> None:
+        """It goes by the plan; without requeue it is parked."""
+        self._refuse_multiple(multiple)
+        await self.reject(requeue=requeue)
+
+    async def reject(self, requeue: bool = False) -> None:
+        """It is parked; with requeue it goes by the plan. An exception being handled is its reason."""
+        error = sys.exception()
+        await self.conclude(given_back(error, self.rules) if requeue else rejected(error))
+
+    def process(
+        self,
+        requeue: bool = False,
+        reject_on_redelivered: bool = False,
+        ignore_processed: bool = False,
+    ) -> AbstractAsyncContextManager[PlannedMessage]:
+        """Acked at the end, by the plan after an exception: that replaces the first two options."""
+        return _Processing(self, ignore_processed)
+
+    async def conclude(self, answer: Answer) -> None:
+        """Move it on by its answer, and settle it."""
+        if self.processed:
+            raise MessageProcessError("Message already processed", self._message)
+        self.error = answer.error
+        how = await self._plans.conclude(self._taken, answer)
+        if how is not None:
+            await settle(self._message, how)
+
+    def _refuse_multiple(self, multiple: bool) -> None:
+        if multiple:
+            raise UnsafeOperation(
+                "multiple=True settles messages by their number, past their plans: settle each"
+            )
+
+
+class _Processing:
+    """The context of `PlannedMessage.process`."""
+
+    def __init__(self, message: PlannedMessage, ignore_processed: bool) -> None:
+        self._message = message
+        self._ignores_processed = ignore_processed
+
+    async def __aenter__(self) -> PlannedMessage:
+        return self._message
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        message = self._message
+        if message.processed and self._ignores_processed:
+            return
+        if error is None:
+            await message.ack()
+        elif isinstance(error, Exception):  # not a cancelled task: the broker delivers it again
+            await message.conclude(answer_for(error, message.rules))
+
+
+def received(queue: str, message: AbstractIncomingMessage) -> Received:
+    """The message as a delivery of ours."""
+    moment = message.timestamp
+    if isinstance(moment, datetime):
+        moment = moment.timestamp()  # type: ignore[assignment]
+    expiration = message.expiration
+    properties = Properties(
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=header_values(message.headers, text_type=LongStr),
+        delivery_mode=int(message.delivery_mode),
+        priority=message.priority or None,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        expiration=None if expiration is None else _milliseconds(expiration),
+        message_id=message.message_id,
+        timestamp=None if moment is None else int(moment),  # type: ignore[call-overload]
+        type=message.type,
+        user_id=message.user_id,
+        app_id=message.app_id,
+        cluster_id=message.cluster_id,
+    )
+    return Received(
+        queue,
+        message.exchange or "",
+        message.routing_key or "",
+        message.body,
+        properties,
+        bool(message.redelivered),
+        message.delivery_tag or 0,
+    )
+
+
+def _milliseconds(seconds: Any) -> str:
+    """An expiration as AMQP has it; aio-pika gives seconds."""
+    return str(round(float(seconds) * 1000))
+
+
+async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:
+    """Settle on the channel it came by; on one that has ended, the broker delivers it again."""
+    try:
+        if how is Settlement.ACK:
+            await message.ack()
+        else:
+            await message.nack(requeue=how is Settlement.RELEASE)
+    except Exception as error:
+        _LOG.warning(
+            "a message could not be settled, the broker delivers it again: %s: %s",
+            type(error).__name__,
+            error,
+        )
+
+
+def connection_url(connection: AbstractConnection) -> str:
+    """Where a connection leads, as a URL of ours; what ours does not know is left out."""
+    url = cast("Connection", connection).url
+    known = dict(url.query)
+    options: dict[str, object] = {
+        ours: known[theirs] for theirs, ours in _TLS_OPTIONS.items() if theirs in known
+    }
+    context = getattr(connection, "kwargs", {}).get("context")
+    if context is not None or "capath" in known or "cadata" in known:
+        raise UnsafeOperation(
+            'a TLS context cannot be read: give `publish_to="amqps://…?cacertfile=…"`, '
+            "the same place with the files that the context was made of"
+        )
+    if known.get("no_verify_ssl", "0") != "0":
+        options["verify"] = "verify_none"
+    if known.get("heartbeat", "").isdecimal():
+        options["heartbeat"] = known["heartbeat"]
+    if known.get("auth", "plain").lower() == "external":
+        options["auth_mechanism"] = "external"
+    tls = url.scheme == "amqps"
+    path = url.path.removeprefix("/").replace("%2F", "/")
+    return broker_url(
+        url.host or "localhost",
+        url.port or (5671 if tls else 5672),
+        user=url.user,
+        password=url.password,
+        virtual_host=path or "/",
+        tls=tls,
+        options=options,
+    )

@@ -1,0 +1,302 @@
+"""Failed tasks of Celery in a dead-letter queue, with the exception; and a check of the settings.
+
+```python
+app = Celery("shop", broker="amqp://…")
+app.conf.task_acks_late = True
+park_failed_tasks(app)
+```
+
+A task that has failed for good is published into `QUEUE.dlq`, confirmed, and only then acked. Retries stay
+Celery's own. A worker whose tasks are acked before they run is refused at its start: there would be
+nothing left to park.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from hopback.errors import UnsafeOperation
+from hopback.extras import needs
+from hopback.headers import failure_from_exception, failure_from_traceback
+from hopback.integrations.addresses import broker_url, header_values
+from hopback.integrations.celery_settings import CELERY_RULES, check_settings
+from hopback.integrations.loop_thread import LoopThread
+from hopback.integrations.planned import PlannedQueues
+from hopback.message import Properties, Received
+from hopback.policy.decision import Settlement
+from hopback.policy.outcome import Park
+from hopback.policy.rules import reason_of
+from hopback.runtime.answer import Answer
+from hopback.topology.routing import topic_matches
+
+with needs("celery", "hopback.integrations.celery"):
+    from celery import bootsteps  # type: ignore[import-untyped]
+    from celery.exceptions import (  # type: ignore[import-untyped]
+        Ignore,
+        Retry,
+        Terminated,
+        TimeLimitExceeded,
+        WorkerLostError,
+    )
+    from celery.worker.request import Request  # type: ignore[import-untyped]
+with needs("celery", "hopback.integrations.celery"):  # in this order: what is missing is Celery
+    from billiard.einfo import ExceptionWithTraceback  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Unpack
+
+    from hopback.integrations.planned import PlanOptions
+
+__all__ = ["CELERY_RULES", "CeleryPlans", "ParkingRequest", "check_settings", "park_failed_tasks"]
+
+_LOG = logging.getLogger("hopback.integrations")
+
+_PATIENCE_S = 10.0
+"""How long a worker waits until a task is parked: below its heartbeat, which it cannot serve meanwhile.
+After that the message stays unacked, and is delivered again when the connection ends."""
+
+_PARKING: WeakKeyDictionary[Any, CeleryPlans] = WeakKeyDictionary()
+
+
+def park_failed_tasks(
+    app: Any, queues: Iterable[str] | None = None, **options: Unpack[PlanOptions]
+) -> CeleryPlans:
+    """Have the workers of an application park what has failed for good; before its tasks are declared.
+
+    `queues` limits it to some queues; the others fail as Celery has it. Called where the application
+    is made: producers are not changed by it, and connect to nothing.
+    """
+    plans = CeleryPlans(app, None if queues is None else tuple(queues), **options)
+    _PARKING[app] = plans
+    app.hopback_parks = True  # for `check_settings`
+    app.Task.Request = f"{__name__}:{ParkingRequest.__name__}"
+    app.steps["worker"].add(_ParkingStep)
+    return plans
+
+
+class CeleryPlans:
+    """Where the failed tasks of an application rest. It works in the main process of a worker."""
+
+    def __init__(
+        self, app: Any, queues: tuple[str, ...] | None, **options: Unpack[PlanOptions]
+    ) -> None:
+        self._app = app
+        self._queues = queues
+        options.setdefault("name", app.main or "celery")
+        self._given = options.get("publish_to")
+        self._plans = PlannedQueues(**options)
+        self._thread: LoopThread | None = None
+
+    def start(self) -> None:
+        """Refuse what cannot be parked, connect, and declare the dead-letter queues."""
+        tasks = {
+            name: task for name, task in self._app.tasks.items() if not name.startswith("celery.")
+        }
+        early = sorted(name for name, task in tasks.items() if not task.acks_late)
+        if early:
+            raise UnsafeOperation(
+                f"failed tasks cannot be parked: {', '.join(early)} are acked before they run, so that "
+                "there is no message left. Set `task_acks_late = True`."
+            )
+        own = f"{__name__}:{ParkingRequest.__name__}"
+        others = sorted(name for name, task in tasks.items() if task.Request != own)
+        if others:
+            raise UnsafeOperation(
+                f"failed tasks cannot be parked: {', '.join(others)} have a `Request` of their own. Call "
+                "park_failed_tasks(app) before they are declared, or derive it from ParkingRequest."
+            )
+        wanted = [*self._app.amqp.queues.consume_from] if self._queues is None else self._queues
+        for queue in wanted:
+            if queue not in self._plans.planned:
+                self._plans.queue(queue, retry=None)
+        thread = LoopThread("hopback-parking")
+        try:
+            thread.run(self._plans.begin(self._given or _app_url(self._app)))
+        except BaseException:
+            thread.stop()
+            raise
+        self._thread = thread
+
+    def stop(self) -> None:
+        """End the connections. Safe to repeat."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.run(self._plans.close())
+            thread.stop()
+
+    def park(self, message: Any, error: BaseException, trace: str) -> bool:
+        """Publish a failed task into the dead-letter queue; False if it must not be acked."""
+        queue, thread = self.queue_of(message.delivery_info), self._thread
+        if queue is None or thread is None:
+            _LOG.error("a failed task cannot be parked: this worker was not started with its app")
+            return False
+        failure = failure_from_traceback(trace) if trace else failure_from_exception(error)
+        answer = Answer(Park(reason_of(error)), failure, error=error)
+        ended = asyncio.Event()
+        parking = thread.submit(self._park(_received(queue, message), answer, ended))
+        try:
+            return parking.result(_PATIENCE_S)
+        except TimeoutError:
+            thread.set(ended)
+            _LOG.error(
+                "a failed task could not be parked within %g s: it stays unacked", _PATIENCE_S
+            )
+            return False
+
+    async def _park(self, delivery: Received, answer: Answer, ended: asyncio.Event) -> bool:
+        taken = self._plans.taken(delivery, ended)
+        if taken is None:
+            return False
+        return await self._plans.conclude(taken, answer) is Settlement.ACK
+
+    def queue_of(self, info: dict[str, Any]) -> str | None:
+        """The queue that a message was taken from, if it is one of ours: nothing says so by name."""
+        exchange, key = info.get("exchange") or "", info.get("routing_key") or ""
+        planned = self._plans.planned
+        if not exchange:
+            return key if key in planned else None
+        for name in planned:
+            queue = self._app.amqp.queues[name]
+            for way in queue.bindings or (queue,):
+                if way.exchange is None or way.exchange.name != exchange:
+                    continue
+                kind = way.exchange.type
+                if kind in ("fanout", "headers") or (
+                    topic_matches(way.routing_key or "", key)
+                    if kind == "topic"
+                    else (way.routing_key or "") == key
+                ):
+                    return name
+        return None
+
+
+class ParkingRequest(Request):  # type: ignore[misc]
+    """A request whose message is parked before a failure is acked."""
+
+    _failed: tuple[BaseException, str] | None = None
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> Any:
+        """The task raised, or its process was lost."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if not isinstance(error, Ignore | Retry | Terminated) and not self._has_succeeded(error):
+            self._failed = error, str(exc_info.traceback or "")
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            self._failed = None
+
+    def _has_succeeded(self, error: BaseException) -> bool:
+        """Whether its process was lost after it had stored a result."""
+        stored = getattr(self, "_success_was_stored", None)
+        return isinstance(error, WorkerLostError) and stored is not None and bool(stored())
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """The task was too slow."""
+        if not soft:
+            self._failed = TimeLimitExceeded(timeout), ""
+        try:
+            return super().on_timeout(soft, timeout)
+        finally:
+            self._failed = None
+
+    def acknowledge(self) -> None:
+        """Ack; a failed one only when it is parked."""
+        failed, self._failed = self._failed, None
+        plans = self._parking()
+        if failed is None or plans is None or plans.park(self.message, *failed):
+            super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        """Give it back; a failed one that is not wanted back is parked and acked instead."""
+        failed, self._failed = self._failed, None
+        plans = self._parking()
+        if requeue or failed is None or plans is None:
+            super().reject(requeue)
+        elif plans.park(self.message, *failed):
+            super().acknowledge()
+
+    def _parking(self) -> CeleryPlans | None:
+        """Who parks it; None if it came by a queue whose failures are Celery's own affair."""
+        plans = None if self.acknowledged else _PARKING.get(self.app)
+        if plans is None or plans.queue_of(self.message.delivery_info) is None:
+            return None
+        return plans
+
+
+class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Starts the plans with a worker, after its processes were forked; a refusal ends the start."""
+
+    requires = frozenset({"celery.worker.components:Pool"})
+
+    def start(self, parent: Any) -> None:
+        pool = type(parent.pool).__module__.rpartition(".")[2]
+        if pool in ("eventlet", "gevent"):
+            raise UnsafeOperation(
+                f"failed tasks cannot be parked by a worker with the pool {pool}: its threads are no "
+                "threads, and there is no other to publish from. Use prefork, threads or solo."
+            )
+        _PARKING[parent.app].start()
+
+    def stop(self, parent: Any) -> None:
+        _PARKING[parent.app].stop()
+
+
+def _received(queue: str, message: Any) -> Received:
+    """A message of Kombu as a delivery of ours; its body as it came."""
+    said, info = message.properties, message.delivery_info
+    body = message.body
+    if isinstance(body, str):
+        body = body.encode(message.content_encoding or "utf-8", "surrogateescape")
+    own = Properties(
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=header_values(message.headers),
+        delivery_mode=said.get("delivery_mode"),
+        priority=said.get("priority"),
+        correlation_id=said.get("correlation_id"),
+        reply_to=said.get("reply_to"),
+        expiration=said.get("expiration"),
+        message_id=said.get("message_id"),
+        timestamp=said.get("timestamp"),
+        type=said.get("type"),
+        user_id=said.get("user_id"),
+        app_id=said.get("app_id"),
+        cluster_id=said.get("cluster_id"),
+    )
+    return Received(
+        queue,
+        info.get("exchange") or "",
+        info.get("routing_key") or "",
+        bytes(body),
+        own,
+        bool(info.get("redelivered")),
+    )
+
+
+def _app_url(app: Any) -> str:
+    """Where an application's broker is, as a URL of ours."""
+    with app.connection_for_write() as connection:
+        if connection.transport.driver_type != "amqp":
+            raise UnsafeOperation(
+                f"failed tasks are parked in RabbitMQ; the broker is {connection.transport.driver_type}"
+            )
+        if connection.ssl:
+            raise UnsafeOperation(
+                'settings of TLS cannot be read: give `publish_to="amqps://…?cacertfile=…"` to '
+                "park_failed_tasks"
+            )
+        return broker_url(
+            connection.hostname or "localhost",
+            connection.port or 5672,
+            user=connection.userid,
+            password=connection.password,
+            virtual_host=connection.virtual_host or "/",
+        )

@@ -1,0 +1,247 @@
+"""What an application of Celery can lose by its settings, as findings. It looks at values alone.
+
+`CELERY_RULES` says what each rule looks for; `check_settings` is how.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hopback.topology.check import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["CELERY_RULES", "check_settings"]
+
+CELERY_RULES: Mapping[str, str] = {
+    "celery-acks-early": "Messages are acked before their tasks run.",
+    "celery-worker-lost": "A task whose process is killed counts as failed, and is acked.",
+    "celery-worker-lost-loop": "A task that kills its process is delivered again without end.",
+    "celery-failure-acked": "A message is gone when its task has failed for good.",
+    "celery-failure-deleted": "A failed task is rejected, and its queue has no dead-letter exchange.",
+    "celery-publish-unconfirmed": "Nobody hears of a task that the broker did not take.",
+    "celery-transient": "Tasks are lost when the broker restarts.",
+    "celery-eta-in-memory": "Tasks for later wait in a worker, unacked.",
+    "celery-quorum-undetected": "Delays and prefetch are not made for quorum queues.",
+    "celery-delay-classic": "Delayed tasks wait in classic queues.",
+    "celery-visibility": "A broker that is no RabbitMQ delivers again what takes long.",
+    "celery-no-time-limit": "A task that hangs is delivered again while it runs.",
+    "celery-pickle": "Whoever can publish can run code in a worker.",
+}
+"""Every rule, and what it looks for."""
+
+_AMQP = ("amqp", "pyamqp", "amqps", "librabbitmq")
+_CONSUMER_TIMEOUT = "30 minutes unless the broker is told otherwise (`consumer_timeout`)"
+_MOST_NAMED = 5  # of tasks in a sentence: more are counted
+
+
+def check_settings(app: Any) -> tuple[Finding, ...]:
+    """All findings about an application's settings, tasks and queues, the gravest first.
+
+    Nothing is connected to: what only the broker knows (policies, types of queues that are not
+    declared in `task_queues`) is not seen.
+    """
+    app.finalize()
+    found = [*_tasks(app), *_publishing(app), *_queues(app), *_delays(app), *_content(app)]
+    return tuple(sorted(found, key=lambda one: (one.severity.rank, one.rule, one.place)))
+
+
+def _finding(
+    rule: str, place: str, explanation: str, fix: str, severity: Severity = Severity.WARNING
+) -> Finding:
+    return Finding(rule, severity, place, explanation, fix)
+
+
+def _own_tasks(app: Any) -> dict[str, Any]:
+    """The application's tasks, without those that come with Celery."""
+    return {name: task for name, task in app.tasks.items() if not name.startswith("celery.")}
+
+
+def _named(tasks: list[str]) -> str:
+    """`tasks a, b and 3 more`; the setting where it is every task."""
+    shown = ", ".join(f"`{name}`" for name in sorted(tasks)[:_MOST_NAMED])
+    more = len(tasks) - _MOST_NAMED
+    return f"tasks {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _those(app: Any, setting: str, chosen: list[str]) -> str:
+    """Where a finding about tasks stands: at the setting, if that is why."""
+    everybody = len(chosen) == len(_own_tasks(app))
+    return f"setting `{setting}`" if everybody else _named(chosen)
+
+
+def _acks_on_failure(task: Any) -> bool:
+    """Whether a failed task is acked; one setting in older versions, two in newer ones."""
+    for name in ("acks_on_failure", "acks_on_failure_or_timeout"):
+        value = getattr(task, name, None)
+        if value is not None:
+            return bool(value)
+    return True
+
+
+def _tasks(app: Any) -> Iterator[Finding]:
+    tasks = _own_tasks(app) or {"": app.Task}
+    early = [name for name, task in tasks.items() if not task.acks_late]
+    late = {name: task for name, task in tasks.items() if task.acks_late}
+    if early:
+        yield _finding(
+            "celery-acks-early",
+            _those(app, "task_acks_late", early),
+            "A message is acked when a worker has taken it, before its task runs. What a worker holds "
+            "when it is killed, or when its machine goes, is lost.",
+            "Set `task_acks_late = True`; tasks may then run twice, so they have to bear that.",
+        )
+    unheard = [name for name, task in late.items() if not task.reject_on_worker_lost]
+    if unheard:
+        yield _finding(
+            "celery-worker-lost",
+            _those(app, "task_reject_on_worker_lost", unheard),
+            "When the process of a task is killed (out of memory, `kill -9`), the task counts as failed "
+            "and its message is acked: it is lost though the task never ended.",
+            "Set `task_reject_on_worker_lost = True`, and a delivery limit on the queue.",
+        )
+    acked = [name for name, task in tasks.items() if _acks_on_failure(task)]
+    if acked and not getattr(app, "hopback_parks", False):
+        yield _finding(
+            "celery-failure-acked",
+            _those(app, "task_acks_on_failure_or_timeout", acked),
+            "A task that has failed for good is acked: of its message only a line in a log and perhaps "
+            "a result are left, and nothing that could be run again.",
+            "Call `hopback.integrations.celery.park_failed_tasks(app)`: failed tasks rest in a "
+            "dead-letter queue, with the exception.",
+        )
+    if late and app.conf.task_time_limit is None:
+        endless = [name for name, task in late.items() if task.time_limit is None]
+        if endless:
+            yield _finding(
+                "celery-no-time-limit",
+                _those(app, "task_time_limit", endless),
+                f"A task may run for longer than the broker waits for its ack: {_CONSUMER_TIMEOUT}. "
+                "The broker then closes the channel, and everything on it is delivered again.",
+                "Set `task_time_limit` below the broker's timeout.",
+                Severity.INFO,
+            )
+
+
+def _publishing(app: Any) -> Iterator[Finding]:
+    if _transport(app) not in _AMQP:
+        return
+    if not (app.conf.broker_transport_options or {}).get("confirm_publish"):
+        yield _finding(
+            "celery-publish-unconfirmed",
+            "setting `broker_transport_options`",
+            "`delay` and `apply_async` return before the broker has the message. If the connection "
+            "breaks or the node dies at that moment, the task is lost and nobody is told.",
+            'Set `broker_transport_options = {"confirm_publish": True}`.',
+        )
+
+
+def _transport(app: Any) -> str:
+    url = app.conf.broker_write_url or app.conf.broker_url or "amqp://"
+    first = url[0] if isinstance(url, list | tuple) else str(url).split(";")[0]
+    return str(first).partition("://")[0].partition("+")[0]
+
+
+def _queues(app: Any) -> Iterator[Finding]:
+    rejects = [name for name, task in _own_tasks(app).items() if not _acks_on_failure(task)]
+    requeues = [name for name, task in _own_tasks(app).items() if task.reject_on_worker_lost]
+    transient = str(app.conf.task_default_delivery_mode) in ("1", "transient")
+    if transient:
+        yield _finding(
+            "celery-transient",
+            "setting `task_default_delivery_mode`",
+            "Messages are kept in memory alone: a broker that restarts has forgotten every task.",
+            "Leave the setting out: tasks are persistent then.",
+            Severity.ERROR,
+        )
+    for name, queue in app.amqp.queues.items():
+        arguments = queue.queue_arguments or {}
+        place = f"queue `{name}`"
+        if not queue.durable or queue.auto_delete or queue.exclusive:
+            yield _finding(
+                "celery-transient",
+                place,
+                "The queue is not durable, or ends with its last consumer: its tasks end with it.",
+                "Declare it with `durable=True`, and neither `auto_delete` nor `exclusive`.",
+                Severity.ERROR,
+            )
+        if rejects and "x-dead-letter-exchange" not in arguments:
+            yield _finding(
+                "celery-failure-deleted",
+                place,
+                f"Of {_named(rejects)} a failed one is rejected, and a queue without a dead-letter "
+                "exchange deletes what is rejected. (A policy may give it one: it is not seen here.)",
+                "Give the queue `x-dead-letter-exchange` and `x-dead-letter-routing-key`, or call "
+                "`hopback.integrations.celery.park_failed_tasks(app)`.",
+                Severity.ERROR,
+            )
+        limited = (
+            arguments.get("x-queue-type") == "quorum"
+        )  # from RabbitMQ 4.0 on with a limit of 20
+        if requeues and not limited:
+            yield _finding(
+                "celery-worker-lost-loop",
+                place,
+                f"Of {_named(requeues)} one that kills its process is given back at once, to the next "
+                "process, and so on without end: a classic queue does not count.",
+                "Use a quorum queue with `x-delivery-limit`, and a dead-letter exchange.",
+            )
+
+
+def _delays(app: Any) -> Iterator[Finding]:
+    transport = _transport(app)
+    if transport not in _AMQP:
+        options = app.conf.broker_transport_options or {}
+        seconds = options.get("visibility_timeout", "its default of an hour or less")
+        yield _finding(
+            "celery-visibility",
+            "setting `broker_url`",
+            f"The broker is {transport}: what is not acked within the visibility timeout ({seconds}) is "
+            "delivered again, also while it runs or waits for its eta.",
+            "Set `visibility_timeout` above the longest eta and the longest task, or use RabbitMQ.",
+        )
+        return
+    quorum = [
+        name
+        for name, queue in app.amqp.queues.items()
+        if (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+    ]
+    if not quorum:
+        yield _finding(
+            "celery-eta-in-memory",
+            "settings `task_queues`, `task_default_queue_type`",
+            "A task with `eta` or `countdown`, and every retry, waits in the memory of a worker, its "
+            f"message unacked. A wait longer than {_CONSUMER_TIMEOUT} closes the worker's channel, and "
+            "all that it holds is delivered again.",
+            'Use quorum queues (`task_default_queue_type = "quorum"`, Celery 5.5 and later): delays are '
+            "then kept by the broker.",
+        )
+    elif not app.conf.get("worker_detect_quorum_queues", False):
+        yield _finding(
+            "celery-quorum-undetected",
+            f"queue `{quorum[0]}`",
+            "Quorum queues refuse the global prefetch that Celery asks for, and delays stay in memory.",
+            "Set `worker_detect_quorum_queues = True` (Celery 5.5 and later).",
+            Severity.ERROR,
+        )
+    if quorum and app.conf.get("broker_native_delayed_delivery_queue_type", "") == "classic":
+        yield _finding(
+            "celery-delay-classic",
+            "setting `broker_native_delayed_delivery_queue_type`",
+            "Tasks that wait move from queue to queue, and a classic queue moves at most once: what is "
+            "on its way when the node dies is lost.",
+            "Leave the setting out: the queues of delays are quorum queues then.",
+        )
+
+
+def _content(app: Any) -> Iterator[Finding]:
+    accepted = {str(one) for one in app.conf.accept_content or ()}
+    if accepted & {"pickle", "application/x-python-serialize"}:
+        yield _finding(
+            "celery-pickle",
+            "setting `accept_content`",
+            "A pickle can run anything when it is loaded: whoever can publish to a queue can run code in "
+            "its workers. Nor can an operator see what is in it: Hopback loads no pickle.",
+            'Set `task_serializer = "json"` and `accept_content = ["json"]`.',
+        )

@@ -1,0 +1,194 @@
+"""A failure plan for subscribers of FastStream: their functions stay as they are.
+
+```python
+broker = RabbitBroker(url)
+plans = FastStreamPlans(broker)
+plans.queue("orders", retry=["10s", "1m"])
+app = FastStream(broker, on_startup=[plans.start], after_shutdown=[plans.close])
+```
+
+A middleware around all others settles each message of a queue with a plan when everything that
+belongs to it has been done, its replies and publishers included. FastStream itself settles none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self
+
+from hopback.errors import UnsafeOperation
+from hopback.extras import needs
+from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
+from hopback.integrations.planned import PlannedQueues, given_back, rejected
+from hopback.policy.outcome import Park, Retry
+from hopback.policy.rules import Rule, Verdict, reason_of
+from hopback.runtime.answer import DONE, Answer
+from hopback.runtime.worker import answer_for
+
+with needs("faststream", "hopback.integrations.faststream"):
+    from aio_pika import IncomingMessage
+    from fast_depends.exceptions import ValidationError
+    from faststream import AckPolicy, BaseMiddleware
+    from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+    from faststream.message import AckStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Unpack
+
+    from faststream.rabbit import RabbitBroker
+
+    from hopback.integrations.planned import ForeignDelivery, PlanOptions
+
+__all__ = ["FastStreamPlans"]
+
+_REFUSED = {
+    AckPolicy.ACK_FIRST: "acks a message before its subscriber runs",
+    AckPolicy.ACK: "acks a message though its subscriber has failed",
+}
+"""Policies that leave nothing to a plan, and why."""
+
+_HOPELESS = Rule(ValidationError, Verdict.PARK)
+"""What no retry helps, unless a rule before it says otherwise: the payload is not what was asked for."""
+
+
+class FastStreamPlans(PlannedQueues):
+    """Failure plans for queues that FastStream consumes. `start` and `close` are its app's hooks.
+
+    It publishes on a connection of its own, made by the settings of `broker`.
+    """
+
+    _tells_failures = False  # FastStream logs every exception with its traceback
+
+    def __init__(self, broker: RabbitBroker, **options: Unpack[PlanOptions]) -> None:
+        super().__init__(**options)
+        self._framework = broker
+        self.endings = ChannelEndings()
+        broker.insert_middleware(self)
+
+    async def start(self) -> None:
+        """Refuse subscribers that leave nothing to a plan, connect, and declare what the plans need."""
+        for subscriber in self._framework.subscribers:
+            queue, policy = _queue_of(subscriber), subscriber.ack_policy
+            if queue in self.planned and policy in _REFUSED:
+                raise UnsafeOperation(
+                    f"the subscriber of queue {queue!r} has ack_policy {policy.name}, which "
+                    f"{_REFUSED[policy]}: its plan could keep nothing. Leave ack_policy out."
+                )
+        connection = None if self._publish_to else await self._framework.connect()
+        await self.begin(self._publish_to or connection_url(connection))  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
+        """The middleware of one message; FastStream asks for it."""
+        return _PlanMiddleware(msg, context=context, plans=self)
+
+
+class _PlanMiddleware(BaseMiddleware[Any, Any]):
+    """Settles one message by the plan of its queue, if it has one."""
+
+    def __init__(self, msg: Any, /, *, context: Any, plans: FastStreamPlans) -> None:
+        super().__init__(msg, context=context)
+        self._plans = plans
+        self._taken: ForeignDelivery | None = None
+        self._stream_message: Any = None
+        self._subscriber: Any = None
+
+    async def on_receive(self) -> None:
+        """Take the message out of FastStream's hands."""
+        subscriber = self.context.get_local("handler_")
+        # What the test broker of FastStream hands over has come from no broker.
+        if type(self.msg) is not IncomingMessage or subscriber is None:
+            return
+        queue = _queue_of(subscriber)
+        if queue not in self._plans.planned:
+            return
+        self._subscriber = subscriber
+        # FastStream does not settle a locked message; whatever fails from here on, it is not lost.
+        self.msg.lock()
+        self._taken = self._plans.taken(received(queue, self.msg), self._plans.endings.of(self.msg))
+
+    async def consume_scope(self, call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
+        """Run the subscriber, unless the message is a second copy of one that has ended here."""
+        self._stream_message = msg
+        if self._taken is not None:
+            copy = self._taken.copy_settlement()
+            if copy is not None:
+                await settle(self.msg, copy)
+                return None
+            await self._decode(msg)
+        return await call_next(msg)
+
+    async def _decode(self, msg: Any) -> None:
+        """What cannot be decoded is known before the subscriber runs; FastStream keeps what was."""
+        try:
+            await msg.decode()
+        except Exception:
+            self._stream_message = None  # as what could not be parsed
+            raise
+
+    async def after_processed(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> bool | None:
+        """Everything that belongs to the message is done, or has failed."""
+        if self._taken is None or self._taken.answered:
+            return False
+        if isinstance(exc_val, asyncio.CancelledError):
+            return False  # shutdown: the broker delivers it again
+        how = await self._plans.conclude(self._taken, self._answer(exc_val))
+        if how is not None:
+            await settle(self.msg, how)
+        return False  # FastStream logs it
+
+    def _answer(self, error: BaseException | None) -> Answer:
+        unfit = Rule(ValueError, Verdict.PARK, when=self._is_of_payload)
+        rules = (*(self._taken.rules if self._taken else ()), _HOPELESS, unfit)
+        match error:
+            case AckMessage():
+                return DONE
+            case NackMessage():
+                return given_back(error.__context__, rules)
+            case RejectMessage():
+                return rejected(error.__context__)
+            case None:
+                return self._said()
+        if self._stream_message is None:
+            # Nothing was run: it could not be parsed or decoded, or no filter wanted it.
+            made = answer_for(error)
+            return made._replace(outcome=Park(reason_of(error)))
+        return answer_for(error, rules)
+
+    def _is_of_payload(self, error: BaseException) -> bool:
+        """Whether pydantic refused what the subscriber was to be called with: it names it as a model.
+
+        What the subscriber itself validates has another name, and may be right the next time.
+        """
+        title = getattr(error, "title", None)
+        return title is not None and title in {call.name for call in self._subscriber.calls}
+
+    def _said(self) -> Answer:
+        """What the subscriber said by `msg.ack()`, `msg.nack()` or `msg.reject()`, or by returning."""
+        match getattr(self._stream_message, "committed", None):
+            case AckStatus.NACKED:
+                return given_back(None, ())
+            case AckStatus.REJECTED:
+                return rejected(None)
+            case None if self._subscriber.ack_policy is AckPolicy.MANUAL:
+                return Answer(Retry("the subscriber returned without settling (AckPolicy.MANUAL)"))
+        return DONE
+
+
+def _queue_of(subscriber: Any) -> str:
+    """The name of a subscriber's queue, with the prefixes of its routers."""
+    prefix = subscriber.routing().removesuffix(subscriber.queue.routing())
+    return f"{prefix}{subscriber.queue.name}"

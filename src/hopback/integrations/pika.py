@@ -1,0 +1,359 @@
+"""A failure plan for consumers of pika: their callbacks stay as they are.
+
+```python
+with PikaPlans(parameters) as plans:
+    plans.queue("orders", retry=["10s", "1m"])
+    plans.consume(channel, "orders", on_message)
+    channel.start_consuming()
+```
+
+What the callback says of its delivery by `basic_ack`, `basic_nack` or `basic_reject` is carried out by
+the plan: an exception, and a nack or reject with requeue, are retries; a reject for good parks. A
+delivery of which it says nothing stays in hand, as with pika alone.
+
+A `BlockingChannel` waits until the message is where it belongs, and serves its heartbeats meanwhile.
+Channels of the other adapters go on, and settle when it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from functools import partial
+from inspect import iscoroutine
+from typing import TYPE_CHECKING, Any, Self
+
+from hopback.errors import UnsafeOperation
+from hopback.extras import needs
+from hopback.integrations.addresses import broker_url, header_values
+from hopback.integrations.loop_thread import LoopThread
+from hopback.integrations.planned import PlannedQueues, given_back, rejected, said
+from hopback.message import Properties, Received
+from hopback.policy.decision import Settlement
+from hopback.runtime.answer import DONE
+from hopback.runtime.worker import answer_for
+
+with needs("pika", "hopback.integrations.pika"):
+    from pika.adapters.blocking_connection import BlockingChannel  # type: ignore[import-untyped]
+    from pika.credentials import ExternalCredentials, PlainCredentials  # type: ignore[import-untyped]
+    from pika.exceptions import AMQPError  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+    from typing import Unpack
+
+    from pika.connection import Parameters  # type: ignore[import-untyped]
+
+    from hopback.integrations.planned import ForeignDelivery, PlanOptions
+    from hopback.policy.rules import Rule
+    from hopback.runtime.answer import Answer
+    from hopback.runtime.app import Waits
+
+__all__ = ["PikaPlans", "PlannedChannel", "parameters_url"]
+
+_LOG = logging.getLogger("hopback.integrations")
+
+_BETWEEN_HEARTBEATS_S = 0.5
+"""How long a blocking channel waits at a time: far below any heartbeat, far above a confirm."""
+
+
+class PikaPlans:
+    """Failure plans for queues that pika consumes, with any of its adapters; a context manager.
+
+    It publishes on a connection of its own, made by the same parameters. The connections live in a
+    thread of their own, so it belongs to the process that started it: start it after a fork.
+    """
+
+    def __init__(
+        self, parameters: Parameters | Iterable[Parameters], **options: Unpack[PlanOptions]
+    ) -> None:
+        self._plans = PlannedQueues(**options)
+        self._given = options.get("publish_to")
+        self._parameters = parameters
+        self._thread: LoopThread | None = None
+        self._channels: dict[Any, PlannedChannel] = {}
+
+    def queue(
+        self,
+        name: str,
+        *,
+        retry: Waits = ("30s", "5m", "30m"),
+        attempts: int | None = None,
+        rules: Iterable[Rule] = (),
+    ) -> None:
+        """Give a queue a plan; the options are those of `App.queue`. Before the first `consume`."""
+        self._plans.queue(name, retry=retry, attempts=attempts, rules=rules)
+
+    def start(self) -> None:
+        """Connect and declare what the plans need; `consume` does so if nobody has."""
+        if self._thread is not None:
+            return
+        thread = LoopThread("hopback-plans")
+        try:
+            broker = self._given or parameters_url(self._parameters)
+            thread.run(self._plans.begin(broker))
+        except BaseException:
+            thread.stop()
+            raise
+        self._thread = thread
+
+    def close(self) -> None:
+        """Wait for what is being moved, and end the connections. Safe to repeat."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.run(self._plans.close())
+            thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def consume(
+        self,
+        channel: Any,
+        queue: str,
+        on_message_callback: Callable[[Any, Any, Any, bytes], object],
+        auto_ack: bool = False,
+        **options: Any,
+    ) -> str:
+        """`channel.basic_consume` for a callback whose deliveries go by the plan; the consumer tag."""
+        if auto_ack:
+            raise UnsafeOperation(
+                f"queue {queue!r} is not consumed with auto_ack=True: the broker forgets a message "
+                "when it has sent it, so there is nothing to retry or park. Leave auto_ack out, and "
+                "ack at the end of the callback."
+            )
+        self.start()
+        planned = self.callback(queue, on_message_callback)
+        tag: str = channel.basic_consume(queue, planned, **options)
+        return tag
+
+    def callback(
+        self, queue: str, callback: Callable[[Any, Any, Any, bytes], object]
+    ) -> Callable[[Any, Any, Any, bytes], None]:
+        """The callback with a plan, for a program that calls `basic_consume` itself, without auto_ack."""
+        if queue not in self._plans.planned:
+            raise UnsafeOperation(
+                f"queue {queue!r} has no plan: expected one of {', '.join(self._plans.planned)}"
+            )
+
+        def planned(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            self._channel(channel).run(queue, callback, method, properties, body)
+
+        return planned
+
+    def _channel(self, channel: Any) -> PlannedChannel:
+        known = self._channels.get(channel)
+        if known is None:
+            if self._thread is None:
+                raise RuntimeError(
+                    "expected plans that are started before the consumer, and not closed"
+                )
+            # A program that reconnects has a new channel each time.
+            self._channels = {one: of for one, of in self._channels.items() if one.is_open}
+            known = self._channels[channel] = PlannedChannel(channel, self._plans, self._thread)
+        return known
+
+
+class PlannedChannel:
+    """A channel whose deliveries are settled by a plan; everything else is the channel's own."""
+
+    def __init__(self, channel: Any, plans: PlannedQueues, thread: LoopThread) -> None:
+        self._own = channel
+        self._plans = plans
+        self._thread = thread
+        self._ended = asyncio.Event()
+        self._in_hand: dict[int, ForeignDelivery] = {}
+        self._blocks = isinstance(channel, BlockingChannel)
+        if not self._blocks:
+            channel.add_on_close_callback(lambda *_: thread.set(self._ended))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def run(
+        self,
+        queue: str,
+        callback: Callable[[Any, Any, Any, bytes], object],
+        method: Any,
+        properties: Any,
+        body: bytes,
+    ) -> None:
+        """Run a callback on a delivery; what it raises goes by the plan."""
+        tag: int = method.delivery_tag
+        taken = self._thread.run(self._take(_received(queue, method, properties, body)))
+        if isinstance(taken, Settlement):
+            self._settle(tag, taken)
+            return
+        self._in_hand[tag] = taken
+        try:
+            returned = callback(self, method, properties, body)
+        except Exception as error:
+            self._failed(tag, taken, error)
+            return
+        if iscoroutine(returned):
+            work = asyncio.ensure_future(returned)
+            work.add_done_callback(partial(self._on_returned, tag, taken))
+        elif (answer := said(returned)) is not None and not taken.answered:
+            self._conclude(tag, answer)
+
+    async def _take(self, delivery: Received) -> ForeignDelivery | Settlement:
+        taken = self._plans.taken(delivery, self._ended)
+        assert taken is not None  # noqa: S101 - only queues with a plan get a callback
+        return taken.copy_settlement() or taken
+
+    def _failed(self, tag: int, taken: ForeignDelivery, error: BaseException) -> None:
+        if tag in self._in_hand:
+            self._conclude(tag, answer_for(error, taken.rules))
+        else:
+            _LOG.warning("a callback failed after it had settled its message: %r", error)
+
+    def _on_returned(self, tag: int, taken: ForeignDelivery, work: asyncio.Task[object]) -> None:
+        """An async callback has ended, on the loop of pika's own adapter."""
+        if work.cancelled():
+            return
+        error = work.exception()
+        if error is not None:
+            self._failed(tag, taken, error)
+        elif (answer := said(work.result())) is not None and tag in self._in_hand:
+            self._conclude(tag, answer)
+
+    def basic_ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
+        """It is done; with `multiple`, so are those before it."""
+        for tag in self._meant(delivery_tag, multiple):
+            self._conclude(tag, DONE)
+
+    def basic_nack(
+        self, delivery_tag: int = 0, multiple: bool = False, requeue: bool = True
+    ) -> None:
+        """It goes by the plan; without requeue it is parked. An exception being handled is its reason."""
+        error = sys.exception()
+        for tag in self._meant(delivery_tag, multiple):
+            rules = self._in_hand[tag].rules
+            self._conclude(tag, given_back(error, rules) if requeue else rejected(error))
+
+    def basic_reject(self, delivery_tag: int = 0, requeue: bool = True) -> None:
+        """The same for one."""
+        self.basic_nack(delivery_tag, requeue=requeue)
+
+    def _meant(self, tag: int, multiple: bool) -> list[int]:
+        """The deliveries that a settlement speaks of; 0 with `multiple` is all of them."""
+        if multiple:
+            return sorted(each for each in self._in_hand if not tag or each <= tag)
+        if tag not in self._in_hand:
+            raise UnsafeOperation(
+                f"expected the tag of a delivery in hand, got {tag}: it is settled already, or came "
+                "by another consumer of this channel"
+            )
+        return [tag]
+
+    def _conclude(self, tag: int, answer: Answer) -> None:
+        """Move it on by its answer, and settle it on the thread of its connection."""
+        moving = self._thread.submit(self._plans.conclude(self._in_hand.pop(tag), answer))
+        if self._blocks:
+            self._settle(tag, self._waited(moving))
+        else:
+            moving.add_done_callback(partial(self._on_moved, tag))
+
+    def _waited(self, moving: Future[Settlement | None]) -> Settlement | None:
+        """Wait, and keep the connection alive; if it ends, so does the waiting."""
+        while True:
+            try:
+                return moving.result(_BETWEEN_HEARTBEATS_S)
+            except TimeoutError:
+                try:
+                    self._own.connection.process_data_events(0)
+                    if self._own.is_open:
+                        continue
+                except AMQPError:
+                    self._thread.set(self._ended)
+                    moving.result()
+                    raise
+                self._thread.set(self._ended)
+                return moving.result()
+
+    def _on_moved(self, tag: int, moving: Future[Settlement | None]) -> None:
+        """On the plans' thread: the channel belongs to the thread of its own loop."""
+        how = None if moving.cancelled() else moving.result()
+        loop = self._own.connection.ioloop
+        later = getattr(loop, "call_soon_threadsafe", None) or loop.add_callback_threadsafe
+        later(partial(self._settle, tag, how))
+
+    def _settle(self, tag: int, how: Settlement | None) -> None:
+        """Settle on the channel it came by; on one that has ended, the broker delivers it again."""
+        if how is None:
+            return
+        try:
+            if how is Settlement.ACK:
+                self._own.basic_ack(tag)
+            else:
+                self._own.basic_nack(tag, requeue=how is Settlement.RELEASE)
+        except AMQPError as error:
+            _LOG.warning("a message could not be settled, the broker delivers it again: %r", error)
+
+
+def _received(queue: str, method: Any, properties: Any, body: bytes) -> Received:
+    """The delivery as one of ours."""
+    own = Properties(
+        content_type=properties.content_type,
+        content_encoding=properties.content_encoding,
+        headers=header_values(properties.headers),
+        delivery_mode=properties.delivery_mode,
+        priority=properties.priority,
+        correlation_id=properties.correlation_id,
+        reply_to=properties.reply_to,
+        expiration=properties.expiration,
+        message_id=properties.message_id,
+        timestamp=properties.timestamp,
+        type=properties.type,
+        user_id=properties.user_id,
+        app_id=properties.app_id,
+        cluster_id=properties.cluster_id,
+    )
+    return Received(
+        queue,
+        method.exchange,
+        method.routing_key,
+        body,
+        own,
+        bool(method.redelivered),
+        method.delivery_tag,
+    )
+
+
+def parameters_url(parameters: Parameters | Iterable[Parameters]) -> str:
+    """Where parameters of pika lead, as a URL of ours: of several, the first."""
+    one: Any = parameters
+    if not hasattr(parameters, "host"):
+        one = next(iter(parameters), None)
+        if one is None:
+            raise ValueError("expected parameters of pika, got none")
+    if one.ssl_options is not None:
+        raise UnsafeOperation(
+            'a TLS context cannot be read: give `publish_to="amqps://…?cacertfile=…"`, '
+            "the same place with the files that the context was made of"
+        )
+    heartbeat = one.heartbeat if isinstance(one.heartbeat, int) else None
+    options: dict[str, object] = {"heartbeat": heartbeat}
+    user = password = None
+    if isinstance(one.credentials, PlainCredentials):
+        user, password = one.credentials.username, one.credentials.password
+    elif isinstance(one.credentials, ExternalCredentials):
+        options["auth_mechanism"] = "external"
+    else:
+        raise UnsafeOperation(
+            f"expected plain or external credentials, got {type(one.credentials).__name__}: "
+            'give `publish_to="amqp://…"`'
+        )
+    return broker_url(
+        one.host,
+        one.port,
+        user=user,
+        password=password,
+        virtual_host=one.virtual_host,
+        options=options,
+    )

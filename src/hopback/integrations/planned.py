@@ -1,0 +1,368 @@
+"""Failure plans for queues that another library consumes.
+
+What the library's consumer says of a delivery becomes an answer; from there on everything is the
+runtime's: `decide`, `effects`, the order of settlement, the publisher with its own connection and the
+upkeep of the plan's queues. Only the last effect is carried out by the library, on the channel that the
+delivery came by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from hopback.broker.declare import Ownership
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.errors import ConnectionFailed, InvalidTopology, Problem
+from hopback.headers import failure_from_exception
+from hopback.observe.events import Bus
+from hopback.observe.logs import LEVELS, SEVERITY
+from hopback.policy.decision import Settlement
+from hopback.policy.outcome import Done, Park, Retry, Snooze
+from hopback.policy.rules import outcome_of, reason_of
+from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
+from hopback.runtime.app import App
+from hopback.runtime.failures import FailedRuns
+from hopback.runtime.handler import waits_ms
+from hopback.runtime.service import Service, ServiceOptions
+from hopback.runtime.settling import Environment, Settling
+from hopback.runtime.worker import answer_for
+from hopback.text import one_line
+from hopback.topology.expand import (
+    dead_letters_park,
+    hardened_queues,
+    recommended_plan,
+    unique_queues,
+)
+from hopback.topology.model import Topology
+from hopback.waiting import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.message import Received
+    from hopback.policy.rules import Rule
+    from hopback.runtime.app import Waits
+    from hopback.topology.model import Queue
+    from hopback.topology.plan import Plan
+    from hopback.version import BrokerVersion
+
+__all__ = ["ForeignDelivery", "PlanOptions", "PlannedQueues", "given_back", "rejected", "said"]
+
+_LOG = logging.getLogger("hopback.integrations")
+
+_RETRY = ("30s", "5m", "30m")
+"""How long failed messages wait when nothing else is said: as for a handler of Hopback's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A queue with a plan, and what concludes its deliveries while the plans are in force."""
+
+    plan: Plan
+    rules: tuple[Rule, ...]
+    settling: Settling
+
+
+class _Slip:
+    """Takes down how a delivery is to be settled; its own library does it."""
+
+    def __init__(self) -> None:
+        self.how: Settlement | None = None
+
+    def ack(self, tag: int) -> None:
+        self.how = Settlement.ACK
+
+    def nack(self, tag: int, *, requeue: bool) -> None:
+        self.how = Settlement.RELEASE if requeue else Settlement.DEAD_LETTER
+
+
+class ForeignDelivery:
+    """A delivery in the hands of another library's consumer; the first answer to it counts.
+
+    `ended` is set when the channel it came by has ended.
+    """
+
+    def __init__(
+        self,
+        planned: _Planned,
+        delivery: Received,
+        version: BrokerVersion,
+        ended: asyncio.Event,
+    ) -> None:
+        self._planned = planned
+        self._slip = _Slip()
+        # `Settling` settles and does nothing else with a channel.
+        session = ConsumeSession(cast("Channel", self._slip), version, ended)
+        self._held = HeldDelivery(delivery, session)
+        self._began = time.monotonic()
+        self.answered = False
+        """Whether its consumer has said what becomes of it."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What the plan says of exceptions."""
+        return self._planned.rules
+
+    def copy_settlement(self) -> Settlement | None:
+        """How to settle it at once, if it is a second copy of what has ended here; None if it is to run."""
+        if not self._planned.settling.settle_copy(self._held):
+            return None
+        self.answered = True
+        return self._slip.how
+
+    async def conclude(self, answer: Answer) -> Settlement | None:
+        """Move it on by its answer: how it has to be settled now, None if it stays unsettled."""
+        if self.answered:
+            raise RuntimeError("expected one answer to a delivery, got a second one")
+        self.answered = True
+        duration = time.monotonic() - self._began
+        await self._planned.settling.conclude(self._held, answer, duration)
+        return self._slip.how
+
+
+def given_back(error: BaseException | None, rules: Iterable[Rule]) -> Answer:
+    """The answer of a consumer that nacked or rejected with requeue: by the plan, never at once."""
+    if error is not None:
+        return answer_for(error, tuple(rules))
+    return Answer(Retry("the consumer gave it back (requeue=True)"))
+
+
+def rejected(error: BaseException | None) -> Answer:
+    """The answer of a consumer that rejected for good: into the dead-letter queue, with the reason."""
+    if error is None:
+        return Answer(Park("the consumer rejected it (requeue=False)"))
+    return Answer(Park(reason_of(error)), failure_from_exception(error), error=error)
+
+
+def said(returned: object) -> Answer | None:
+    """The answer of a consumer that returned an outcome of Hopback's; None for anything else."""
+    if isinstance(returned, Done | Retry | Park | Snooze):
+        return Answer(outcome_of(returned))
+    return None
+
+
+def _tell_end(running: asyncio.Task[object]) -> None:
+    """The connections have ended by themselves: what fails from now on stays in hand."""
+    if not running.cancelled() and (error := running.exception()) is not None:
+        _LOG.critical("the plans are no longer in force: %s: %s", type(error).__name__, error)
+
+
+@dataclass(slots=True, eq=False)
+class _LoggedEvents:
+    """Writes what happens to Python's own log, as the libraries around it do."""
+
+    level: str = "warning"
+
+    def wants(self, name: str) -> bool:
+        return SEVERITY[LEVELS.get(name, "info")] >= SEVERITY[self.level]
+
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
+        told = ", ".join(
+            f"{key}={one_line(str(value))}"
+            for key, value in fields.items()
+            if _is_short(key, value)
+        )
+        block = fields.get("traceback")
+        text = f"{name}: {told}\n{block}" if block else f"{name}: {told}"
+        _LOG.log(SEVERITY[LEVELS.get(name, "info")], "%s", text)
+
+
+def _is_short(key: str, value: object) -> bool:
+    return key != "traceback" and value is not None
+
+
+class PlanOptions(TypedDict, total=False):
+    """What can be said of the plans of an application, whatever library consumes its queues."""
+
+    name: str
+    """Shown to operators as the name of the connections."""
+    topology: Topology | None
+    """Queues and plans that exist as data already."""
+    ownership: Ownership
+    """Whether the queues of `topology` are declared, checked or left alone; declared if not said."""
+    accept: Collection[str]
+    """The `check` rules of severity error that may stand in `topology`."""
+    world: Environment | None
+    """Where events go to, and the clock; its own if not said."""
+    timeout: float
+    """How long (seconds) a start may wait for the broker, and a close for what is being moved."""
+    publish_to: Broker | str | None
+    """Where to publish, if it cannot be told by the library's own connection settings."""
+
+
+class PlannedQueues:
+    """Failure plans for queues that another library consumes.
+
+    A queue that is given a plan by `queue` stays the library's: its retry queues and its dead-letter
+    queue are ours. Queues of a `topology` are declared, checked or left alone as `ownership` says.
+    """
+
+    _tells_failures = True
+    """Whether tracebacks are told; False where the library logs them itself."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "app",
+        topology: Topology | None = None,
+        ownership: Ownership = Ownership.DECLARE,
+        accept: Collection[str] = (),
+        world: Environment | None = None,
+        timeout: float = 30.0,
+        publish_to: Broker | str | None = None,
+    ) -> None:
+        self.name = name
+        self._given = topology
+        self._ownership = ownership
+        self._accept = accept
+        self._world = world or Environment(bus=Bus(_LoggedEvents()))
+        self._timeout = timeout
+        self._publish_to = publish_to
+        self._plans: dict[str, tuple[Plan, tuple[Rule, ...]]] = {}
+        self._planned: dict[str, _Planned] = {}
+        self._version: asyncio.Future[BrokerVersion] | None = None
+        self._service: Service | None = None
+        self._running: asyncio.Task[object] | None = None
+        self._concluding: set[asyncio.Future[Any]] = set()
+
+    def queue(
+        self,
+        name: str,
+        *,
+        retry: Waits = _RETRY,
+        attempts: int | None = None,
+        rules: Iterable[Rule] = (),
+    ) -> None:
+        """Give a queue of the library's a plan: waits, attempts, and which exceptions park.
+
+        The options are those of `App.queue`.
+        """
+        if self._running is not None:
+            raise RuntimeError("expected all plans before the start, got one after it")
+        where = f"plan of queue {name!r}"
+        if name in self._plans:
+            raise InvalidTopology(
+                (Problem(f"queues.{name}", "one plan", "a second one"),), where=where
+            )
+        tiers = waits_ms(() if retry is None else retry, where=where)
+        plan = recommended_plan(name, tiers_ms=tiers, attempts=attempts)
+        self._plans[name] = plan, tuple(rules)
+
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """The queues that have a plan."""
+        given = () if self._given is None else self._given.plans
+        return tuple({**dict.fromkeys(plan.queue for plan in given), **self._plans})
+
+    @property
+    def topology(self) -> Topology:
+        """Everything that is declared: what was given, with the retry and dead-letter queues added."""
+        given = self._given or Topology(self.name)
+        added = [plan for plan, _ in self._plans.values() if given.plan(plan.queue) is None]
+        ours = (queue for plan in added for queue in hardened_queues(plan)[1:])
+        return replace(
+            given,
+            name=self.name,
+            queues=unique_queues((*given.queues, *ours)),
+            plans=(*given.plans, *added),
+        )
+
+    async def begin(self, broker: Broker | str) -> None:
+        """Connect, declare what the plans need, and be ready; raises what stands in the way."""
+        if self._running is not None:
+            return
+        broker = self._publish_to or broker
+        whole = self.topology
+        if not whole.plans:
+            raise InvalidTopology(
+                (Problem("queues", "a plan for at least one queue", "none"),), where=self.name
+            )
+        loop = asyncio.get_running_loop()
+        version: asyncio.Future[BrokerVersion] = loop.create_future()
+
+        async def meet(connection: Connection) -> None:
+            if not version.done():
+                version.set_result(connection.version)
+
+        service = Service(
+            App(self.name, topology=whole),
+            RabbitMQ(broker) if isinstance(broker, str) else broker,
+            options=ServiceOptions(ownership=self._ownership, accept=self._accept),
+            world=self._world,
+            beside=(meet,),
+            theirs=self._theirs(whole),
+        )
+        self._version, self._service = version, service
+        self._running = loop.create_task(service.run(), name="hopback-plans")
+        try:
+            await first_of(version, self._running, within=self._timeout)
+            if not version.done():
+                await self._give_up(service)
+        except BaseException:
+            service.stop()  # also where somebody else has lost patience
+            self._running = None
+            raise
+        self._running.add_done_callback(_tell_end)
+        for plan in whole.plans:
+            failed = FailedRuns(self._world.bus) if self._tells_failures else None
+            parks = dead_letters_park(whole, plan)
+            settling = Settling(
+                plan, service.publish, self._world, dead_letters_park=parks, failed=failed
+            )
+            rules = self._plans[plan.queue][1] if plan.queue in self._plans else ()
+            self._planned[plan.queue] = _Planned(plan, rules, settling)
+
+    def _theirs(self, whole: Topology) -> tuple[Queue, ...]:
+        """The queues that the library looks after, as they are best; nobody here knows how they are."""
+        return tuple(
+            hardened_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None
+        )
+
+    async def _give_up(self, service: Service) -> None:
+        running, self._running = self._running, None
+        assert running is not None  # noqa: S101 - started just before
+        if running.done():
+            await running
+        service.stop()
+        await asyncio.wait({running})
+        states = ", ".join(f"{purpose}: {state}" for purpose, state in service.lines.items())
+        raise ConnectionFailed(
+            f"no connection to {service.broker.address} within {self._timeout:g} s ({states})"
+        )
+
+    async def close(self) -> None:
+        """Wait for what is being moved, and end the connections. Safe to repeat."""
+        running, self._running = self._running, None
+        if running is None or self._service is None:
+            return
+        if self._concluding:
+            await asyncio.wait(self._concluding, timeout=self._timeout)
+        self._planned.clear()
+        self._service.stop()
+        await running
+
+    def taken(self, delivery: Received, ended: asyncio.Event) -> ForeignDelivery | None:
+        """A delivery of a queue with a plan; None if it has none. RuntimeError before the start."""
+        planned = self._planned.get(delivery.queue)
+        if planned is None:
+            if delivery.queue not in self.planned:
+                return None
+            raise RuntimeError(
+                f"the plan of queue {delivery.queue!r} is not in force: start the plans before the "
+                "consumer, and close them after it"
+            )
+        assert self._version is not None  # noqa: S101 - known before anything is planned
+        return ForeignDelivery(planned, delivery, self._version.result(), ended)
+
+    async def conclude(self, taken: ForeignDelivery, answer: Answer) -> Settlement | None:
+        """Move a delivery on by its answer; a close waits for it."""
+        work = asyncio.ensure_future(taken.conclude(answer))
+        self._concluding.add(work)
+        work.add_done_callback(self._concluding.discard)
+        # Whoever waits may be cancelled; between publish and settlement nothing is.
+        return await asyncio.shield(work)

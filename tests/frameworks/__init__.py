@@ -1,0 +1,1 @@
+"""Consumers of other frameworks with plans of ours, through failures and kills."""

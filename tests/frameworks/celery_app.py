@@ -1,0 +1,82 @@
+"""An application of Celery whose failed tasks are parked: `celery -A tests.frameworks.celery_app worker`."""
+
+# mypy: disable-error-code="attr-defined, import-untyped, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from celery import Celery
+from celery.exceptions import Reject
+from kombu import Queue
+
+from hopback.integrations.celery import park_failed_tasks
+
+app = Celery("shop", broker=os.environ.get("TASKS_BROKER", "amqp://"))
+app.conf.update(
+    task_acks_late=os.environ.get("TASKS_EARLY") is None,
+    task_queues=[
+        Queue("tasks", routing_key="tasks"),
+        Queue(
+            "plain",
+            routing_key="plain",
+            queue_arguments={
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": "plain.dead",
+            },
+        ),
+    ],
+    task_default_queue="tasks",
+    task_default_exchange="tasks",
+    task_default_routing_key="tasks",
+    broker_transport_options={"confirm_publish": True},
+    worker_hijack_root_logger=False,
+)
+park_failed_tasks(app, ["tasks"])
+
+
+@app.task
+def charge(order: int, *, currency: str = "EUR") -> None:
+    """Writes the order down, unless the bank is away."""
+    if "MENDED" not in os.environ:
+        raise ConnectionError(f"the bank does not take {currency}")
+    with Path(os.environ["TASKS_LEDGER"]).open("a") as ledger:
+        ledger.write(f"{order}\n")
+
+
+@app.task(bind=True, max_retries=2, default_retry_delay=0)
+def again(self: object, order: int) -> None:
+    """Retries itself by Celery's own means, and then has failed."""
+    try:
+        charge(order)
+    except ConnectionError as error:
+        raise self.retry(exc=error) from error
+
+
+@app.task
+def deadly(order: int) -> None:
+    """Kills its process, as the kernel does when memory is short."""
+    if "MENDED" not in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+    charge(order)
+
+
+@app.task
+def slow(order: int) -> None:
+    """Does not end in time."""
+    if "MENDED" not in os.environ:
+        signal.pause()
+    charge(order)
+
+
+slow.time_limit = 1
+
+
+@app.task
+def refused(order: int) -> None:
+    """Rejects its message, which the broker then moves."""
+    if "MENDED" not in os.environ:
+        raise Reject("no such order", requeue=False)
+    charge(order)

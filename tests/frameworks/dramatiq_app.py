@@ -1,0 +1,21 @@
+"""Actors of Dramatiq: `dramatiq tests.frameworks.dramatiq_app`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import dramatiq
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+
+broker = RabbitmqBroker(url=os.environ.get("TASKS_BROKER", "amqp://"), confirm_delivery=True)
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(max_retries=1, min_backoff=1, max_backoff=1)
+def charge(order: int, currency: str = "EUR") -> None:
+    """Writes the order down, unless the bank is away."""
+    if "MENDED" not in os.environ:
+        raise ConnectionError(f"the bank does not take {currency}")
+    with Path(os.environ["TASKS_LEDGER"]).open("a") as ledger:
+        ledger.write(f"{order}\n")

@@ -1,0 +1,517 @@
+"""What consumers of other libraries say of a delivery, and what the plan makes of it."""
+
+# mypy: disable-error-code="import-untyped, no-untyped-call"
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aio_pika
+import pika
+import pytest
+from faststream import AckPolicy
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+from faststream.rabbit import RabbitBroker, RabbitMessage, RabbitQueue, TestRabbitBroker
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from hopback import Done, Park, Retry, Rule, Snooze, Verdict
+from hopback.broker.server import ClockKind, ServerSettings
+from hopback.errors import ConnectionFailed, InvalidTopology, TopologyConflict, UnsafeOperation
+from hopback.integrations.aio_pika import AioPikaPlans
+from hopback.integrations.faststream import FastStreamPlans
+from hopback.integrations.pika import PikaPlans
+from hopback.testing import BrokerThread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+pytestmark = pytest.mark.socket
+
+_WAITING, _PARKED, _DONE, _IN_HAND = "waiting", "parked", "done", "in hand"
+_RULES = (Rule(KeyError, Verdict.PARK),)
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerThread]:
+    """A broker whose clock stands still: what waits for retry waits until it is looked at."""
+    with BrokerThread(ServerSettings(port=0, http_port=0, clock=ClockKind.VIRTUAL)) as broker:
+        yield broker
+
+
+def _place(broker: BrokerThread) -> str | None:
+    """Where the one message is; None while it is on its way."""
+    found = {queue.name: queue for queue in broker.snapshot().queues}
+    if "orders" not in found:
+        return None
+    if found["orders"].unacked:
+        return _IN_HAND
+    if found["orders"].ready:
+        return None
+    if "orders.dlq" in found and found["orders.dlq"].ready:
+        return _PARKED
+    if "orders.retry.1h" in found and found["orders.retry.1h"].ready:
+        return _WAITING
+    return _DONE
+
+
+async def _until(broker: BrokerThread, place: str, ran: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not ran() or await asyncio.to_thread(_place, broker) != place:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def _header(broker: BrokerThread, queue: str, name: str) -> Any:
+    message = next(one for one in broker.snapshot().queues if one.name == queue).messages[0]
+    return message.properties.headers[name]
+
+
+def _fill(url: str) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    channel.queue_declare("orders", durable=True)
+    channel.basic_publish("", "orders", b'{"id": 1}', pika.BasicProperties(message_id="m1"))
+    connection.close()
+
+
+# --- aio-pika
+
+
+@asynccontextmanager
+async def _aio_pika(url: str, **options: Any) -> AsyncIterator[tuple[AioPikaPlans, Any]]:
+    async with await aio_pika.connect_robust(url) as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("orders", durable=True)
+        plans = AioPikaPlans(connection, **options)
+        plans.queue("orders", retry=["1h"], rules=_RULES)
+        async with plans:
+            yield plans, queue
+
+
+async def _process(message: Any) -> None:
+    async with message.process():
+        raise ValueError("no such item")
+
+
+async def _process_hopeless(message: Any) -> None:
+    async with message.process(requeue=True):
+        raise KeyError("item")
+
+
+async def _process_well(message: Any) -> None:
+    async with message.process():
+        pass
+
+
+async def _raise(message: Any) -> None:
+    raise ValueError("no such item")
+
+
+async def _reject_handling(message: Any) -> None:
+    try:
+        raise ValueError("no such item")
+    except ValueError:
+        await message.reject(requeue=False)
+
+
+async def _settled_within(message: Any) -> None:
+    async with message.process(ignore_processed=True):
+        await message.reject()
+
+
+async def _nothing(message: Any) -> None:
+    """Says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "place"),
+    [
+        (_process_well, _DONE),
+        (_process, _WAITING),
+        (_process_hopeless, _PARKED),
+        (_settled_within, _PARKED),
+        (_raise, _WAITING),
+        (_reject_handling, _PARKED),
+        (_nothing, _IN_HAND),
+        (lambda message: message.ack(), _DONE),
+        (lambda message: message.reject(), _PARKED),
+        (lambda message: message.reject(requeue=True), _WAITING),
+        (lambda message: message.nack(), _WAITING),
+        (lambda message: message.nack(requeue=False), _PARKED),
+        (lambda message: Done(), _DONE),
+        (lambda message: Park("hopeless"), _PARKED),
+        (lambda message: Retry("later"), _WAITING),
+        (lambda message: Snooze(5), _WAITING),
+    ],
+)
+async def test_what_a_callback_of_aio_pika_says(
+    broker: BrokerThread, callback: Callable[[Any], Any], place: str
+) -> None:
+    """Ack is done, requeue and exceptions go by the plan, reject parks, silence keeps."""
+    _fill(broker.url)
+    ran: list[Any] = []
+
+    def noted(message: Any) -> Any:
+        ran.append(message)
+        return callback(message)
+
+    async with _aio_pika(broker.url) as (plans, queue):
+        await plans.consume(queue, noted)
+        await _until(broker, place, lambda: bool(ran))
+        assert ran[0].message_id == "m1"  # everything else is the message's own
+        if callback in (_process, _raise):
+            record = await asyncio.to_thread(_header, broker, "orders.retry.1h", "hopback-failure")
+            assert '"type":"ValueError"' in record
+
+
+async def test_a_message_of_an_iterator(broker: BrokerThread) -> None:
+    """Whoever iterates asks for each message; it is settled by the plan, once."""
+    _fill(broker.url)
+    async with _aio_pika(broker.url) as (plans, queue):
+        async with queue.iterator() as messages:
+            async for each in messages:
+                message = await plans.message("orders", each)
+                assert message is not None
+                with pytest.raises(ValueError, match="no such item"):
+                    await _process(message)
+                with pytest.raises(aio_pika.exceptions.MessageProcessError):
+                    await message.ack()
+                break
+        await _until(broker, _WAITING, lambda: True)
+
+
+async def test_what_aio_pika_cannot_keep_is_refused(broker: BrokerThread) -> None:
+    """Automatic acks, several at once, a queue without a plan."""
+    _fill(broker.url)
+    async with _aio_pika(broker.url) as (plans, queue):
+        with pytest.raises(UnsafeOperation, match="no_ack"):
+            await plans.consume(queue, _nothing, no_ack=True)
+        message = await queue.get()
+        with pytest.raises(UnsafeOperation, match="has no plan"):
+            await plans.message("others", message)
+        taken = await plans.message("orders", message)
+        assert taken is not None
+        with pytest.raises(UnsafeOperation, match="multiple"):
+            await taken.ack(multiple=True)
+        await taken.ack()
+        _fill(broker.url)
+        with pytest.raises(UnsafeOperation, match="no_ack"):
+            await plans.message("orders", await queue.get(no_ack=True))
+
+
+async def test_a_start_that_cannot_be_is_refused(broker: BrokerThread) -> None:
+    """No plan, a retry queue of another form, a broker that is away; a queue is planned once."""
+    _fill(broker.url)
+    async with await aio_pika.connect_robust(broker.url) as connection:
+        plans = AioPikaPlans(connection)
+        with pytest.raises(InvalidTopology, match="a plan for at least one queue"):
+            await plans.start()
+        plans.queue("orders", retry=["1h"])
+        with pytest.raises(InvalidTopology, match="a second one"):
+            plans.queue("orders")
+        channel = await connection.channel()
+        await channel.declare_queue("orders.retry.1h", durable=True)
+        with pytest.raises(TopologyConflict, match=r"orders\.retry\.1h"):
+            await plans.start()
+        away = AioPikaPlans(connection, publish_to="amqp://127.0.0.1:1", timeout=0.2)
+        away.queue("orders", retry=["1h"])
+        with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
+            await away.start()
+
+
+async def test_a_second_copy_is_acked_without_a_run(broker: BrokerThread) -> None:
+    """A retry whose ack was lost comes twice; this process has seen the first one end."""
+    _fill(broker.url)
+    runs: list[int] = []
+
+    async def fail_once(message: Any) -> None:
+        async with message.process():
+            runs.append(1)
+            if len(runs) == 1:
+                raise ValueError("no such item")
+
+    async with _aio_pika(broker.url) as (plans, queue):
+        await plans.consume(queue, fail_once)
+        await _until(broker, _WAITING, lambda: bool(runs))
+        waiting = next(q for q in broker.snapshot().queues if q.name == "orders.retry.1h")
+        twin = waiting.messages[0]
+        headers: Any = dict(twin.properties.headers)
+        copy = aio_pika.Message(twin.body, headers=headers, message_id="m1")
+        await asyncio.to_thread(broker.advance, 3601)
+        await _until(broker, _DONE, lambda: len(runs) == 2)
+        await queue.channel.default_exchange.publish(copy, "orders")
+        await _until(broker, _DONE, lambda: True)
+    assert len(runs) == 2
+
+
+# --- pika
+
+
+def _blocking(
+    broker: BrokerThread, callback: Callable[..., Any], place: str, *, prefetch: int = 10
+) -> None:
+    """Consume with the blocking adapter until the message is where it is expected."""
+    parameters = pika.URLParameters(broker.url)
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=prefetch)
+    ran: list[Any] = []
+
+    def noted(*arguments: Any) -> Any:
+        ran.append(arguments)
+        return callback(*arguments)
+
+    with PikaPlans(parameters) as plans:
+        plans.queue("orders", retry=["1h"], rules=_RULES)
+        plans.consume(channel, "orders", noted)
+        deadline = time.monotonic() + 20
+        while not ran or _place(broker) != place:
+            connection.process_data_events(0.01)
+            assert time.monotonic() < deadline, (_place(broker), place)
+    connection.close()
+
+
+def _nack_handling(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+    try:
+        raise ValueError("no such item")
+    except ValueError:
+        channel.basic_nack(method.delivery_tag, requeue=True)
+
+
+def _raise_in_pika(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+    raise ValueError("no such item")
+
+
+@pytest.mark.parametrize(
+    ("callback", "place"),
+    [
+        (lambda ch, method, *_: ch.basic_ack(method.delivery_tag), _DONE),
+        (lambda ch, method, *_: ch.basic_ack(method.delivery_tag, multiple=True), _DONE),
+        (lambda ch, method, *_: ch.basic_ack(multiple=True), _DONE),
+        (lambda ch, method, *_: ch.basic_nack(method.delivery_tag), _WAITING),
+        (lambda ch, method, *_: ch.basic_nack(method.delivery_tag, requeue=False), _PARKED),
+        (lambda ch, method, *_: ch.basic_reject(method.delivery_tag), _WAITING),
+        (lambda ch, method, *_: ch.basic_reject(method.delivery_tag, requeue=False), _PARKED),
+        (_nack_handling, _WAITING),
+        (_raise_in_pika, _WAITING),
+        (lambda *_: Park("hopeless"), _PARKED),
+        (lambda *_: None, _IN_HAND),
+    ],
+)
+def test_what_a_callback_of_pika_says(
+    broker: BrokerThread, callback: Callable[..., Any], place: str
+) -> None:
+    """Ack is done, requeue and exceptions go by the plan, reject parks, silence keeps."""
+    _fill(broker.url)
+    _blocking(broker, callback, place)
+    if callback in (_nack_handling, _raise_in_pika):
+        record = _header(broker, "orders.retry.1h", "hopback-failure")
+        assert '"message":"no such item"' in record
+
+
+def test_what_pika_cannot_keep_is_refused(broker: BrokerThread) -> None:
+    """Automatic acks, a queue without a plan, a tag that is settled already."""
+    _fill(broker.url)
+    parameters = pika.URLParameters(broker.url)
+    plans = PikaPlans(parameters)
+    plans.queue("orders", retry=["1h"])
+    with pytest.raises(UnsafeOperation, match="auto_ack"):
+        plans.consume(None, "orders", _raise_in_pika, auto_ack=True)
+    with pytest.raises(UnsafeOperation, match="has no plan"):
+        plans.callback("others", _raise_in_pika)
+    refused: list[str] = []
+
+    def twice(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        channel.basic_ack(method.delivery_tag)
+        try:
+            channel.basic_ack(method.delivery_tag)
+        except UnsafeOperation as error:
+            refused.append(str(error))
+
+    _blocking(broker, twice, _DONE)
+    assert "settled already" in refused[0]
+
+
+def test_a_blocking_connection_lives_while_its_retry_queue_is_away(broker: BrokerThread) -> None:
+    """The queue is deleted: the message stays in hand, heartbeats go on, and it moves when it is back."""
+    _fill(broker.url)
+    deleted: list[bool] = []
+
+    def delete_and_fail(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        if not deleted:
+            channel.queue_delete("orders.retry.1h")
+            deleted.append(True)
+        raise ValueError("no such item")
+
+    _blocking(broker, delete_and_fail, _WAITING)
+
+
+async def test_an_async_callback_of_the_asyncio_adapter(broker: BrokerThread) -> None:
+    """It is run on the adapter's loop; what it raises goes by the plan."""
+    _fill(broker.url)
+    parameters = pika.URLParameters(broker.url)
+    plans = PikaPlans(parameters)
+    plans.queue("orders", retry=["1h"])
+    await asyncio.to_thread(plans.start)
+    ran: list[bool] = []
+
+    async def callback(*_: Any) -> None:
+        await asyncio.sleep(0)
+        ran.append(True)
+        raise ValueError("no such item")
+
+    closed = asyncio.Event()
+    connection = AsyncioConnection(
+        parameters,
+        on_open_callback=lambda opened: opened.channel(
+            on_open_callback=lambda channel: plans.consume(channel, "orders", callback)
+        ),
+        on_close_callback=lambda *_: closed.set(),
+    )
+    await _until(broker, _WAITING, lambda: bool(ran))
+    connection.close()
+    await closed.wait()
+    await asyncio.to_thread(plans.close)
+
+
+# --- FastStream
+
+
+@asynccontextmanager
+async def _faststream(
+    url: str, body: Callable[[RabbitMessage], Any], **subscriber: Any
+) -> AsyncIterator[list[Any]]:
+    ran: list[Any] = []
+    framework = RabbitBroker(url, logger=None)
+    plans = FastStreamPlans(framework)
+    plans.queue("orders", retry=["1h"], rules=_RULES)
+
+    @framework.subscriber(RabbitQueue("orders", durable=True), **subscriber)
+    async def handle(order: dict[str, int], message: RabbitMessage) -> None:
+        ran.append(order)
+        returned = body(message)
+        if asyncio.iscoroutine(returned):
+            await returned
+
+    async with plans:
+        await framework.start()
+        yield ran
+        await framework.stop()
+
+
+def _raising(error: BaseException) -> Callable[[RabbitMessage], None]:
+    def body(message: RabbitMessage) -> None:
+        raise error
+
+    return body
+
+
+_MANUAL = {"ack_policy": AckPolicy.MANUAL}
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "place"),
+    [
+        (lambda message: None, {}, _DONE),
+        (_raising(ValueError("no such item")), {}, _WAITING),
+        (_raising(KeyError("item")), {}, _PARKED),
+        (_raising(AckMessage()), {}, _DONE),
+        (_raising(NackMessage()), {}, _WAITING),
+        (_raising(RejectMessage()), {}, _PARKED),
+        (lambda message: message.nack(), {}, _WAITING),
+        (lambda message: message.reject(), {}, _PARKED),
+        (_raising(ValueError("x")), {"ack_policy": AckPolicy.NACK_ON_ERROR}, _WAITING),
+        (lambda message: message.ack(), _MANUAL, _DONE),
+        (_raising(ValueError("x")), _MANUAL, _WAITING),
+        (lambda message: None, _MANUAL, _WAITING),
+    ],
+)
+async def test_what_a_subscriber_of_faststream_says(
+    broker: BrokerThread, body: Callable[[RabbitMessage], Any], options: Any, place: str
+) -> None:
+    """Exceptions go by the plan, whatever the framework's own policy; rules park."""
+    _fill(broker.url)
+    async with _faststream(broker.url, body, **options) as ran:
+        await _until(broker, place, lambda: bool(ran))
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.ACK, AckPolicy.ACK_FIRST])
+async def test_policies_that_leave_nothing_to_a_plan_are_refused(
+    broker: BrokerThread, policy: AckPolicy
+) -> None:
+    """At the start, before anything is consumed."""
+    with pytest.raises(UnsafeOperation, match=policy.name):
+        async with _faststream(broker.url, lambda message: None, ack_policy=policy):
+            pass
+
+
+async def test_a_payload_that_fits_nothing_is_parked(broker: BrokerThread) -> None:
+    """Neither a validation that fails nor bytes that are no JSON are tried again."""
+    for number, payload in enumerate((b'"no order"', b"\xff{"), 1):
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True)
+        json_type = pika.BasicProperties(content_type="application/json")
+        channel.basic_publish("", "orders", payload, json_type)
+        connection.close()
+        async with _faststream(broker.url, lambda message: None) as ran:
+            await _until(broker, _PARKED, lambda: True)
+            assert ran == []
+        queues = {queue.name: len(queue.ready) for queue in broker.snapshot().queues}
+        assert (queues["orders.dlq"], queues["orders.retry.1h"]) == (number, 0)
+
+
+async def test_a_reply_that_cannot_be_published_is_a_failure(broker: BrokerThread) -> None:
+    """The message is settled after everything that belongs to it, not before."""
+    _fill(broker.url)
+    framework = RabbitBroker(broker.url, logger=None)
+    plans = FastStreamPlans(framework)
+    plans.queue("orders", retry=["1h"])
+
+    unsendable: Any = {"price": object()}
+
+    @framework.subscriber(RabbitQueue("orders", durable=True))
+    @framework.publisher("receipts", headers=unsendable)
+    async def handle(order: dict[str, int]) -> dict[str, int]:
+        return order
+
+    async with plans:
+        await framework.start()
+        await _until(broker, _WAITING, lambda: True)
+        await framework.stop()
+
+
+async def test_the_test_broker_of_faststream_works_as_before() -> None:
+    """Unit tests of subscribers need no plan that is in force."""
+    framework = RabbitBroker("amqp://127.0.0.1:1")
+    plans = FastStreamPlans(framework)
+    plans.queue("orders", retry=["1h"])
+    ran: list[int] = []
+
+    @framework.subscriber("orders")
+    async def handle(order: int) -> None:
+        ran.append(order)
+
+    async with TestRabbitBroker(framework) as tested:
+        await tested.publish(7, "orders")
+    assert ran == [7]
+
+
+async def test_a_subscriber_before_its_plan_loses_nothing(broker: BrokerThread) -> None:
+    """Started without the plans, it keeps the message in hand; the broker delivers it again."""
+    _fill(broker.url)
+    framework = RabbitBroker(broker.url, logger=None)
+    plans = FastStreamPlans(framework)
+    plans.queue("orders", retry=["1h"])
+
+    @framework.subscriber(RabbitQueue("orders", durable=True))
+    async def handle(order: dict[str, int]) -> None:
+        raise AssertionError("it must not run")
+
+    await framework.start()
+    await _until(broker, _IN_HAND, lambda: True)
+    await framework.stop()
+    ready = {queue.name: len(queue.ready) for queue in broker.snapshot().queues}
+    assert ready["orders"] == 1

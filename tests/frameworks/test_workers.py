@@ -1,0 +1,264 @@
+"""Real workers of Celery and Dramatiq: what they give up is read, and taken again when it is re-driven."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.port import count_now
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import ClockKind, ServerSettings
+from hopback.deadletters import FromHead, Operations, RedriveRequest, Who
+from hopback.runtime.context import compose
+from hopback.testing import BrokerThread
+from hopback.topology.model import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from hopback.deadletters import DeadLetter
+
+_PATIENCE_S = 60.0  # far more than a worker takes to start on a busy machine
+
+
+@pytest.fixture(params=["embedded", pytest.param("rabbitmq", marks=pytest.mark.broker)])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """A broker's URL and that of its management API."""
+    if request.param == "embedded":
+        settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM)
+        with BrokerThread(settings) as broker:
+            yield broker.url, broker.http_url
+    else:
+        node = request.getfixturevalue("rabbitmq")
+        url = request.getfixturevalue("amqp_url")
+        yield url, node.management_url
+
+
+pytestmark = pytest.mark.socket
+_ON_ONE = pytest.mark.parametrize("place", ["embedded"], indirect=True)
+"""What no broker has a part in need not be tried on two."""
+
+
+@asynccontextmanager
+async def _worker(
+    url: str, folder: Path, *command: str, mended: bool = False, **more: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker as its framework starts it, ended by SIGTERM."""
+    around = {
+        **os.environ,
+        "TASKS_BROKER": url,
+        "TASKS_LEDGER": str(folder / "ledger.txt"),
+        **({"MENDED": "1"} if mended else {}),
+        **more,
+    }
+    with (folder / "worker.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *command, env=around, stdout=log, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+_CELERY = (
+    "celery", "-A", "tests.frameworks.celery_app", "worker",
+    "--concurrency=2", "--without-gossip", "--without-mingle", "--loglevel=WARNING",
+)  # fmt: skip
+_DRAMATIQ = ("dramatiq", "tests.frameworks.dramatiq_app", "--processes=1", "--threads=2")
+
+
+async def _send(url: str, *calls: str) -> None:
+    """As a producer would, in its own process."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "\n".join(calls), env={**os.environ, "TASKS_BROKER": url}
+    )
+    assert await process.wait() == 0
+
+
+async def _declare(url: str, *queues: str) -> None:
+    connection = await RabbitMQ(url).connect("operator")
+    channel = await connection.open_channel()
+    for queue in queues:
+        await channel.declare_queue(Queue(queue))
+    await connection.close()
+
+
+async def _until_depth(url: str, queue: str, depth: int, folder: Path) -> None:
+    connection = await RabbitMQ(url).connect("counting")
+    found = None
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            while found != depth:
+                await asyncio.sleep(0.1)
+                state = await count_now(connection, queue)
+                found = None if state is None else state.messages
+    except TimeoutError:
+        log = (folder / "worker.log").read_text(errors="replace")[-4000:]
+        raise AssertionError(f"{queue}: expected {depth}, found {found}\n{log}") from None
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _operations(place: tuple[str, str]) -> AsyncIterator[Operations]:
+    broker = RabbitMQ(place[0])
+    vhost = place[0].rpartition("/")[2].partition("?")[0]
+    vhost = vhost if vhost.startswith("test-") else "/"
+    async with (
+        Management(ManagementAddress.derive(None, place[1])) as view,
+        Operations(broker, management=view, vhost=vhost) as operations,
+    ):
+        yield operations
+
+
+async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLetter, str]]:
+    """The dead letters of a queue by their type, each with the sentence about it."""
+    session = await operations.open_session(queue)
+    letters = (await operations.messages(session.id, size=100)).dead_letters
+    found = {
+        one.type: (one, (await operations.message(session.id, one.id)).sentence) for one in letters
+    }
+    await operations.release(session.id)
+    return found
+
+
+async def _redriven(operations: Operations, queue: str, count: int) -> None:
+    head = FromHead(count)
+    request = RedriveRequest(queue=queue, selection=head, expected_count=count, reason="mended")
+    job = await operations.acting_as(Who("test", "test")).start(request)
+    job = await operations.wait(job.id)
+    assert job.counts.done == count
+
+
+async def _until_done(folder: Path, orders: set[int]) -> None:
+    ledger = folder / "ledger.txt"
+
+    def done() -> set[int]:
+        return {int(line) for line in ledger.read_text().split()} if ledger.exists() else set()
+
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            while done() != orders:  # noqa: ASYNC110 - nothing to wait on but the look itself
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        log = (folder / "worker.log").read_text(errors="replace")[-4000:]
+        raise AssertionError(f"expected {orders}, found {done()}\n{log}") from None
+
+
+async def test_failed_tasks_of_celery_are_parked_and_taken_again(
+    place: tuple[str, str], tmp_path: Path
+) -> None:
+    """Raised, retried in vain, killed, too slow: each rests with its exception, and runs when re-driven."""
+    url = place[0]
+    await _send(
+        url,
+        "from tests.frameworks.celery_app import again, charge, deadly, slow",
+        "charge.delay(1, currency='EUR')",
+        "again.delay(2)",
+        "deadly.delay(3)",
+        "slow.delay(4)",
+    )
+    async with _worker(url, tmp_path, *_CELERY):
+        await _until_depth(url, "tasks.dlq", 4, tmp_path)
+    async with _operations(place) as operations:
+        found = await _looked(operations, "tasks.dlq")
+        errors = {name.rpartition(".")[2]: one.error for name, (one, _) in found.items()}
+        assert errors["charge"] == errors["again"] == "ConnectionError"
+        assert errors["deadly"].endswith("WorkerLostError")
+        assert errors["slow"].endswith("TimeLimitExceeded")
+        letter, sentence = found["tests.frameworks.celery_app.charge"]
+        assert letter.error_message == "the bank does not take EUR"
+        assert 'Celery task tests.frameworks.celery_app.charge(1, currency="EUR")' in sentence
+        assert found["tests.frameworks.celery_app.again"][0].attempts == 3
+        async with _worker(url, tmp_path, *_CELERY, mended=True):
+            await _redriven(operations, "tasks.dlq", 4)
+            await _until_done(tmp_path, {1, 2, 3, 4})
+
+
+async def test_tasks_that_the_broker_dead_lettered_are_taken_again(
+    place: tuple[str, str], tmp_path: Path
+) -> None:
+    """A task that Celery rejects into a dead-letter queue of the application's own is read and re-driven."""
+    url = place[0]
+    worker = (*_CELERY, "--queues=plain")
+    await _declare(url, "plain.dead")
+    await _send(
+        url,
+        "from tests.frameworks.celery_app import refused",
+        "refused.apply_async((7,), queue='plain')",
+    )
+    async with _worker(url, tmp_path, *worker):
+        await _until_depth(url, "plain.dead", 1, tmp_path)
+    async with _operations(place) as operations:
+        found = await _looked(operations, "plain.dead")
+        letter, sentence = found["tests.frameworks.celery_app.refused"]
+        assert (letter.reason, letter.origin) == ("rejected", "plain")
+        assert "tests.frameworks.celery_app.refused(7)" in sentence
+        async with _worker(url, tmp_path, *worker, mended=True):
+            await _redriven(operations, "plain.dead", 1)
+            await _until_done(tmp_path, {7})
+
+
+@_ON_ONE
+async def test_a_worker_whose_tasks_are_acked_early_is_refused(
+    place: tuple[str, str], tmp_path: Path
+) -> None:
+    """It ends at its start, says which tasks and what to set, and has taken nothing."""
+    url = place[0]
+    async with _worker(url, tmp_path, *_CELERY, TASKS_EARLY="1") as process:
+        async with asyncio.timeout(_PATIENCE_S):
+            assert await process.wait() != 0
+    log = (tmp_path / "worker.log").read_text()
+    assert "are acked before they run" in log
+    assert "Set `task_acks_late = True`" in log
+
+
+async def test_dead_messages_of_dramatiq_are_taken_again(
+    place: tuple[str, str], tmp_path: Path
+) -> None:
+    """What Dramatiq gave up lies in `default.XQ`: actor, arguments and exception are read from its body."""
+    url = place[0]
+    async with _worker(url, tmp_path, *_DRAMATIQ):
+        await _send(url, "from tests.frameworks.dramatiq_app import charge", "charge.send(9)")
+        await _until_depth(url, "default.XQ", 1, tmp_path)
+    async with _operations(place) as operations:
+        letter, sentence = (await _looked(operations, "default.XQ"))["charge"]
+        assert (letter.error, letter.error_message) == (
+            "ConnectionError",
+            "the bank does not take EUR",
+        )
+        assert (letter.recorded_by, letter.attempts, letter.origin) == ("Dramatiq", 2, "default")
+        assert "Dramatiq task charge(9)" in sentence
+        async with _worker(url, tmp_path, *_DRAMATIQ, mended=True):
+            await _redriven(operations, "default.XQ", 1)
+            await _until_done(tmp_path, {9})
+
+
+@_ON_ONE
+async def test_a_pickle_of_kombu_is_shown_and_never_loaded(place: tuple[str, str]) -> None:
+    """Of a message that Kombu pickled its kind is told, and its bytes stay bytes."""
+    url = place[0]
+    await _declare(url, "kombu", "kombu.dlq")
+    connection = await RabbitMQ(url).connect("producer")
+    channel = await connection.open_channel()
+    body = b"cposix\nsystem\n(S'touch /tmp/loaded-a-pickle'\ntR."
+    message = compose("", "kombu.dlq", body, content_type="application/x-python-serialize")
+    await channel.publish(message)
+    await connection.close()
+    async with _operations(place) as operations:
+        session = await operations.open_session("kombu.dlq")
+        letter = (await operations.messages(session.id)).dead_letters[0]
+        view = await operations.message(session.id, letter.id)
+        assert view.payload_encoding in ("string", "binary")
+        assert view.properties["contentType"] == "application/x-python-serialize"
+        await operations.release(session.id)

@@ -1,0 +1,1 @@
+"""Parts of the integrations that need no broker."""

@@ -1,0 +1,110 @@
+"""What the settings of an application of Celery can lose."""
+
+# mypy: disable-error-code="attr-defined, import-untyped, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Queue
+
+from hopback.integrations.celery import park_failed_tasks
+from hopback.integrations.celery_settings import CELERY_RULES, check_settings
+from hopback.topology.check import Severity
+
+_QUORUM = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-delivery-limit": 20}
+_SAFE: dict[str, Any] = {
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "task_time_limit": 600,
+    "broker_transport_options": {"confirm_publish": True},
+    "task_queues": [Queue("tasks", queue_arguments=_QUORUM)],
+    "task_default_queue": "tasks",
+}
+
+
+def _work() -> None:
+    """What a task does is not asked."""
+
+
+def _app(**settings: Any) -> Any:
+    app = Celery("shop", broker=settings.pop("broker", "amqp://localhost//"), set_as_current=False)
+    app.conf.update(settings)
+    app.task(name="charge")(_work)
+    return app
+
+
+def _found(**settings: Any) -> dict[str, Severity]:
+    return {one.rule: one.severity for one in check_settings(_app(**settings))}
+
+
+def test_an_application_that_loses_nothing_has_no_findings() -> None:
+    """Acks late, gives back what was killed, parks, confirms, and keeps delays in the broker."""
+    app = _app(**_SAFE)
+    park_failed_tasks(app)
+    assert check_settings(app) == ()
+
+
+def test_the_defaults_of_celery() -> None:
+    """They ack early, forget what failed, publish unconfirmed and keep delays in memory."""
+    assert [*_found()] == [
+        "celery-acks-early",
+        "celery-eta-in-memory",
+        "celery-failure-acked",
+        "celery-publish-unconfirmed",
+    ]
+
+
+_WARNING, _ERROR, _INFO = Severity.WARNING, Severity.ERROR, Severity.INFO
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule", "severity"),
+    [
+        ({"task_acks_late": False}, "celery-acks-early", _WARNING),
+        ({"task_reject_on_worker_lost": False}, "celery-worker-lost", _WARNING),
+        ({"task_queues": [Queue("tasks")]}, "celery-worker-lost-loop", _WARNING),
+        ({}, "celery-failure-acked", _WARNING),
+        (
+            {"task_acks_on_failure_or_timeout": False, "task_queues": [Queue("tasks")]},
+            "celery-failure-deleted",
+            _ERROR,
+        ),
+        ({"broker_transport_options": {}}, "celery-publish-unconfirmed", _WARNING),
+        ({"task_default_delivery_mode": "transient"}, "celery-transient", _ERROR),
+        ({"task_queues": [Queue("tasks", durable=False)]}, "celery-transient", _ERROR),
+        ({"task_queues": [Queue("tasks")]}, "celery-eta-in-memory", _WARNING),
+        ({"worker_detect_quorum_queues": False}, "celery-quorum-undetected", _ERROR),
+        (
+            {"broker_native_delayed_delivery_queue_type": "classic"},
+            "celery-delay-classic",
+            _WARNING,
+        ),
+        ({"broker": "redis://localhost"}, "celery-visibility", _WARNING),
+        ({"task_time_limit": None}, "celery-no-time-limit", _INFO),
+        ({"accept_content": ["json", "pickle"]}, "celery-pickle", _WARNING),
+    ],
+)
+def test_each_setting_that_loses_has_its_finding(
+    changed: dict[str, Any], rule: str, severity: Severity
+) -> None:
+    """One setting is other than the safe ones: that finding is among those reported."""
+    assert _found(**{**_SAFE, **changed})[rule] is severity
+
+
+def test_every_rule_has_a_test() -> None:
+    """The table names the rules that exist, and each of them was seen above."""
+    marks = test_each_setting_that_loses_has_its_finding.pytestmark
+    seen = {case[1] for case in marks[0].args[1]}
+    assert seen == set(CELERY_RULES)
+
+
+def test_a_finding_names_the_tasks_it_is_about() -> None:
+    """Where not every task is meant, those that are."""
+    app = _app(**_SAFE)
+    app.task(name="refund", acks_late=False)(_work)
+    places = {one.rule: one.place for one in check_settings(app)}
+    assert places["celery-acks-early"] == "tasks `refund`"
+    assert places["celery-failure-acked"] == "setting `task_acks_on_failure_or_timeout`"
