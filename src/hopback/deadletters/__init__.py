@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
+    from hopback.deadletters.candidates import (
+        CandidateAnswer,
+        CandidateList,
+        QueueAnswer,
+        QueueCandidate,
+    )
     from hopback.deadletters.contract import (
         AuditEntry,
         Cost,
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
         Price,
         QueueDetail,
         QueueSummary,
+        ReachedQueue,
         SessionView,
         Survey,
         TargetChoice,
@@ -47,6 +54,8 @@ if TYPE_CHECKING:
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.journal import Journal, MemoryJournal
     from hopback.deadletters.journal_sql import SqlJournal, open_journal
+    from hopback.deadletters.notes import GroupNote, NewFilter, NewNote, SavedFilter
+    from hopback.deadletters.patch import ChangeSample, PatchOperation
     from hopback.deadletters.remote import RemoteDeadLetters
     from hopback.deadletters.requests import (
         BY_DESIGN,
@@ -72,7 +81,16 @@ if TYPE_CHECKING:
         Who,
         Window,
     )
+    from hopback.deadletters.search import SearchHit, SearchProgress, SearchRequest, SkippedQueue
     from hopback.deadletters.service import Operations
+    from hopback.deadletters.surveys import (
+        ErrorGroup,
+        ErrorInQueue,
+        ErrorOverview,
+        QueueTrend,
+        SurveyedQueue,
+        TrendSample,
+    )
 
 __all__ = [
     "BY_DESIGN",
@@ -85,6 +103,9 @@ __all__ = [
     "UNHURRIED",
     "AuditEntry",
     "AuditQuery",
+    "CandidateAnswer",
+    "CandidateList",
+    "ChangeSample",
     "Cost",
     "Counts",
     "DeadLetter",
@@ -94,12 +115,16 @@ __all__ = [
     "DiscardRequest",
     "Edit",
     "EditedCopy",
+    "ErrorGroup",
+    "ErrorInQueue",
+    "ErrorOverview",
     "FailedMessage",
     "FailureRecord",
     "FromHead",
     "FromSession",
     "Group",
     "GroupBy",
+    "GroupNote",
     "Groups",
     "HeaderView",
     "HeldBack",
@@ -114,23 +139,37 @@ __all__ = [
     "MemoryJournal",
     "MessageView",
     "Moment",
+    "NewFilter",
+    "NewNote",
     "Operations",
     "Override",
     "Pace",
     "Page",
+    "PatchOperation",
     "Price",
+    "QueueAnswer",
+    "QueueCandidate",
     "QueueDetail",
     "QueueSummary",
+    "QueueTrend",
+    "ReachedQueue",
     "RedriveRequest",
     "RemoteDeadLetters",
+    "SavedFilter",
+    "SearchHit",
+    "SearchProgress",
+    "SearchRequest",
     "SessionView",
     "Settings",
+    "SkippedQueue",
     "SqlJournal",
     "Survey",
+    "SurveyedQueue",
     "Target",
     "TargetChoice",
     "TargetKind",
     "TimelineEntry",
+    "TrendSample",
     "WayCheck",
     "Who",
     "Window",
@@ -138,6 +177,22 @@ __all__ = [
 ]
 
 _HOMES = {
+    "hopback.deadletters.candidates": (
+        "CandidateAnswer",
+        "CandidateList",
+        "QueueAnswer",
+        "QueueCandidate",
+    ),
+    "hopback.deadletters.patch": ("ChangeSample", "PatchOperation"),
+    "hopback.deadletters.search": ("SearchHit", "SearchProgress", "SearchRequest", "SkippedQueue"),
+    "hopback.deadletters.surveys": (
+        "ErrorGroup",
+        "ErrorInQueue",
+        "ErrorOverview",
+        "QueueTrend",
+        "SurveyedQueue",
+        "TrendSample",
+    ),
     "hopback.deadletters.contract": (
         "AuditEntry",
         "Cost",
@@ -163,6 +218,7 @@ _HOMES = {
         "Price",
         "QueueDetail",
         "QueueSummary",
+        "ReachedQueue",
         "SessionView",
         "Survey",
         "TargetChoice",
@@ -177,6 +233,12 @@ _HOMES = {
     "hopback.deadletters.journal": (
         "Journal",
         "MemoryJournal",
+    ),
+    "hopback.deadletters.notes": (
+        "GroupNote",
+        "NewFilter",
+        "NewNote",
+        "SavedFilter",
     ),
     "hopback.deadletters.service": ("Operations",),
     "hopback.deadletters.remote": ("RemoteDeadLetters",),

@@ -56,6 +56,7 @@ __all__ = [
     "LeftOut",
     "Pacer",
     "RedriveAction",
+    "changed_delivery",
     "edited_copy",
     "import_lines",
 ]
@@ -359,7 +360,9 @@ def edited_copy(
     for name in (*edit.headers, *edit.without):
         if is_protected(name) or name == COPY_OF:
             raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
-    message = redrive_message(_changed(delivery, edit), aim.plan, occasion, target=aim.redrive)
+    message = redrive_message(
+        changed_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
+    )
     headers = {**message.properties.headers, COPY_OF: dead_letter.message_id or dead_letter.digest}
     properties = replace(
         message.properties, headers=MappingProxyType(headers), message_id=message_id
@@ -369,7 +372,8 @@ def edited_copy(
     return replace(message, properties=properties)
 
 
-def _changed(delivery: Delivery, edit: Edit) -> Received:
+def changed_delivery(delivery: Delivery, edit: Edit) -> Received:
+    """The delivery as the edit says it should be."""
     properties = delivery.properties
     kept = {name: value for name, value in properties.headers.items() if name not in edit.without}
     return Received(

@@ -37,6 +37,7 @@ __all__ = [
     "Archived",
     "FileSink",
     "check_writable",
+    "forget_exports",
     "read_line",
     "read_lines",
     "run_file",
@@ -197,3 +198,11 @@ def _zstandard() -> Any:
     with needs("zstd", "a .zst archive"):
         import zstandard
     return zstandard
+
+
+def forget_exports(folder: Path, before: float) -> int:
+    """Delete the files of discards that were last written before then; how many. No folder is no error."""
+    old = [path for path in folder.glob("j-*.ndjson*") if path.stat().st_mtime < before]
+    for path in old:
+        path.unlink(missing_ok=True)
+    return len(old)

@@ -40,7 +40,7 @@ def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
     """The value in a JSON document; BadRequest with everything that is wrong, and where."""
     try:
         said = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest("body", f"JSON: {error}") from None
     return convert(kind, said)
 

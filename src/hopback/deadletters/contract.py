@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
+from hopback.deadletters.patch import ChangeSample  # noqa: TC001  msgspec reads it at run time
 from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at run time
-    GroupBy,
     JobKind,
     Target,
     TargetKind,
@@ -53,6 +53,7 @@ __all__ = [
     "Price",
     "QueueDetail",
     "QueueSummary",
+    "ReachedQueue",
     "SessionView",
     "Survey",
     "TargetChoice",
@@ -98,12 +99,16 @@ class Price(StrEnum):
 
 
 class Cost(_Value, frozen=True):
-    """The price of one browse session, with words for people; `limit` None: no delivery limit."""
+    """The price of one browse session, with words for people; `limit` None: no delivery limit.
+
+    `can_lift`: it would be free once the limit is lifted by a policy, which can be done from here.
+    """
 
     price: Price
     text: str
     limit: int | None = field(default=None, name="deliveryLimit")
     remedy: str = ""
+    can_lift: bool = False
 
 
 class Depth(_Value, frozen=True):
@@ -111,8 +116,9 @@ class Depth(_Value, frozen=True):
 
     By `amqp` the number of ready messages is exact and of this moment; by `management` all numbers
     may be `lag_s` seconds old when they are read. `held_back` is what dead-lettering could not
-    deliver yet. `total` is ready and unacked together; the ready ones where nobody tells the others.
-    `age_s` is how old the numbers may be when they are shown.
+    deliver yet. `held_here` is what sessions of this process hold, exactly. `total` is ready and unacked
+    together; by `amqp`, where the number of unacked ones is of an earlier moment, it is the ready ones
+    and those held here. `age_s` is how old the numbers may be when they are shown.
     """
 
     ready: int | None = field(name="messagesReady")
@@ -124,10 +130,11 @@ class Depth(_Value, frozen=True):
     held_back: int | None = field(default=None, name="messagesHeldBack")
     total: int | None = field(default=None, name="messages")
     age_s: float = field(default=0.0, name="ageSeconds")
+    held_here: int = field(default=0, name="messagesHeldHere")
 
     def __post_init__(self) -> None:
-        total = None if self.ready is None else self.ready + (self.unacked or 0)
-        force_setattr(self, "total", total)
+        beside = self.held_here if self.source == "amqp" else self.unacked or 0
+        force_setattr(self, "total", None if self.ready is None else self.ready + beside)
 
     def age(self, now: float) -> float:
         """How old the numbers may be, in seconds."""
@@ -168,6 +175,8 @@ class QueueSummary(_Value, frozen=True, kw_only=True):
     `state` and `idle_since` come from the management API, where there is one. So does `held_back`:
     how many messages on their way to or from a queue of origin the broker holds back, by the queue
     that holds them; `HELD_BACK` says what that means. The counts of `depth` stand beside it as well.
+    `unconsumed` are the queues of origin that have no consumer; None where nobody tells.
+    `foreign_consumers` are those of `consumers` that are not an active job's own.
     """
 
     queue: str
@@ -186,12 +195,18 @@ class QueueSummary(_Value, frozen=True, kw_only=True):
     depth: Depth
     held_back: tuple[HeldBack, ...] = ()
     active_job: Job | None = None
+    unconsumed: tuple[str, ...] | None = None
+    foreign_consumers: int | None = None
 
     def __post_init__(self) -> None:
         force_setattr(self, "messages", self.depth.total)
         force_setattr(self, "messages_ready", self.depth.ready)
         force_setattr(self, "messages_unacknowledged", self.depth.unacked)
         force_setattr(self, "consumers", self.depth.consumers)
+        # A job that runs takes its messages by one consumer.
+        own = self.active_job is not None and self.active_job.state is JobState.RUNNING
+        others = None if self.consumers is None else max(self.consumers - own, 0)
+        force_setattr(self, "foreign_consumers", others)
 
 
 class QueueDetail(QueueSummary, frozen=True, kw_only=True):
@@ -230,6 +245,8 @@ class DeadLetter(_Value, frozen=True):
     `maxlen`, `delivery_limit`), `parked` where a consumer put it here itself, else `unknown`.
     `recorded_by` says who wrote the failure down: `hopback`, another framework, or nobody (empty).
     `sent` is when its envelope says it was made. Times are None where nothing tells.
+    `attempts` is how often its handler ran: counted by its consumer, or by the broker as rejects and
+    laps through retry queues; `attempts_at_least` where there may have been more.
     `delivery_count` is the quorum queue's.
     """
 
@@ -256,6 +273,7 @@ class DeadLetter(_Value, frozen=True):
     routing_key: str
     redelivered: bool
     sent: str = ""
+    attempts_at_least: bool = False
 
     def age(self, now: float) -> float | None:
         """Seconds since it failed last; None if nothing tells."""
@@ -275,10 +293,11 @@ class Group(_Value, frozen=True):
 class Groups(_Value, frozen=True):
     """The groups of a session, the largest first; `more` of them are left out.
 
-    `not_looked_into` have bodies that the filter could not look into: they may match or not.
+    `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH`. `not_looked_into` have bodies that
+    the filter could not look into: they may match or not.
     """
 
-    by: GroupBy
+    by: str
     items: tuple[Group, ...]
     more: int
     matching: int
@@ -292,7 +311,7 @@ class Survey(_Value, frozen=True):
     """
 
     queue: str
-    by: GroupBy
+    by: str
     groups: tuple[Group, ...] = field(name="items")
     seen: int
     matching: int
@@ -326,7 +345,7 @@ class TimelineEntry(_Value, frozen=True):
 
 
 class FailureRecord(_Value, frozen=True):
-    """What the consumer wrote down when it gave up."""
+    """What the consumer, or its framework, wrote down when it gave up: the cause, not its wrappers."""
 
     type: str
     message: str
@@ -388,6 +407,8 @@ class SessionView(_Value, frozen=True, kw_only=True):
     """A browse session as it is now. `complete`: it holds everything that was ready.
 
     `order_kept` is False where so many messages had come back before that these will go behind them.
+    `skipped` messages stand before those that it holds; the broker holds them as well meanwhile. `ready`
+    is how many the queue had when it was opened.
     """
 
     id: str
@@ -402,9 +423,12 @@ class SessionView(_Value, frozen=True, kw_only=True):
     by_id: str = ""
     cost: Cost
     order_kept: bool = True
+    skipped: int = 0
+    ready: int = 0
 
     def __post_init__(self) -> None:
-        force_setattr(self, "url", f"/admin/dlq/sessions/{self.id}")
+        if not self.url:
+            force_setattr(self, "url", f"/admin/dlq/sessions/{self.id}")
 
 
 # --- requests
@@ -436,6 +460,8 @@ class JobState(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     """It stopped by itself, for the reason that it names; it can be resumed when that is repaired."""
+    STOPPED = "stopped"
+    """Messages that it had sent came back: it stopped so that no more do. It can be resumed."""
 
 
 ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
@@ -448,7 +474,8 @@ class Counts(_Value, frozen=True):
     `selected` is the size of the selection. Each of its messages is `done`, `skipped` (the filter or
     the loop guard left it out), `failed`, or `remaining`. `returned` is what was taken and given back.
     `arrived_meanwhile` came into the queue while the job ran and was not touched; `came_back` is what
-    this job had sent and what was found dead again.
+    this job had sent and what was found dead again. None: nobody has counted it, so it is not known;
+    `came_back_at_least` where more arrived than were looked at.
     """
 
     selected: int = 0
@@ -457,8 +484,9 @@ class Counts(_Value, frozen=True):
     failed: int = 0
     returned: int = 0
     arrived_meanwhile: int = 0
-    came_back: int = 0
+    came_back: int | None = None
     remaining: int = 0
+    came_back_at_least: bool = False
 
     def __post_init__(self) -> None:
         left = max(self.selected - self.done - self.skipped - self.failed, 0)
@@ -469,8 +497,9 @@ class Job(_Value, frozen=True, kw_only=True):
     """A re-drive or a discard. `reason` says why its state is what it is, `why` why someone began it.
 
     `rate` is what holds now, messages per second, None for no limit. `target` is in words, and
-    `target_choice` as it was chosen. `run`
-    counts how often it was begun or resumed; `changes` grows with every change that is written down.
+    `target_choice` as it was chosen. `run` counts how often it was begun or resumed; `changes` grows with
+    every change that is written down. `watch_s` is how long it watches after each stage of its ramp and
+    at its end, None where it does not watch; `watch_text` says why so long.
     """
 
     id: str
@@ -494,9 +523,12 @@ class Job(_Value, frozen=True, kw_only=True):
     target_choice: Target | None = None
     run: int = 1
     changes: int = 0
+    watch_s: float | None = field(default=None, name="watchSeconds")
+    watch_text: str = ""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "url", f"/admin/dlq/jobs/{self.id}")
+        if not self.url:
+            force_setattr(self, "url", f"/admin/dlq/jobs/{self.id}")
 
     @property
     def is_active(self) -> bool:
@@ -535,6 +567,17 @@ class LeftOutCount(_Value, frozen=True):
     count: int
 
 
+class ReachedQueue(_Value, frozen=True):
+    """A queue that messages of a re-drive would reach, and whether anybody takes them there.
+
+    `messages` wait in it already; None where nobody tells.
+    """
+
+    queue: str
+    consumers: int | None
+    messages: int | None
+
+
 class JobPlan(_Value, frozen=True, kw_only=True):
     """What would happen: the answer of a dry run.
 
@@ -542,7 +585,10 @@ class JobPlan(_Value, frozen=True, kw_only=True):
     `matching` how many of those the filter wants. The histogram, the ways and what is left out are
     of those. `order` says whether the order of messages is kept. A plan with `flaws` will not start.
     `export_to` is the file, where the job runs, to which a discard writes each message first; empty if
-    it does not.
+    it does not. With a ramp, the job watches `watch_s` seconds after each stage and at its end;
+    `watch_text` says how that was found. `conflict` is the job that stands in the way of this one.
+    `reaches` are the queues that the ways lead to, with the consumers they have now. `changes` shows on
+    some of the messages what a change would do; `export_to` then keeps the originals.
     """
 
     kind: JobKind
@@ -563,6 +609,11 @@ class JobPlan(_Value, frozen=True, kw_only=True):
     as_of: Moment
     watch_s: float = field(default=0.0, name="watchSeconds")
     export_to: str = ""
+    watch_text: str = ""
+    conflict: Job | None = None
+    changes: tuple[ChangeSample, ...] = ()
+    ramp: tuple[int, ...] = ()
+    reaches: tuple[ReachedQueue, ...] = ()
 
     def __post_init__(self) -> None:
         force_setattr(self, "may_start", not self.flaws)

@@ -21,7 +21,7 @@ from hopback.deadletters.contract import Cost, Price
 from hopback.topology.effective import delivery_limit, effective_topology
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
-from hopback.topology.roles import QueueRole, queue_roles
+from hopback.topology.roles import QueueRole, dead_letter_owners, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "MANY_LOOKS",
     "DeadLetterQueue",
     "Override",
+    "RetryWait",
     "cost_of_looking",
     "dead_letter_queues",
     "spent_too_much",
@@ -46,8 +47,13 @@ MANY_LOOKS = 1000
 """A limit from here on is no danger: nobody looks that often before it is noticed."""
 
 
-def cost_of_looking(queue: Queue | None, version: BrokerVersion) -> Cost:
-    """What one browse session costs; `queue` with its policy applied, None if it is not known."""
+def cost_of_looking(
+    queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = ""
+) -> Cost:
+    """What one browse session costs; `queue` with its policy applied, None if it is not known.
+
+    `why_not_lifted` says why no policy can lift its delivery limit; empty if one can.
+    """
     if queue is None:
         return _unknown(version)
     if queue.type is QueueType.STREAM:
@@ -68,7 +74,7 @@ def cost_of_looking(queue: Queue | None, version: BrokerVersion) -> Cost:
             Price.FREE,
             "free: a classic queue counts no deliveries; only the redelivered flag is set",
         )
-    return _quorum(queue, delivery_limit(queue, version))
+    return _quorum(queue, delivery_limit(queue, version), why_not_lifted)
 
 
 def spent_too_much(delivery_count: int, cost: Cost) -> bool:
@@ -76,7 +82,7 @@ def spent_too_much(delivery_count: int, cost: Cost) -> bool:
     return spent(delivery_count, cost.limit)
 
 
-def _quorum(queue: Queue, limit: int | None) -> Cost:
+def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
     if limit is None:
         return Cost(
             Price.FREE,
@@ -93,7 +99,12 @@ def _quorum(queue: Queue, limit: int | None) -> Cost:
         f"refused: {queue.name} removes a message when it has come back {limit + 1} times, and each"
         f" look is one of them",
         limit,
-        "Lift the limit (policy `delivery-limit: -1` for this queue), or accept the danger explicitly.",
+        f"The limit cannot be lifted from here: {why_not_lifted}. Raise or remove it where it was set, or"
+        " accept the danger explicitly."
+        if why_not_lifted
+        else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the danger"
+        " explicitly.",
+        not why_not_lifted,
     )
 
 
@@ -111,13 +122,6 @@ def _unknown(version: BrokerVersion) -> Cost:
     )
 
 
-_MARKS = (
-    "dlq", "dlx", "parking", "parked", "dead-letter", "dead-letters", "dead_letter",
-    "deadletter", "error", "errors", "failed", "skipped",
-)  # fmt: skip
-_SEPARATORS = (".", "-", "_", ":")
-
-
 @dataclass(frozen=True, slots=True)
 class Override:
     """What an operator says of a queue; None leaves what was found."""
@@ -131,13 +135,27 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryWait:
+    """A queue in which a message of the queue `origin` waits before it is handled again.
+
+    `by_broker`: the broker puts it there when its consumer rejects it; else the consumer publishes it.
+    """
+
+    origin: str
+    queue: str
+    seconds: float
+    by_broker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
     """A queue in which dead letters rest.
 
     `origins` are the queues whose messages come here. `plans` has one plan for each of them; for a
     queue that declares none it is a stand-in that sends straight back. `queue` is as declared with
     its policy applied, None where only its name is known. `known_by` says what gave it away:
-    `plan`, `dead-lettering`, `name` or `operator`.
+    `plan`, `dead-lettering`, `name` or `operator`. `waits` are the queues by which its messages come
+    back to their queues of origin, as the broker shows them.
     """
 
     name: str
@@ -147,6 +165,12 @@ class DeadLetterQueue:
     retry_exchange: str | None
     label: str
     known_by: str
+    waits: tuple[RetryWait, ...] = ()
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a declared plan says where its messages go back to; else that is read off the broker."""
+        return self.known_by == "plan"
 
     @property
     def main_queue(self) -> str | None:
@@ -168,12 +192,17 @@ def dead_letter_queues(
 ) -> tuple[DeadLetterQueue, ...]:
     """Every dead-letter queue of a declared or live topology, by name; overrides come last."""
     effective = effective_topology(topology, version)
-    origins = _origins(effective)
+    into = _dead_letter_sources(effective)
+    origins = _origins(effective, into)
     found = {name: _described(effective, name, *known) for name, known in origins.items()}
     for said in overrides:
         found[said.queue] = _overruled(effective, found.get(said.queue), said)
     hidden = {said.queue for said in overrides if said.hidden}
-    return tuple(found[name] for name in sorted(found) if name not in hidden)
+    return tuple(
+        replace(found[name], waits=_waits(effective, found[name], into))
+        for name in sorted(found)
+        if name not in hidden
+    )
 
 
 def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = None) -> Plan:
@@ -190,30 +219,76 @@ def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = N
     )
 
 
-def _origins(effective: Topology) -> dict[str, tuple[str, tuple[str, ...]]]:
+def _without_names(
+    roles: Mapping[str, QueueRole], moved: Mapping[str, set[str]]
+) -> dict[str, QueueRole]:
+    """The roles as they are without what names tell: what the broker moves nothing to is plain."""
+    return {
+        name: QueueRole.PLAIN if role is QueueRole.DEAD_LETTER and not moved.get(name) else role
+        for name, role in roles.items()
+    }
+
+
+def _waits(
+    effective: Topology, found: DeadLetterQueue, into: Mapping[str, set[str]]
+) -> tuple[RetryWait, ...]:
+    """The queues with a time to live from which messages come back to the queues of origin.
+
+    A queue of origin with a time to live is one, too: an unhandled message dies there only then.
+    """
+    ttl = {queue.name: _ttl_s(queue) for queue in effective.queues}
+    made: list[RetryWait] = []
+    for origin in found.origins:
+        reached = {origin}
+        waiting = [origin]
+        while waiting:
+            for name in into.get(waiting.pop(), ()):
+                if name not in reached and name != found.name and ttl.get(name) is not None:
+                    reached.add(name)
+                    waiting.append(name)
+        made.extend(
+            RetryWait(origin, name, seconds, origin in into.get(name, ()))
+            for name in sorted(reached)
+            if (seconds := ttl.get(name)) is not None
+        )
+    return tuple(made)
+
+
+def _ttl_s(queue: Queue) -> float | None:
+    """How long a message may wait in it, in seconds; None for as long as it takes."""
+    ttl = queue.arguments.get("x-message-ttl")
+    dies = "x-dead-letter-exchange" in queue.arguments
+    return ttl / 1000 if dies and isinstance(ttl, int) and not isinstance(ttl, bool) else None
+
+
+def _origins(
+    effective: Topology, into: Mapping[str, set[str]]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Each dead-letter queue with what gave it away and the queues it takes from."""
     planned: dict[str, list[str]] = defaultdict(list)
     for plan in effective.plans:
         planned[plan.parking.queue].append(plan.queue)
     roles = queue_roles(effective)
-    moved = _dead_lettered(effective, roles)
+    # A retry queue stands for the queues that fill it: what leaves it for a place to rest failed there.
+    moved = {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
     found = {
         name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
         for name, queues in planned.items()
     }
+    named = {
+        name: owner
+        for name, owner in dead_letter_owners(effective, _without_names(roles, moved)).items()
+        if name not in found
+    }
     for name, role in roles.items():
-        if role is QueueRole.DEAD_LETTER and name not in found:
+        if role is QueueRole.DEAD_LETTER and name not in found and name not in named:
             found[name] = ("dead-lettering", tuple(sorted(moved.get(name, ()))))
-    for name, owner in _named(effective, roles):
-        found.setdefault(name, ("name", (owner,)))
+    found |= {name: ("name", () if owner is None else (owner,)) for name, owner in named.items()}
     return found
 
 
-def _dead_lettered(effective: Topology, roles: Mapping[str, QueueRole]) -> dict[str, set[str]]:
-    """For each queue, the queues that the broker takes dead letters from for it.
-
-    A retry queue stands for the queues that fill it: what leaves it for a place to rest failed there.
-    """
+def _dead_letter_sources(effective: Topology) -> dict[str, set[str]]:
+    """For each queue, the queues that the broker takes dead letters from for it."""
     table = RoutingTable(
         (*PREDECLARED, *effective.exchanges),
         (queue.name for queue in effective.queues),
@@ -223,7 +298,7 @@ def _dead_lettered(effective: Topology, roles: Mapping[str, QueueRole]) -> dict[
     for queue in effective.queues:
         for target in _targets(effective, table, queue):
             into[target].add(queue.name)
-    return {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
+    return into
 
 
 def _first_owners(
@@ -236,8 +311,9 @@ def _first_owners(
         if name in seen:
             continue
         seen.add(name)
-        if roles.get(name) is QueueRole.RETRY:
-            waiting.extend(into.get(name, ()))
+        filled_by = into.get(name, set())
+        if roles.get(name) is QueueRole.RETRY and filled_by:
+            waiting.extend(filled_by)
         else:
             yield name
 
@@ -267,32 +343,6 @@ def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
                 yield binding.destination
             elif binding.destination not in seen:
                 waiting.append(binding.destination)
-
-
-def _named(effective: Topology, roles: Mapping[str, QueueRole]) -> Iterator[tuple[str, str]]:
-    """Queues that nothing but their name gives away, each with the queue it belongs to."""
-    for name, role in roles.items():
-        queue = effective.queue(name)
-        if role is not QueueRole.PLAIN or (
-            queue is not None and "x-dead-letter-exchange" in queue.arguments
-        ):
-            continue
-        owner = next((each for each in _owners(name) if each in roles and each != name), None)
-        if owner is not None:
-            yield name, owner
-
-
-def _owners(name: str) -> Iterator[str]:
-    """The names that a dead-letter queue of this name would belong to."""
-    for mark in _MARKS:
-        for sign in _SEPARATORS:
-            if name.endswith(sign + mark):
-                yield name.removesuffix(sign + mark)
-            if name.startswith(mark + sign):
-                yield name.removeprefix(mark + sign)
-            if sign + mark + sign in name:
-                yield name.replace(sign + mark + sign, sign, 1)
-                yield name.replace(sign + mark + sign, f"{sign}queue{sign}", 1)
 
 
 def _described(

@@ -11,84 +11,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from hopback.broker.limits import spent
-from hopback.deadletters.actions import Control, LeftOut, Pacer
+from hopback.deadletters.actions import LeftOut, Pacer
+from hopback.deadletters.after_failure import AfterFailure, after_failure, may_pass
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
 from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Turns, rough_size
+from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
+from hopback.deadletters.requests import JobKind
 from hopback.errors import (
     BrokerError,
-    ChannelClosed,
-    ConfirmTimeout,
-    ConnectionFailed,
-    ConnectionLost,
     HopbackError,
     LeaseLost,
-    LoginRefused,
-    ManagementError,
-    PreconditionFailed,
-    PublishFailed,
     StoreUnavailable,
 )
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
     from hopback.deadletters.contract import Counts
     from hopback.deadletters.head import Source
-    from hopback.deadletters.journal import JobRecord, Journal
+    from hopback.deadletters.job_run import JobRun
+    from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot
-    from hopback.deadletters.selection import SelectedMessages, Watch
+    from hopback.deadletters.selection import Arrivals, SelectedMessages, Watch
     from hopback.message import Delivery
 
 
-__all__ = ["AfterFailure", "Engine", "JobRun", "after_failure", "may_pass"]
-
-
-class AfterFailure(StrEnum):
-    """What to do about a message that was not confirmed when it was sent alone."""
-
-    AGAIN = "again"
-    ITS_OWN = "its own"
-    """The message itself is what the broker, or the wire, will not have; others may pass."""
-    STOP = "stop"
-    """No other would fare better, or nobody knows what became of it."""
-
-
-def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:
-    """`failed` is what its sender was told, `ended` what closed the channel, if something did."""
-    if isinstance(ended, PreconditionFailed):
-        return AfterFailure.ITS_OWN
-    if isinstance(ended, ChannelClosed):
-        return AfterFailure.STOP
-    if isinstance(failed, ConfirmTimeout):
-        # It may have been stored; sending again and again would multiply it.
-        return AfterFailure.STOP
-    if isinstance(failed, PublishFailed | ConnectionLost | ConnectionFailed):
-        return AfterFailure.AGAIN
-    if isinstance(failed, BrokerError) and not isinstance(failed, ChannelClosed):
-        # The wire refused to encode it: too large a header, a name beyond 255 bytes.
-        return AfterFailure.ITS_OWN
-    return AfterFailure.STOP
-
-
-def may_pass(failed: HopbackError) -> bool:
-    """Whether it is only that the broker is away: then waiting for it may help."""
-    if isinstance(failed, ManagementError):
-        return failed.status == 0 or failed.status >= 500
-    away = isinstance(failed, ConnectionLost | ConnectionFailed)
-    return away and not isinstance(failed, LoginRefused)
+__all__ = ["Engine"]
 
 
 _log = logging.getLogger("hopback.deadletters")
@@ -103,12 +64,22 @@ _GATHER_S = 0.005
 """So long they are waited for: about what writing down the marks takes."""
 _HANDED_ON_S = 0.1
 """A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
+_LOOKS = 10
+"""How often a queue is looked at during one watch: what comes back at once ends it early."""
+_MANY = 25
+"""So many arrivals while the rest of a job goes are no chance: fewer may be other people's failures."""
+_FEW = 10
+"""One of so many that came back when all had gone: then the cause is not repaired."""
 _ANEW_AFTER = 3
 """A channel that keeps refusing may be the cause itself (RabbitMQ ≤ 3.12.0): then another is opened."""
 
 
 class _Stopped(Exception):
     """The job cannot go on, for the reason given."""
+
+
+class _CameBack(Exception):
+    """What the job had sent is dead again, so it stops before more of it is."""
 
 
 class _CancelAsked(Exception):
@@ -135,31 +106,6 @@ class _Item:
 
     def __call__(self, fate: asyncio.Future[None]) -> None:
         self.landed(self, fate)
-
-
-class JobRun:
-    """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
-
-    def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
-        self.job = job
-        self.owner = owner
-        self.control = Control(job.rate)
-        self.changed = asyncio.Event()
-        """Set when there is news; whoever waits for it clears it first."""
-        self.task: asyncio.Task[None] | None = None
-        self._journal = journal
-
-    async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
-        """Write down how far it is, then say so; LeaseLost if it is somebody else's now."""
-        if failures:
-            await self._journal.add_failures(job.id, failures)
-        await self._journal.save(job, self.owner)
-        self.tell(job)
-
-    def tell(self, job: JobRecord) -> None:
-        """It is like this now, whether or not that could be written down."""
-        self.job = job
-        self.changed.set()
 
 
 class Engine:
@@ -196,10 +142,15 @@ class Engine:
         self._let_go = let_go
         self._clock = clock
         self._per_turn = per_turn
-        self._counts = run.job.counts
+        self._counts = run.job.certain or run.job.counts
+        self._shown = run.job.counts
+        """What people were told before: no count goes back behind it."""
         self._arrived_before = run.job.counts.arrived_meanwhile
         self._pacer = Pacer(run.control)
         self._stages = spec.pace.stage_ends()
+        self._is_careful = bool(spec.pace.ramp) and spec.kind is JobKind.REDRIVE
+        self._looked_at = 0.0
+        self._sent_at: deque[tuple[float, int]] = deque()
         self._in_flight: set[int] = set()
         self._troubled: list[_Item] = []
         self._notes: list[FailedMessage] = []
@@ -211,6 +162,7 @@ class Engine:
         self._sent = 0
         self._acked = 0
         self._stage_began = 0
+        self._arrived_at_stage = self._arrived_before
         self._place = 0
         self._told = clock.now()
 
@@ -226,7 +178,7 @@ class Engine:
         except LeaseLost as lost:
             self._run.tell(replace(self._run.job, state=JobState.INTERRUPTED, reason=str(lost)))
         except asyncio.CancelledError:
-            await self._record(JobState.INTERRUPTED, "the process that ran it ended")
+            await self._record(JobState.INTERRUPTED, PROCESS_ENDED)
             raise
 
     async def _ended(self) -> tuple[JobState, str]:
@@ -238,6 +190,9 @@ class Engine:
         except _Stopped as stopped:
             await self._wind_up(for_good=False)
             return JobState.FAILED, str(stopped)
+        except _CameBack as found:
+            await self._wind_up(for_good=False)
+            return JobState.STOPPED, str(found)
         except BrokerError as lost:
             await self._drain()
             self.away = lost if may_pass(lost) else None
@@ -257,11 +212,14 @@ class Engine:
                 f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
             )
         self._count(done=self._selected.missing)
-        failed = self._counts.failed
-        left = (
-            f"{failed} could not be moved and are still in {self._queue.name!r}" if failed else ""
-        )
-        return JobState.COMPLETED, left
+        failed, came_back = self._counts.failed, self._counts.came_back
+        left = [
+            f"{failed:,} could not be moved and are still in {self._queue.name!r}"
+            if failed
+            else "",
+            f"{_messages(came_back)} came back" if self._is_careful and came_back else "",
+        ]
+        return JobState.COMPLETED, "; ".join(filter(None, left))
 
     async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a connection that ends now gives back what it held, as it would anyway."""
@@ -293,6 +251,8 @@ class Engine:
             if self._exhausted:
                 await self._drain()
         self._check()
+        if self._is_careful and self._sent > self._stage_began:
+            await self._watch_end()
         await self._finish(for_good=True)
 
     async def _finish(self, *, for_good: bool) -> None:
@@ -301,7 +261,8 @@ class Engine:
         A job that may be resumed holds nothing but its selection: what lies behind must stay there.
         """
         await self._see_acks_read()
-        await self._look()
+        # What comes back needs time: unless that was waited for, finding none says nothing.
+        await self._look(counts=False)
         if self._source.given > self._acked and not self._is_classic:
             if not for_good:
                 await self._selected.hold_rest()
@@ -325,6 +286,13 @@ class Engine:
         self._check()
         if self._troubled:
             await self._mend()
+        await self._heard()
+        await self._tell()
+        if self._is_careful:
+            await self._watch_rest()
+
+    async def _heard(self) -> None:
+        """Wait or end if somebody wants us to."""
         control = self._control
         if control.is_paused and not control.is_cancelled:
             await self._drain()
@@ -334,7 +302,6 @@ class Engine:
                 await self._record(JobState.RUNNING, "")
         if control.is_cancelled:
             raise _CancelAsked
-        await self._tell()
 
     # --- taking
 
@@ -433,9 +400,7 @@ class Engine:
             await self._stage_over()
         if self._control.rate:
             await self._pacer.turn()
-            await self._tell()
-            if self._control.is_calling:
-                await self._may_go_on()
+            await self._may_go_on()
         while len(self._in_flight) >= self._pace.in_flight:
             await self._landing()
         await self._room()
@@ -458,6 +423,8 @@ class Engine:
             self._note(item, prepared.reason)
             return True
         self._sent += 1
+        if self._is_careful:
+            self._watch.timer.see(item.delivery)
         try:
             fate = self._action.send(prepared)
         except HopbackError:
@@ -554,39 +521,88 @@ class Engine:
             )
         )
 
-    # --- the ramp
+    # --- watching
 
     async def _stage_over(self) -> None:
-        """Wait and see whether what was sent comes back."""
+        """Wait and see whether what was sent comes back; the first that does ends the job."""
         sent, self._stage_began = self._sent - self._stage_began, self._sent
         await self._drain()
         await self._may_go_on()
-        before = self._counts.arrived_meanwhile
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._watch.seconds
-        while loop.time() < until:
-            await self._control.sleep(min(until - loop.time(), _PROGRESS_S))
-            await self._may_go_on()
-        seen = await self._look()
-        arrived = self._counts.arrived_meanwhile - before
-        if self._counts.came_back:
-            raise _Stopped(
-                f"{self._counts.came_back} of {self._sent} messages came back; the cause is not mended"
-            )
-        if not seen and arrived * 2 >= sent:
-            raise _Stopped(
-                f"while {_messages(sent)} went back, {_messages(arrived)} arrived: probably the same;"
-                " the cause is not mended"
-            )
+        async for _ in self._moments_of_watching():
+            found = await self._look(counts=True)
+            if found.came_back:
+                raise _CameBack(_of(found.came_back, self._sent))
+            if found.came_back is None and self._arrived_since_stage * 2 >= sent:
+                raise _CameBack(_probably(sent, self._arrived_since_stage))
+        self._looked_at = asyncio.get_running_loop().time()
+        self._arrived_at_stage = self._counts.arrived_meanwhile
 
-    async def _look(self) -> bool:
-        """Count what arrived meanwhile; whether it could be looked at."""
+    async def _watch_rest(self) -> None:
+        """While the rest goes: stop when half of what had time to come back has arrived."""
+        now, seconds = asyncio.get_running_loop().time(), self._watch.timer.time.seconds
+        last_stage = max(self._stages)
+        if self._sent <= last_stage or now - self._looked_at < max(seconds / _LOOKS, _PROGRESS_S):
+            return
+        self._looked_at = now
+        self._sent_at.append((now, self._sent))
+        while len(self._sent_at) > 1 and self._sent_at[1][0] <= now - seconds:
+            self._sent_at.popleft()
+        then, sent = self._sent_at[0]
+        had_time = sent - last_stage if then <= now - seconds else 0
+        await self._look(counts=False)
+        arrived = self._arrived_since_stage
+        if had_time and arrived >= _MANY and arrived * 2 >= had_time:
+            raise _CameBack(_probably(self._sent - last_stage, arrived))
+
+    async def _watch_end(self) -> None:
+        """When all have gone: wait once more, and count what came back of them."""
+        await self._drain()
+        sent = self._sent - self._stage_began
+        async for _ in self._moments_of_watching():
+            found = await self._look(counts=True)
+            if found.came_back and found.came_back * _FEW >= self._sent:
+                raise _CameBack(_of(found.came_back, self._sent))
+            if found.came_back is None and self._arrived_since_stage * 2 >= sent:
+                raise _CameBack(_probably(sent, self._arrived_since_stage))
+
+    async def _moments_of_watching(self) -> AsyncIterator[None]:
+        """Some moments until the watch is over, and its end; people are heard meanwhile."""
+        time = self._watch.timer.time
+        self._run.tell(replace(self._run.job, watch_s=time.seconds, watch_text=time.text))
+        await self._save()
+        loop = asyncio.get_running_loop()
+        until, every = loop.time() + time.seconds, max(time.seconds / _LOOKS, _PROGRESS_S)
+        is_over = False
+        while not is_over:
+            due = min(loop.time() + every, until)
+            while (wait := due - loop.time()) > 0:
+                await self._control.sleep(min(wait, _PROGRESS_S))
+                self._check()
+                await self._heard()
+            is_over = due >= until
+            yield
+
+    @property
+    def _arrived_since_stage(self) -> int:
+        return self._counts.arrived_meanwhile - self._arrived_at_stage
+
+    async def _look(self, *, counts: bool) -> Arrivals:
+        """Count what arrived meanwhile, and what of it came back.
+
+        That none came back `counts` only when there was time for it; else it is not known.
+        """
         holding = self._source.given > self._acked
         found = await self._watch.look(self._source.taken, holding=holding)
-        came_back = self._counts.came_back if found.came_back is None else found.came_back
         arrived = max(self._arrived_before + found.count, self._beyond(found.ready))
-        self._counts = structs.replace(self._counts, arrived_meanwhile=arrived, came_back=came_back)
-        return found.came_back is not None
+        self._counts = structs.replace(self._counts, arrived_meanwhile=arrived)
+        if found.came_back or counts:
+            known = found.came_back
+            self._counts = structs.replace(
+                self._counts,
+                came_back=known if known is None else max(known, self._shown.came_back or 0),
+                came_back_at_least=found.looked_at < found.count,
+            )
+        return found
 
     def _beyond(self, ready: int) -> int:
         """What is there beyond what the job has left; 0 unless that can be told.
@@ -611,6 +627,16 @@ class Engine:
         """The counts, with what was acked in this run: that is only added up when it is asked for."""
         return structs.replace(self._counts, done=self._counts.done + self._acked)
 
+    def _told_counts(self) -> Counts:
+        """The counts as people see them: a run that sees messages again does not take any back."""
+        now, before = self._counted(), self._shown
+        return structs.replace(
+            now,
+            done=max(now.done, before.done),
+            skipped=max(now.skipped, before.skipped),
+            failed=max(now.failed, before.failed),
+        )
+
     async def _tell(self) -> None:
         """Write the progress down now and then."""
         if self._clock.now() - self._told >= _PROGRESS_S:
@@ -618,7 +644,7 @@ class Engine:
 
     async def _save(self) -> None:
         self._told = self._clock.now()
-        job = self._run.job.counted(self._counted(), self._selected.checkpoint(), self._told)
+        job = self._run.job.counted(self._told_counts(), self._selected.checkpoint(), self._told)
         await self._write(replace(job, rate=self._control.rate))
 
     async def _record(self, state: JobState, reason: str) -> None:
@@ -626,9 +652,10 @@ class Engine:
             now = self._clock.now()
             returned = max(self._source.given - self._acked, 0)
             ended = state not in (JobState.RUNNING, JobState.PAUSED)
-            counts = (
-                structs.replace(self._counted(), returned=returned) if ended else self._counted()
-            )
+            # At the end everything has been seen again: what is counted now is exact.
+            counts = self._counted() if state is JobState.COMPLETED else self._told_counts()
+            if ended:
+                counts = structs.replace(counts, returned=returned)
             job = self._run.job.counted(counts, self._selected.checkpoint(), now)
             await self._write(job.to(state, now, reason))
 
@@ -637,10 +664,27 @@ class Engine:
         await self._run.write(job, notes)
 
 
+def _of(came_back: int, sent: int) -> str:
+    return f"{came_back:,} of {_messages(sent)} came back; the cause is not repaired"
+
+
+def _probably(sent: int, arrived: int) -> str:
+    return (
+        f"while {_messages(sent)} went back, {_messages(arrived)} arrived: probably the same;"
+        " the cause is not repaired"
+    )
+
+
 def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
 __getattr__ = old_names(
-    __name__, {"Work": "Engine", "Verdict": "AfterFailure", "verdict_on": "after_failure"}
+    __name__,
+    {
+        "Work": "Engine",
+        "Verdict": "hopback.deadletters.after_failure.AfterFailure",
+        "verdict_on": "hopback.deadletters.after_failure.after_failure",
+        "JobRun": "hopback.deadletters.job_run.JobRun",
+    },
 )

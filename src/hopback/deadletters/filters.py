@@ -3,9 +3,12 @@
 ``reason:rejected origin:q.validator type:FileUploaded* error:TimeoutError group:3f9a
 header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
 
-A text may hold `*` for any characters and stands in double quotes if it has spaces. A filter is
-parsed once; a bad term is an error at once that names the term and what was expected. What a body
-holds is looked at within limits; beyond them the answer is that nobody looked, not that it differs.
+A text may hold `*` for any characters and stands in double quotes if it has spaces. A word alone, or a
+text in quotes, is looked for anywhere in a message: its body (unpacked if it is gzip, deflate or zstd), its
+headers and properties, its key; upper and lower case are the same.
+
+A filter is parsed once; a bad term is an error at once that names the term and what was expected. What a
+body holds is looked at within limits; beyond them the answer is that nobody looked, not that it differs.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.message import parsed_body
+from hopback.deadletters.unpacking import unpacked
 from hopback.errors import BadFilter
 from hopback.topology.durations import parse_duration_ms
 
@@ -35,11 +40,14 @@ __all__ = [
     "Term",
     "parse_filter",
     "text_matches",
+    "value_in",
 ]
 
 _LONGEST = 4096  # characters: a page of terms; longer ones are made by mistake
 _MOST_TERMS = 32  # each is tried on every message that is looked at
 _UNREAD = object()
+_ANYWHERE = "anywhere"
+_WORD = re.compile(r'("(?:[^"\\]|\\.)+"|[^\s":<>=]+)(?=\s|$)')
 _TERM = re.compile(r'([A-Za-z][^\s:<>="]*)(:|>=|<=|>|<)("(?:[^"\\]|\\.)*"|[^\s"]+)(?=\s|$)')
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(B|KB|MB|GB|KiB|MiB|GiB)?")
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -52,10 +60,14 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 _TEXTS = ("reason", "origin", "type", "error", "group", "id", "key", "job")
 _NUMBERS = ("age", "redrives", "attempts", "size")
+_NAMES = frozenset((*_TEXTS, *_NUMBERS, "header", "payload"))
 _KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
 
 PAYLOAD_BYTES = 1024 * 1024
 """The largest body that `payload.` terms look into: reading it takes some tens of milliseconds."""
+
+_SEARCHED_BYTES = 4 * 1024 * 1024
+"""So much of a body is searched for words: some milliseconds."""
 
 
 class Judgement(Enum):
@@ -78,7 +90,7 @@ class Term:
     @property
     def needs_content(self) -> bool:
         """Whether body or headers are needed to answer it."""
-        return self.field.startswith(("header.", "payload."))
+        return self.field.startswith(("header.", "payload.")) or self.field == _ANYWHERE
 
     @property
     def needs_payload(self) -> bool:
@@ -87,8 +99,11 @@ class Term:
 
     def holds(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
         """Whether it holds for this dead letter; what is unknown never does."""
+        if self.field == _ANYWHERE:
+            found = Judgement.DIFFERS if delivery is None else _word_in(str(self.wanted), delivery)
+            return found is Judgement.MATCHES
         if self.needs_payload:
-            return self.holds_in(None if delivery is None else _payload(delivery.body))
+            return self.holds_in(None if delivery is None else _payload(delivery))
         if self.needs_content:
             name = self.field.partition(".")[2]
             headers = {} if delivery is None else delivery.properties.headers
@@ -116,23 +131,48 @@ class Filter:
         """Whether body or headers are needed to answer it."""
         return any(term.needs_content for term in self.terms)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is looked for anywhere in a message."""
+        return tuple(str(term.wanted) for term in self.terms if term.field == _ANYWHERE)
+
+    def words_in(self, delivery: Delivery) -> Judgement:
+        """Whether a message has all the words: quick, as nothing else of it is read."""
+        judged = Judgement.MATCHES
+        for term in self.terms:
+            if term.field != _ANYWHERE:
+                continue
+            found = _word_in(str(term.wanted), delivery)
+            if found is Judgement.DIFFERS:
+                return found
+            if found is Judgement.NOT_LOOKED_INTO:
+                judged = found
+        return judged
+
     def judge(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
         """Whether all terms hold; `now` is in seconds since 1970.
 
         The body is parsed at most once, and only if all that is known without it holds.
         """
         if not all(
-            term.holds(dead_letter, delivery, now) for term in self.terms if not term.needs_payload
+            term.holds(dead_letter, delivery, now)
+            for term in self.terms
+            if not term.needs_payload and term.field != _ANYWHERE
         ):
             return Judgement.DIFFERS
+        said = Judgement.MATCHES
+        if self.words:
+            said = Judgement.DIFFERS if delivery is None else self.words_in(delivery)
+            if said is Judgement.DIFFERS:
+                return said
         within = [term for term in self.terms if term.needs_payload]
         if not within:
-            return Judgement.MATCHES
-        payload = None if delivery is None else _payload(delivery.body)
+            return said
+        payload = None if delivery is None else _payload(delivery)
         if payload is _UNREAD:
             return Judgement.NOT_LOOKED_INTO
         held = all(term.holds_in(payload) for term in within)
-        return Judgement.MATCHES if held else Judgement.DIFFERS
+        return said if held else Judgement.DIFFERS
 
     def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
         """Whether all terms hold; what is not looked into does not match."""
@@ -151,6 +191,15 @@ def parse_filter(text: str) -> Filter:
     if len(terms) > _MOST_TERMS:
         raise BadFilter(text, f"at most {_MOST_TERMS} terms")
     return Filter(terms, text.strip())
+
+
+def value_in(delivery: Delivery, field: str) -> str | None:
+    """What a message says at `header.NAME` or `payload.PATH`; None where it says nothing there."""
+    kind, _, path = field.partition(".")
+    if kind == "header":
+        headers = delivery.properties.headers
+        return _shown(headers[path]) if path in headers else None
+    return next(_at(_payload(delivery), path.split(".")), None)
 
 
 def text_matches(pattern: str, text: str) -> bool:
@@ -177,17 +226,27 @@ def _terms(text: str) -> Iterator[Term]:
             place += 1
             continue
         found = _TERM.match(text, place)
+        word = None if found is not None else _WORD.match(text, place)
+        if word is not None and word.group() not in _NAMES:
+            yield Term(_ANYWHERE, ":", _unquoted(word.group()))
+            place = word.end()
+            continue
         if found is None:
             raise BadFilter(
                 text[place:].split(maxsplit=1)[0],
-                "FIELD:VALUE or FIELD>NUMBER, as in reason:rejected or age>2h",
+                "a word, a text in double quotes, FIELD:VALUE or FIELD>NUMBER, as in C-01234,"
+                " reason:rejected or age>2h",
             )
         yield _term(found.group(), *found.groups())
         place = found.end()
 
 
+def _unquoted(raw: str) -> str:
+    return re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') else raw
+
+
 def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
-    value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') else raw
+    value = _unquoted(raw)
     if field in _NUMBERS:
         return Term(field, comparison, _wanted_number(whole, field, value))
     kind, _, path = field.partition(".")
@@ -195,7 +254,7 @@ def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
         if comparison != ":":
             raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
         return Term(field, comparison, value)
-    raise BadFilter(whole, f"one of {_KNOWN}")
+    raise BadFilter(whole, f"one of {_KNOWN}, or the text in double quotes to look for it anywhere")
 
 
 def _wanted_number(whole: str, field: str, value: str) -> float:
@@ -251,9 +310,46 @@ def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
             yield dead_letter.redrive_job
 
 
-def _payload(body: bytes) -> object:
+@lru_cache(maxsize=64)
+def _needles(word: str) -> tuple[bytes, ...]:
+    """The word as the bytes it may be written with, in lower case: as text, in JSON, in UTF-16."""
+    lower = word.lower()
+    ways = [lower.encode("utf-8", "backslashreplace"), lower.encode("utf-16-le", "ignore")]
+    if not lower.isascii():
+        escaped = "".join(
+            sign if sign.isascii() else "".join(f"\\u{unit:04x}" for unit in _units(sign))
+            for sign in lower
+        )
+        ways.append(escaped.encode("ascii", "ignore"))
+    return tuple(dict.fromkeys(ways))
+
+
+def _units(sign: str) -> Iterator[int]:
+    """The UTF-16 units of a character, as JSON escapes them."""
+    raw = sign.encode("utf-16-be", "surrogatepass")
+    return (int.from_bytes(raw[place : place + 2], "big") for place in range(0, len(raw), 2))
+
+
+def _word_in(word: str, delivery: Delivery) -> Judgement:
+    """Whether the word stands anywhere in a message, upper and lower case alike."""
+    needles = _needles(word)
+    body = unpacked(delivery, _SEARCHED_BYTES)
+    lower = body.data.lower()
+    if any(needle in lower for needle in needles):
+        return Judgement.MATCHES
+    raw = getattr(delivery, "raw_properties", None)
+    if not isinstance(raw, bytes):
+        raw = repr(vars(delivery.properties)).encode("utf-8", "backslashreplace")
+    about = f"{delivery.routing_key}\n{delivery.exchange}".encode("utf-8", "backslashreplace")
+    if needles[0] in raw.lower() or needles[0] in about.lower():
+        return Judgement.MATCHES
+    return Judgement.DIFFERS if body.is_whole else Judgement.NOT_LOOKED_INTO
+
+
+def _payload(delivery: Delivery) -> object:
     """The body as JSON, None if it is none, `_UNREAD` if finding that out would take too long."""
-    if len(body) > PAYLOAD_BYTES:
+    body, is_whole = unpacked(delivery, PAYLOAD_BYTES)
+    if not is_whole:
         # What cannot be JSON is known by its beginning, however long it is.
         return _UNREAD if body[:64].lstrip()[:1] in (b"{", b"[", b"") else None
     return parsed_body(body, PAYLOAD_BYTES, too_deep=_UNREAD)

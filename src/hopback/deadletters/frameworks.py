@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
+from hopback.deadletters.causes import root_cause
 from hopback.headers import Failure, clipped, failure_from_reason
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ __all__ = ["ForeignFailure", "foreign_failure"]
 
 _TEXT_BYTES = 1024  # of a message of an error: as much as our own records keep
 _LONGEST = 64 * 1024  # of a text in a header: a stack is longer only where something repeats
+_MOST_WRAPPED = 10  # exceptions within exceptions; a chain of more is a mistake, or hostile
+_STACK_BYTES = 16 * 1024  # of a stack that is shown: its cause stands at the end of it
 _SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
 
 
@@ -94,14 +97,15 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
     error = _stamp(headers, "ErrorDetailsStamp")
     if not error:
         return None
+    kind, message, stack = _flattened(error)
     again = _stamp(headers, "RedeliveryStamp")
     retries = again.get("retryCount")
     return ForeignFailure(
         "Symfony",
         _failure(
-            _string(error.get("exceptionClass")),
-            _string(error.get("exceptionMessage")),
-            "",
+            kind,
+            message,
+            stack,
             _moment(_string(again.get("redeliveredAt"))),
         ),
         _string(_stamp(headers, "SentToFailureTransportStamp").get("originalReceiverName")),
@@ -109,31 +113,65 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
     )
 
 
-_READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony)
+def _flattened(error: dict[str, object]) -> tuple[str, str, str]:
+    """Type, message and stack of the innermost exception that Symfony wrote down."""
+    found = (_string(error.get("exceptionClass")), _string(error.get("exceptionMessage")), "")
+    inner = error.get("flattenException")
+    for _ in range(_MOST_WRAPPED):
+        if not isinstance(inner, dict) or not _string(inner.get("class")):
+            break
+        stack = _string(inner.get("traceAsString") or inner.get("trace_as_string"))
+        found = (_string(inner.get("class")), _string(inner.get("message")), stack)
+        inner = inner.get("previous")
+    return found
+
+
+_KINDS = (
+    "error_class", "error-class", "x-error-class", "x-error-type", "x-exception-type", "x-exception",
+    "exception-type", "exception_type", "exception", "error_type", "x-exception-class",
+)  # fmt: skip
+_MESSAGES = (
+    "x-last-error", "last-error", "last_error", "error_message", "error-message", "x-error-message",
+    "x-error", "x-error-reason", "error", "x-failure-reason", "failure-reason", "failure_reason",
+    "x-exception-message", "exception-message", "exception_message", "x-failure-message",
+)  # fmt: skip
+_STACKS = (
+    "x-exception-stacktrace", "x-stack-trace", "x-stacktrace", "stacktrace", "stack-trace", "stack_trace",
+    "x-error-stack", "error-stack", "error_stack", "stack", "error_backtrace", "backtrace", "traceback",
+)  # fmt: skip
+
+
+def _home_made(headers: Headers) -> ForeignFailure | None:
+    """What a consumer of nobody's framework wrote down, under the names that people choose for it."""
+    message = next(filter(None, (_text(headers, name) for name in _MESSAGES)), "")
+    stack = next(filter(None, (_text(headers, name) for name in _STACKS)), "")
+    if not message and not stack:
+        return None
+    kind = next(filter(None, (_text(headers, name) for name in _KINDS)), "")
+    if not kind:
+        named = (message or stack).partition("\n")[0].partition(":")
+        # `TimeoutError: no answer`, `app.errors.Refused: 3` name a type; `no answer from x: 3` does not.
+        if named[1] and named[0].isprintable() and " " not in named[0].strip():
+            kind, message = named[0].strip(), message.partition(":")[2].strip() or message
+    return ForeignFailure("its consumer", _failure(kind, message, stack, 0.0))
+
+
+_READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony, _home_made)
 
 
 def _failure(kind: str, message: str, stack: str, last: float) -> Failure:
-    """The record, its fingerprint by type and innermost frame, or by the message where none is."""
-    frame = _innermost_frame(stack)
-    made = failure_from_reason(frame or message, kind=kind)
+    """The record of the cause that was wrapped, its fingerprint by type and frame, or by the message."""
+    cause = root_cause(kind, message, stack)
+    made = failure_from_reason(cause.frame or cause.message, kind=cause.type)
     return Failure(
         type=made.type,
-        message=clipped(message, _TEXT_BYTES),
+        message=clipped(cause.message, _TEXT_BYTES),
         fingerprint=made.fingerprint,
-        frame=clipped(frame, 255),
-        stack=clipped(stack, 4096),
+        frame=clipped(cause.frame, 255),
+        stack=clipped(stack, _STACK_BYTES),
         last=last,
         first=last,
     )
-
-
-def _innermost_frame(stack: str) -> str:
-    """The first line of a .NET or Java stack that names a place, without file and line."""
-    for line in stack[:_LONGEST].splitlines():
-        words = line.strip()
-        if words.startswith("at "):
-            return words.removeprefix("at ").partition("(")[0].partition(" in ")[0].strip()
-    return ""
 
 
 def _text(headers: Headers, name: str) -> str:

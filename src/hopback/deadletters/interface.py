@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 from hopback.deadletters.requests import BY_DESIGN, NEWEST, SMALL_WINDOW, UNHURRIED, GroupBy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
+    from hopback.deadletters.alerts import AlertList, AlertTestResult
+    from hopback.deadletters.candidates import CandidateList, QueueAnswer
     from hopback.deadletters.contract import (
         AuditEntry,
         FailedMessage,
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
         SessionView,
         Survey,
     )
+    from hopback.deadletters.notes import GroupNotes
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+    from hopback.deadletters.search import SearchProgress, SearchRequest
+    from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 
 __all__ = ["DeadLetters"]
 
@@ -62,6 +67,12 @@ class DeadLetters(Protocol):
 
     async def queue(self, name: str, /) -> QueueDetail:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
+
+    async def candidates(self) -> CandidateList:
+        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
+
+    async def answer_candidate(self, said: QueueAnswer, /) -> None:
+        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
         """Lift the queue's delivery limit by a policy of its own; the name of that policy."""
@@ -99,20 +110,29 @@ class DeadLetters(Protocol):
         """The bytes of one message; audited as shown."""
 
     async def groups(
-        self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
+        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
         """The dead letters of a session by what they have in common, the largest group first."""
 
     async def survey(
         self,
         queue: str,
-        by: GroupBy = GroupBy.FINGERPRINT,
+        by: GroupBy | str = GroupBy.FINGERPRINT,
         where: str = "",
         *,
         limit: int | None = None,
         forced: bool = False,
     ) -> Survey:
         """Group a whole queue in one pass; costs what one session costs."""
+
+    async def errors(self, *, survey: bool = False) -> ErrorOverview:
+        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+
+    async def trend(self, queue: str, /) -> QueueTrend:
+        """How the depth of a queue went, as far as it was kept."""
+
+    def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
+        """Look through whole queues; close the generator to cancel."""
 
     # --- jobs
 
@@ -184,7 +204,7 @@ class DeadLetters(Protocol):
         where: str = "",
         limit: int | None = None,
         forced: bool = False,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
 
     async def import_lines(
@@ -196,6 +216,18 @@ class DeadLetters(Protocol):
         reason: str = "",
     ) -> Imported:
         """Publish exported messages, each confirmed, into the queue they were in, or into `queue`."""
+
+    @property
+    def notes(self) -> GroupNotes:
+        """Notes on groups, saved filters and what was done to a group."""
+
+    # --- alerts
+
+    async def alerts(self) -> AlertList:
+        """Alerts that fire, are about to, or were resolved within a week."""
+
+    async def test_alert(self, target: str, /) -> AlertTestResult:
+        """Send a target a message that says it is a test, and tell whether it was taken."""
 
     # --- audit
 

@@ -17,14 +17,17 @@ from msgspec import structs
 
 from hopback.broker.supervise import Backoff
 from hopback.deadletters.actions import DiscardAction, RedriveAction
+from hopback.deadletters.after_failure import may_pass
 from hopback.deadletters.archive import FileSink, run_file
+from hopback.deadletters.changing import ChangingAction
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
-from hopback.deadletters.engine import Engine, JobRun, may_pass
+from hopback.deadletters.engine import Engine
 from hopback.deadletters.head import Head, Held
-from hopback.deadletters.journal import Checkpoint, ControlRequest, JobRecord
-from hopback.deadletters.plan import watch_seconds
+from hopback.deadletters.job_run import JobRun
+from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.selection import SelectedMessages, Watch
+from hopback.deadletters.watch_time import WatchTimer
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -212,13 +215,13 @@ class JobRunner:
             while (away := await self._work_through(run, snapshot, holding)) is not None:
                 snapshot, holding = await self._waited(run, away), None
             await self._announce(run.job, snapshot)
-            await self._journal.write(_ending(run.job, self._clock.now()))
+            await self._tell_end(run.job)
         except asyncio.CancelledError:
-            await self._end(run, JobState.INTERRUPTED, "the process that ran it ended")
+            await self._end(run, JobState.INTERRUPTED, PROCESS_ENDED)
             raise
         except _Cancelled:
             await self._end(run, JobState.CANCELLED, "cancelled")
-            await self._journal.write(_ending(run.job, self._clock.now()))
+            await self._tell_end(run.job)
         except HopbackError as failed:
             await self._end(run, JobState.INTERRUPTED, str(failed))
         except Exception as fault:
@@ -229,6 +232,10 @@ class JobRunner:
             run.changed.set()
             if self._runs.get(run.job.id) is run:
                 del self._runs[run.job.id]
+
+    async def _tell_end(self, job: JobRecord) -> None:
+        """An entry of the audit for a job that has ended, or stopped."""
+        await self._journal.write(_ending(job, self._clock.now()), job.spec.broker)
 
     async def _end(self, run: JobRun, state: JobState, reason: str) -> None:
         """Write down that a run could not go on, unless it is somebody else's already."""
@@ -327,15 +334,12 @@ class JobRunner:
 
     def _watch(self, job: JobRecord, snapshot: BrokerSnapshot) -> Watch:
         spec = job.spec
-        seconds = spec.pace.watch_s
-        if seconds is None:
-            seconds = watch_seconds(snapshot.one(job.queue).plans)
         return Watch(
             self._broker,
             job.queue,
             job.id,
             ready=snapshot.ready,
-            seconds=seconds,
+            timer=WatchTimer(snapshot.one(job.queue), spec.pace.watch_s),
             may_look=spec.forced or snapshot.cost(job.queue).price is not Price.REFUSED,
             in_order=snapshot.is_classic(job.queue),
         )
@@ -361,7 +365,7 @@ class JobRunner:
             operation=spec.operation or job.id,
             stamped=spec.stamped,
         )
-        return RedriveAction(
+        sending = RedriveAction(
             self._broker,
             queue,
             spec.target,
@@ -369,6 +373,11 @@ class JobRunner:
             max_redrives=spec.max_redrives,
             table=snapshot.table(),
             routes=snapshot.routes(),
+        )
+        if not spec.change:
+            return sending
+        return ChangingAction(
+            sending, spec.change, FileSink(run_file(spec.export_to, job.run)), queue
         )
 
     async def _beat(self, run: JobRun) -> None:
@@ -468,7 +477,7 @@ def _anew(job: JobRecord) -> JobRecord:
     else:
         certain = counts.selected - counts.skipped - counts.failed - len(mark.window)
         counts = structs.replace(counts, done=max(certain, 0), returned=0)
-    return replace(job, run=job.run + 1, counts=counts)
+    return replace(job, run=job.run + 1, certain=counts)
 
 
 def _ending(job: JobRecord, now: float) -> AuditEntry:
@@ -482,8 +491,13 @@ def _ending(job: JobRecord, now: float) -> AuditEntry:
         job=job.id,
         reason=job.reason,
         result="ok" if good else "failed",
-        details={"kind": job.kind, "state": job.state, **structs.asdict(job.counts)},
+        details={"kind": job.kind, "state": job.state, **_counted(job.counts)},
     )
+
+
+def _counted(counts: Counts) -> dict[str, object]:
+    """What was counted; what is 0 or not known says nothing in an audit."""
+    return {name: count for name, count in structs.asdict(counts).items() if count}
 
 
 def _prefetch(spec: JobSpec) -> int:

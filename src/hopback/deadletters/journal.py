@@ -19,10 +19,11 @@ from hopback.headers import timestamp
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import FailedMessage
+    from hopback.deadletters.patch import PatchOperation
     from hopback.deadletters.requests import AuditQuery, Pace, Target, Who
 
 
@@ -30,12 +31,15 @@ __all__ = [
     "AUDIT_DAYS",
     "JOB_DAYS",
     "NOTHING_DONE",
+    "PROCESS_ENDED",
+    "PROCESS_LOST",
     "Checkpoint",
     "ControlRequest",
     "Forgotten",
     "JobRecord",
     "JobSpec",
     "Journal",
+    "JournalShare",
     "MemoryJournal",
     "Retention",
     "SelectionSnapshot",
@@ -46,10 +50,17 @@ __all__ = [
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(JobState) - {JobState.RUNNING},
     JobState.PAUSED: frozenset(
-        {JobState.RUNNING, JobState.CANCELLED, JobState.INTERRUPTED, JobState.FAILED}
+        {
+            JobState.RUNNING,
+            JobState.CANCELLED,
+            JobState.INTERRUPTED,
+            JobState.FAILED,
+            JobState.STOPPED,
+        }
     ),
     JobState.INTERRUPTED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
     JobState.FAILED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.STOPPED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
     JobState.CANCELLED: frozenset(),
     JobState.COMPLETED: frozenset(),
 }
@@ -97,6 +108,9 @@ class JobSpec:
     export_to: str = ""
     key: str | None = None
     forced: bool = False
+    change: tuple[PatchOperation, ...] = ()
+    target_text: str = ""
+    """Where the messages go, in words; empty in a job of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +139,10 @@ class JobRecord:
 
     `reason` says why its state is what it is; times are in seconds.
 
-
     `rate` is what holds now, messages per second, None for no limit. `run` counts how often it was
-    begun or resumed. `changes` grows with every change that is written down.
+    begun or resumed. `changes` grows with every change that is written down. `watch_s` and `watch_text`
+    are how long it watches and why, where it does. `certain` is what was certainly done when this run
+    began: from there it counts, while `counts`, which people see, never go back.
     """
 
     id: str
@@ -141,6 +156,9 @@ class JobRecord:
     updated: float = 0.0
     checkpoint: Checkpoint = Checkpoint()
     changes: int = 0
+    watch_s: float | None = None
+    watch_text: str = ""
+    certain: Counts | None = None
 
     @property
     def kind(self) -> JobKind:
@@ -165,7 +183,7 @@ class JobRecord:
             why=spec.why,
             by=spec.by.name,
             by_id=spec.by.id,
-            target=str(spec.target),
+            target=spec.target_text or str(spec.target),
             filter=spec.selection.filter,
             rate=self.rate,
             ramp=spec.pace.ramp,
@@ -177,6 +195,8 @@ class JobRecord:
             target_choice=spec.target,
             run=self.run,
             changes=self.changes,
+            watch_s=self.watch_s,
+            watch_text=self.watch_text,
         )
 
     @property
@@ -188,6 +208,11 @@ class JobRecord:
     def can_resume(self) -> bool:
         """Whether it may run again."""
         return JobState.RUNNING in _NEXT[self.state]
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether it would still run, had its process not gone."""
+        return self.state is JobState.INTERRUPTED and self.reason in (PROCESS_ENDED, PROCESS_LOST)
 
     @property
     def is_over(self) -> bool:
@@ -209,6 +234,12 @@ class JobRecord:
             self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
         )
 
+
+PROCESS_ENDED = "the process that ran it ended"
+"""Why a job is interrupted whose process was stopped in order."""
+
+PROCESS_LOST = "the process that ran it was not heard of any more"
+"""Why a job is interrupted whose process did not renew its lease."""
 
 AUDIT_DAYS = 365
 """A year: the question who did this comes up at the next audit at the latest."""
@@ -275,6 +306,23 @@ class ControlRequest:
     rate: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JournalShare:
+    """What of a journal belongs to one broker, where several share it.
+
+    The first of them (`is_first`) also has what belongs to none of the `others`: the jobs and entries
+    from before there were several, or of a broker that is served no more.
+    """
+
+    own: str
+    others: frozenset[str] = frozenset()
+    is_first: bool = True
+
+    def holds(self, broker: str) -> bool:
+        """Whether what was written for that broker belongs here."""
+        return broker == self.own or (self.is_first and broker not in self.others)
+
+
 class Journal(Protocol):
     """Where jobs and the audit are kept. Each call returns when it is safely recorded.
 
@@ -329,11 +377,24 @@ class Journal(Protocol):
         to delete when the answer has no rows.
         """
 
-    async def write(self, entry: AuditEntry) -> None:
-        """Append to the audit."""
+    async def remember(
+        self, broker: str, kind: str, documents: Mapping[str, str], now: float
+    ) -> None:
+        """Keep documents of a kind by their keys, in the place of those that were there."""
 
-    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first."""
+    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
+        """The documents of a kind that are kept for a broker, by key."""
+
+    async def unlearn(self, broker: str, kind: str, key: str) -> None:
+        """Delete a document; none there is no error."""
+
+    async def write(self, entry: AuditEntry, broker: str = "") -> None:
+        """Append to the audit, for that broker."""
+
+    async def read(
+        self, query: AuditQuery, share: JournalShare | None = None
+    ) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
 
 
 class MemoryJournal:
@@ -345,6 +406,8 @@ class MemoryJournal:
         self._requests: dict[str, ControlRequest] = {}
         self._failures: dict[str, list[FailedMessage]] = {}
         self._audit: list[AuditEntry] = []
+        self._documents: dict[tuple[str, str], dict[str, str]] = {}
+        self._brokers: dict[int, str] = {}
         self._written = 0
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
@@ -423,9 +486,24 @@ class MemoryJournal:
         """What a job could not move, in order, from number `cursor` on."""
         return tuple(self._failures.get(job_id, ())[cursor : cursor + limit])
 
-    async def write(self, entry: AuditEntry) -> None:
-        """Append to the audit."""
+    async def remember(
+        self, broker: str, kind: str, documents: Mapping[str, str], now: float
+    ) -> None:
+        """Keep documents of a kind by their keys, in the place of those that were there."""
+        self._documents.setdefault((broker, kind), {}).update(documents)
+
+    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
+        """The documents of a kind that are kept for a broker, by key."""
+        return dict(self._documents.get((broker, kind), {}))
+
+    async def unlearn(self, broker: str, kind: str, key: str) -> None:
+        """Delete a document; none there is no error."""
+        self._documents.get((broker, kind), {}).pop(key, None)
+
+    async def write(self, entry: AuditEntry, broker: str = "") -> None:
+        """Append to the audit, for that broker."""
         self._written += 1
+        self._brokers[self._written] = broker
         self._audit.append(structs.replace(entry, number=self._written))
 
     async def forget(
@@ -434,6 +512,8 @@ class MemoryJournal:
         """Delete at most `limit` entries of the audit, and as many finished jobs."""
         old = [entry.number for entry in self._audit if entry.at < audit_before][:limit]
         self._audit = [entry for entry in self._audit if entry.number not in old]
+        for number in old:
+            del self._brokers[number]
         over = [job.id for job in self._jobs.values() if job.is_over and job.updated < jobs_before][
             :limit
         ]
@@ -442,8 +522,10 @@ class MemoryJournal:
             self._failures.pop(each, None)
         return Forgotten(len(old), len(over), len(old) + len(over))
 
-    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first."""
+    async def read(
+        self, query: AuditQuery, share: JournalShare | None = None
+    ) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
         found = (
             entry
             for entry in reversed(self._audit)
@@ -452,6 +534,7 @@ class MemoryJournal:
             and (not query.queue or entry.queue == query.queue)
             and (not query.job or entry.job == query.job)
             and (query.before is None or entry.number < query.before)
+            and (share is None or share.holds(self._brokers[entry.number]))
         )
         return tuple(islice(found, query.limit))
 

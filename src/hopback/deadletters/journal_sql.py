@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from hopback.deadletters.contract import ACTIVE, AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.journal import (
+    PROCESS_LOST,
     Checkpoint,
     ControlRequest,
     Forgotten,
@@ -24,6 +25,7 @@ from hopback.deadletters.journal import (
     JobSpec,
     SelectionSnapshot,
 )
+from hopback.deadletters.patch import PatchOperation
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.renamed import old_names
@@ -38,14 +40,16 @@ from hopback.store.database import (
     store_errors,
     writing,
 )
+from hopback.store.database import documents as _documents
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.clock import Clock
+    from hopback.deadletters.journal import JournalShare
     from hopback.deadletters.requests import AuditQuery
 
 
@@ -62,6 +66,8 @@ __all__ = [
 
 
 # The others can be resumed, so somebody may need them.
+_CHUNK = 200  # rows of one statement: SQLite takes some thousand parameters
+
 _OVER = (JobState.COMPLETED, JobState.CANCELLED)
 
 
@@ -74,6 +80,8 @@ def _shallow(value: Any) -> Any:
     """As `asdict`, without copying the marks and digests one by one: there may be thousands."""
     if isinstance(value, Struct):
         return {name: _shallow(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, tuple) and value and isinstance(value[0], Struct):
+        return [_shallow(each) for each in value]
     if not is_dataclass(value):
         return value
     return {field.name: _shallow(getattr(value, field.name)) for field in fields(value)}
@@ -85,6 +93,7 @@ def read_job(text: str) -> JobRecord:
     said["spec"] = _spec(said["spec"])
     said["state"] = JobState(said["state"])
     said["counts"] = Counts(**said["counts"])
+    said.pop("certain", None)  # it is found anew when the job goes on
     mark = said["checkpoint"]
     said["checkpoint"] = Checkpoint(
         mark["kept"],
@@ -110,6 +119,7 @@ def _spec(said: dict[str, Any]) -> JobSpec:
     said["by"] = Who(**said["by"])
     said["target"] = Target(**said["target"] | {"kind": TargetKind(said["target"]["kind"])})
     said["pace"] = Pace(**said["pace"] | {"ramp": tuple(said["pace"]["ramp"])})
+    said["change"] = tuple(PatchOperation(**step) for step in said.get("change", ()))
     return JobSpec(**said)
 
 
@@ -294,8 +304,7 @@ class SqlJournal:
                 job = read_job(row.document)
                 is_gone = row.state == JobState.INTERRUPTED or row.leased_until < now
                 if job.is_active and is_gone:
-                    reason = "the process that ran it was not heard of any more"
-                    job = replace(job, state=JobState.INTERRUPTED, reason=reason)
+                    job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
                 found.append(job)
         return tuple(found)
 
@@ -320,21 +329,28 @@ class SqlJournal:
 
     # --- the audit
 
-    async def write(self, entry: AuditEntry) -> None:
-        """Append to the audit."""
+    async def write(self, entry: AuditEntry, broker: str = "") -> None:
+        """Append to the audit, for that broker."""
         values = structs.asdict(entry) | {"details": json.dumps(dict(entry.details), default=str)}
+        values["broker"] = broker
         del values["number"]  # the database gives it
         async with writing(self.engine) as connection:
             await connection.execute(insert(audit).values(values))
 
-    async def read(self, query: AuditQuery) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first."""
+    async def read(
+        self, query: AuditQuery, share: JournalShare | None = None
+    ) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
         wanted = select(audit).order_by(audit.c.number.desc()).limit(query.limit)
         for name in ("by", "action", "queue", "job"):
             if value := getattr(query, name):
                 wanted = wanted.where(audit.c[name] == value)
         if query.before is not None:
             wanted = wanted.where(audit.c.number < query.before)
+        if share is not None and not share.is_first:
+            wanted = wanted.where(audit.c.broker == share.own)
+        elif share is not None and share.others:
+            wanted = wanted.where(audit.c.broker.not_in(sorted(share.others)))
         async with reading(self.engine) as connection:
             return tuple(
                 AuditEntry(
@@ -391,6 +407,42 @@ class SqlJournal:
                 )
             await connection.execute(delete(audit).where(audit.c.number.in_(numbers)))
         return len(numbers)
+
+    # --- documents
+
+    async def remember(
+        self, broker: str, kind: str, documents: Mapping[str, str], now: float
+    ) -> None:
+        """Keep documents of a kind by their keys, in the place of those that were there."""
+        if not documents:
+            return
+        there = (_documents.c.place == broker, _documents.c.kind == kind)
+        rows = [
+            {"place": broker, "kind": kind, "key": key, "at": now, "document": text}
+            for key, text in documents.items()
+        ]
+        async with writing(self.engine) as connection:
+            for start in range(0, len(rows), _CHUNK):
+                some = rows[start : start + _CHUNK]
+                keys = [row["key"] for row in some]
+                await connection.execute(
+                    delete(_documents).where(*there, _documents.c.key.in_(keys))
+                )
+                await connection.execute(insert(_documents), some)
+
+    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
+        """The documents of a kind that are kept for a broker, by key."""
+        found = select(_documents.c.key, _documents.c.document).where(
+            _documents.c.place == broker, _documents.c.kind == kind
+        )
+        async with reading(self.engine) as connection:
+            return {row.key: row.document for row in await connection.execute(found)}
+
+    async def unlearn(self, broker: str, kind: str, key: str) -> None:
+        """Delete a document; none there is no error."""
+        one = (_documents.c.place == broker, _documents.c.kind == kind, _documents.c.key == key)
+        async with writing(self.engine) as connection:
+            await connection.execute(delete(_documents).where(*one))
 
 
 def _is_free(now: float) -> ColumnElement[bool]:

@@ -33,7 +33,7 @@ from hopback.topology.routing import PREDECLARED, RoutingTable
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker, Connection
@@ -104,7 +104,28 @@ class BrokerSnapshot:
 
     def cost(self, name: str) -> Cost:
         """What one browse session costs each message of a queue."""
-        return cost_of_looking(self.effective(name), self.version)
+        lifting = self.lifting_policy(name)
+        why_not = lifting if isinstance(lifting, str) else ""
+        return cost_of_looking(self.effective(name), self.version, why_not_lifted=why_not)
+
+    def lifting_policy(self, name: str) -> Policy | str:
+        """The policy that would lift the limit, or why none can."""
+        queue = self.topology.queue(name)
+        if self.live is None:
+            return "there is no management address to set a policy with"
+        if queue is None or queue.type is not QueueType.QUORUM:
+            return "only a quorum queue on the broker has a delivery limit"
+        if self.version < _MINUS_ONE_SINCE:
+            return f"RabbitMQ {self.version} has no policy that means no limit"
+        policy = lifting(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
+        others = (one for one in self.topology.policies if one.name != policy.name)
+        after = replace(self, topology=replace(self.topology, policies=(policy, *others)))
+        lifted = after.effective(name)
+        if lifted is not None and delivery_limit(lifted, self.version) is not None:
+            return (
+                "the limit is an argument of the queue or an operator policy, which no policy lifts"
+            )
+        return policy
 
     def is_classic(self, name: str) -> bool:
         """Whether it is known to be a classic queue."""
@@ -146,12 +167,15 @@ class LiveQueues:
         topologies: Iterable[Topology],
         overrides: Iterable[Override],
         clock: Clock,
+        answered: Callable[[], Awaitable[Iterable[Override]]] | None = None,
     ) -> None:
+        """`answered` gives what people said of queues meanwhile; `overrides` hold over it."""
         self.broker = broker
         self._management = management
         self._vhost = vhost
         self._declared = tuple(topologies)
         self._overrides = tuple(overrides)
+        self._answered = answered
         self._clock = clock
         self._version: BrokerVersion | None = None
 
@@ -180,7 +204,9 @@ class LiveQueues:
             live = await self._management.live_topology(self._vhost)
             topology = replace(joined((live, *self._declared)), policies=live.policies)
             operators = await self._operators(self._management)
-        found = dead_letter_queues(topology, version=version, overrides=self._overrides)
+        answered = () if self._answered is None else await self._answered()
+        overrides = (*answered, *self._overrides)
+        found = dead_letter_queues(topology, version=version, overrides=overrides)
         snapshot = BrokerSnapshot(
             topology,
             version,
@@ -233,7 +259,7 @@ class LiveQueues:
         found: dict[str, tuple[Depth, QueueReading | None]] = {}
         async with self.connected() as connection:
             for name in wanted:
-                counted = await self._counted(connection, name)
+                counted = await self.counted(connection, name)
                 if counted is not None:
                     found[name] = counted, None
         return found
@@ -241,7 +267,7 @@ class LiveQueues:
     async def depth(self, name: str) -> tuple[Depth, QueueReading | None]:
         """The exact depth of one queue; what only management tells beside it. NoSuch if it is gone."""
         async with self.connected() as connection:
-            counted = await self._counted(connection, name)
+            counted = await self.counted(connection, name)
         if counted is None:
             raise NoSuch("queue", name, "it is known, but it is not on the broker")
         if self._management is None:
@@ -256,7 +282,8 @@ class LiveQueues:
         complete = structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
         return complete, reading
 
-    async def _counted(self, connection: Connection, name: str) -> Depth | None:
+    async def counted(self, connection: Connection, name: str) -> Depth | None:
+        """What AMQP tells of a queue: exact, and None if there is none of that name."""
         channel = await connection.open_channel()
         now = self._clock.now()
         try:
@@ -274,28 +301,9 @@ class LiveQueues:
         """Whether a policy of ours lifts the queue's limit."""
         return any(limit.queue == name for limit in lifted_limits(snapshot.topology.policies))
 
-    def lifting_policy(self, snapshot: BrokerSnapshot, name: str) -> Policy | str:
-        """The policy that would lift the limit, or why none can."""
-        queue = snapshot.topology.queue(name)
-        if self._management is None:
-            return "there is no management address to set a policy with"
-        if queue is None or queue.type is not QueueType.QUORUM:
-            return "only a quorum queue on the broker has a delivery limit"
-        if snapshot.version < _MINUS_ONE_SINCE:
-            return f"RabbitMQ {snapshot.version} has no policy that means no limit"
-        policy = lifting(DLQ_LIMIT_PREFIX, queue, snapshot.topology.policies)
-        others = (one for one in snapshot.topology.policies if one.name != policy.name)
-        after = replace(snapshot, topology=replace(snapshot.topology, policies=(policy, *others)))
-        lifted = after.effective(name)
-        if lifted is not None and delivery_limit(lifted, snapshot.version) is not None:
-            return (
-                "the limit is an argument of the queue or an operator policy, which no policy lifts"
-            )
-        return policy
-
     async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
         """Set that policy; its name. UnsafeOperation if there is none that helps."""
-        policy = self.lifting_policy(snapshot, name)
+        policy = snapshot.lifting_policy(name)
         if isinstance(policy, str) or self._management is None:
             raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
         await self._management.put_policy(self._vhost, policy)

@@ -12,15 +12,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hopback import fields as amqp
 from hopback.deadletters.contract import DeadLetter, Moment, TimelineEntry
 from hopback.deadletters.frameworks import foreign_failure
+from hopback.deadletters.tasks import task_call
+from hopback.fields import Timestamp
 from hopback.headers import (
     Failure,
-    canonical,
+    canonical_text,
     clipped,
     counter_in,
     deaths,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.frameworks import ForeignFailure
+    from hopback.deadletters.tasks import TaskCall
     from hopback.fields import FieldValue, Headers
     from hopback.headers import Death, History
     from hopback.message import Delivery
@@ -211,9 +215,11 @@ class Envelope:
 
 def envelope_of(delivery: Delivery) -> Envelope:
     """What the message says it is, by its properties, its headers, then its body."""
-    properties = delivery.properties
+    return _envelope(delivery.properties, parsed_body(delivery.body))
+
+
+def _envelope(properties: Properties, parsed: object) -> Envelope:
     headers = properties.headers
-    parsed = parsed_body(delivery.body)
     body = parsed if isinstance(parsed, dict) else {}
     kind = _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
     return Envelope(
@@ -254,6 +260,9 @@ def _first(candidates: Iterable[object]) -> str:
 
 
 _HASHED_BYTES = 512 * 1024  # of either end of a body: hashing takes a millisecond then
+# More names than these are not kept for the next message: a stranger may make them up.
+_USUAL_HEADERS = 64
+_SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
 _MANY_VALUES = 1000  # people send some tens; a message of more is made to be slow
 _TEXT_BYTES = 255  # of a reason: those of brokers are single words
 _SIMPLE_PROPERTIES = tuple(
@@ -270,7 +279,9 @@ def read_dead_letter(
 ) -> DeadLetter:
     """The dead letter in a delivery; `place` is its number in the session, from 1."""
     headers = delivery.properties.headers
-    foreign = foreign_failure(headers)
+    parsed = parsed_body(delivery.body)
+    call = task_call(headers, delivery.properties.content_type, parsed)
+    foreign = foreign_failure(headers) or (None if call is None else call.failed)
     origin = origin_queue(delivery, source, foreign)
     failure, recorded_by = _failure(headers, foreign)
     known = read_history(headers, origin)
@@ -278,7 +289,8 @@ def read_dead_letter(
     died = next((death for death in deaths_here if death.queue == origin), None)
     died = died or next(iter(deaths_here), None)  # in the queue of origin, else the most recent
     reason = _reason(headers, died, origin, recorded_by)
-    said = envelope_of(delivery)
+    attempts, at_least = _attempts(known, source, failure, _retries(foreign, call))
+    said = _envelope(delivery.properties, parsed)
     digest = content_digest(delivery)
     return DeadLetter(
         id=f"{place}-{digest[:16]}",
@@ -287,8 +299,8 @@ def read_dead_letter(
         queue=delivery.queue,
         reason=plain_text(reason),
         origin=plain_text(origin),
-        type=plain_text(said.type),
-        message_id=plain_text(said.id),
+        type=plain_text(said.type or ("" if call is None else call.name)),
+        message_id=plain_text(said.id or ("" if call is None else call.id)),
         sent=plain_text(said.time),
         error=plain_text(failure.type),
         error_message=plain_text(failure.message),
@@ -297,7 +309,8 @@ def read_dead_letter(
             failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
         ),
         recorded_by=recorded_by,
-        attempts=_attempts(known, source, failure, foreign),
+        attempts=attempts,
+        attempts_at_least=at_least,
         redrives=known.redrives,
         redrive_job=plain_text(known.redrive_job or ""),
         first_failed=_moment(failure.first, died),
@@ -348,27 +361,44 @@ def _canonical_properties(properties: Properties) -> Iterator[str]:
     for name in _SIMPLE_PROPERTIES:
         yield f"{name}={said.get(name)!r}\n"
     headers = properties.headers
-    lasting = {name: headers[name] for name in sorted(headers) if not is_broker_count(name)}
+    names = _lasting(tuple(headers)) if len(headers) <= _USUAL_HEADERS else _lasting_of(headers)
+    lasting = {name: headers[name] for name in names}
     if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
         for name, value in lasting.items():
-            yield f"{name!r}={canonical(value)!r}\n"
+            yield f"{name!r}={canonical_text(value)}\n"
     else:
         # Tens of thousands fit into a frame. Written as they are they take a tenth of the time; a
         # queue hands the same message out in the same form each time.
         yield repr(lasting)
-    yield repr(properties.further_headers)
+    # Nothing where there are none: selections of jobs that 0.1.0 has begun hold digests without it.
+    if properties.further_headers:
+        yield repr(properties.further_headers)
+
+
+def _lasting_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that a queue does not write itself, sorted."""
+    return tuple(sorted(name for name in names if not is_broker_count(name)))
+
+
+# The messages of a queue have the same few headers.
+_lasting = lru_cache(maxsize=256)(_lasting_of)
 
 
 def _count(value: object, most: int) -> int:
     """How many values are in it, at whatever depth; it stops counting at `most`."""
-    if isinstance(value, str | bytes) or not isinstance(value, Mapping | list | tuple):
+    # What the wire reads is a dict or a list; to ask for an abstract class costs ten times as much.
+    kind = type(value)
+    if kind is dict or (kind is not list and isinstance(value, Mapping)):
+        inner: Iterable[object] = value.values()  # type: ignore[attr-defined]
+    elif kind is list or kind is tuple:
+        inner = value  # type: ignore[assignment]
+    else:
         return 1
-    inner = value.values() if isinstance(value, Mapping) else value
-    found = len(value)
+    found = len(value)  # type: ignore[arg-type]
     for each in inner:
         if found >= most:
             break
-        found += 1 if type(each) in (str, int) else _count(each, most - found)
+        found += 1 if type(each) in _SINGLE else _count(each, most - found)
     return found
 
 
@@ -409,33 +439,56 @@ def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str)
     return clipped(died.reason, _TEXT_BYTES)
 
 
+def _retries(foreign: ForeignFailure | None, call: TaskCall | None) -> int | None:
+    """The retries that its framework counted; None if nothing says that it was run."""
+    if foreign is not None:
+        return foreign.retries
+    return call.retries or None if call is not None else None
+
+
 def _attempts(
     known: History,
     source: DeadLetterQueue | None,
     failure: Failure,
-    foreign: ForeignFailure | None,
-) -> int:
-    """The largest of what anyone counted; never a sum. Where no consumer did, the broker tells."""
+    retries: int | None,
+) -> tuple[int, bool]:
+    """How often its handler ran, and whether it may have been more often.
+
+    What consumers count is right. The broker's record tells of rejects, and of laps through retry
+    queues. A lap that began with a reject is that run again; one into which the consumer published
+    the message itself is another. What was requeued or came back unanswered is in no record.
+    """
     headers, origin = known.headers, known.queue
     plans = () if source is None else source.plans
     counters = [counter_in(headers, plan.count_header) for plan in plans if plan.queue == origin]
     counted = max(
         known.attempts,
         failure.attempts,
-        1 + foreign.retries if foreign is not None else 0,
+        # A framework that says of no retry may not know of those that the broker made.
+        1 + retries if retries else 0,
         *counters,
         0,
     )
     rejected = known.broker_failures
-    if counted or rejected > 1:
-        return max(counted, rejected)
-    # Its consumer published it into retry queues: a run before each wait, and one after the last.
-    waits = sum(
-        death.count
+    laps = {
+        death.queue: death.count
         for death in known.broker_deaths
         if death.queue != origin and death.reason == "expired"
+    }
+    waited = sum(laps.values())
+    taken_back = any(
+        death.reason == "delivery_limit" and death.queue == origin for death in known.broker_deaths
     )
-    return waits + 1 if waits else rejected
+    if counted:
+        return max(counted, rejected), False
+    if not waited:
+        return max(rejected, int(retries is not None)), taken_back
+    ways = {} if source is None else {wait.queue: wait.by_broker for wait in source.waits}
+    by_broker, most = all(ways.get(queue) for queue in laps), max(laps.values())
+    # Laps through several queues after one reject are one lap.
+    by_reject = by_broker or (rejected > 1 and rejected >= most)
+    runs = max(rejected, most + 1) if by_reject else max(rejected, 1) + waited
+    return runs, taken_back or not (by_broker or rejected <= 1)
 
 
 def _moment(recorded: float, died: Death | None) -> Moment | None:
@@ -463,12 +516,17 @@ _BROKER = {
 }
 
 
-def what_happened(dead_letter: DeadLetter) -> str:
-    """One sentence or two that say why this message is here."""
+def what_happened(dead_letter: DeadLetter, delivery: Delivery | None = None) -> str:
+    """A few sentences that say why this message is here, and which task it is if it is one."""
     times, before = dead_letter.redrives, ""
     if times:
         before = f" It was re-driven{_times(times) or ' once'} before{_by(dead_letter)}."
-    return f"{_cause(dead_letter)}.{before}"
+    task = ""
+    if delivery is not None:
+        said = delivery.properties
+        call = task_call(said.headers, said.content_type, parsed_body(delivery.body))
+        task = "" if call is None else f" It is the {plain_text(str(call))}."
+    return f"{_cause(dead_letter)}.{before}{task}"
 
 
 def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
@@ -529,11 +587,9 @@ def _cause(dead_letter: DeadLetter) -> str:
 def _after(dead_letter: DeadLetter) -> str:
     if not dead_letter.attempts:
         return ""
-    return (
-        " after 1 attempt"
-        if dead_letter.attempts == 1
-        else f" after {dead_letter.attempts} attempts"
-    )
+    least = "at least " if dead_letter.attempts_at_least else ""
+    times = "1 attempt" if dead_letter.attempts == 1 else f"{dead_letter.attempts} attempts"
+    return f" after {least}{times}"
 
 
 def _by(dead_letter: DeadLetter) -> str:

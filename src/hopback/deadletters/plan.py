@@ -13,11 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.archive import check_writable
-from hopback.deadletters.contract import JobPlan, LeftOutCount, Moment, Price, WayCheck
+from hopback.deadletters.contract import (
+    JobPlan,
+    LeftOutCount,
+    Moment,
+    Price,
+    ReachedQueue,
+    WayCheck,
+)
 from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
 from hopback.deadletters.head import Turns, held_size, walk
 from hopback.deadletters.journal import JobSpec, SelectionSnapshot
 from hopback.deadletters.message import read_dead_letter
+from hopback.deadletters.patch import change_sample, patch_problem
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
@@ -30,8 +38,9 @@ from hopback.deadletters.requests import (
     TargetKind,
 )
 from hopback.deadletters.session import ChosenMessages, Grouping, check_cost
-from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
-from hopback.errors import BadRequest, CountMismatch, NoSuch, UnsafeOperation
+from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
+from hopback.deadletters.watch_time import WatchTimer, planned_seconds
+from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
 from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD
 from hopback.policy.redrive import redrive_refusal
@@ -47,10 +56,11 @@ if TYPE_CHECKING:
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
+    from hopback.deadletters.patch import ChangeSample
     from hopback.deadletters.requests import FromHead, Pace, Request, Settings, Who
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
-    from hopback.topology.plan import Plan, Redrive
+    from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 
 
@@ -64,7 +74,6 @@ __all__ = [
     "frozen_messages",
     "order_kept",
     "spec_of",
-    "watch_seconds",
 ]
 
 
@@ -121,7 +130,9 @@ def frozen_messages(
 ) -> SelectionSnapshot:
     """Exactly these messages of a session."""
     return SelectionSnapshot(
-        session.held, text, tuple(dead_letter.digest for dead_letter in dead_letters)
+        session.skipped + session.held,
+        text,
+        tuple(dead_letter.digest for dead_letter in dead_letters),
     )
 
 
@@ -148,6 +159,7 @@ def spec_of(request: Request, frozen: SelectionSnapshot, broker: str, *, stamped
             operation=request.operation,
             key=request.key,
             forced=request.forced,
+            change=request.change,
         )
     return JobSpec(
         kind=JobKind.DISCARD,
@@ -164,8 +176,14 @@ def spec_of(request: Request, frozen: SelectionSnapshot, broker: str, *, stamped
 
 
 def export_file(request: Request, settings: Settings, job: str) -> str:
-    """Where a discard writes first; empty for a re-drive, and where nothing is to be written."""
-    if isinstance(request, RedriveRequest) or not request.export:
+    """Where a discard, or a change, writes first; empty where nothing is to be written."""
+    if isinstance(request, RedriveRequest):
+        if not request.change:
+            return ""
+        if settings.exports is None:
+            raise BadRequest("change", "a folder of exports, in which the originals are kept")
+        return str(settings.exports / f"{job}.originals.ndjson")
+    if not request.export:
         return ""
     if request.export_to:
         check_writable(request.export_to)
@@ -173,10 +191,6 @@ def export_file(request: Request, settings: Settings, job: str) -> str:
     if settings.exports is None:
         raise BadRequest("export", "a file to write to first, or no export at all")
     return str(settings.exports / f"{job}.ndjson")
-
-
-_SHORTEST_WATCH_S = 5.0  # a consumer takes a message and fails again within seconds
-_LONGEST_WATCH_S = 120.0  # nobody waits longer between two steps of a ramp without asking for it
 
 
 class DryRun:
@@ -197,8 +211,10 @@ class DryRun:
         self._routes = routes
         self._reasons = Grouping(GroupBy.REASON)
         self._errors = Grouping(GroupBy.ERROR)
+        self.timer = WatchTimer(source, spec.pace.watch_s)
         self._ways: Counter[Redrive] = Counter()
         self._left_out: Counter[str] = Counter()
+        self.changes: list[ChangeSample] = []
         self.seen = 0
         self.matching = 0
         self.not_looked_into = 0
@@ -226,7 +242,18 @@ class DryRun:
         if refusal is not None:
             self._left_out[refusal] += 1
             return
+        if self._spec.change:
+            if len(self.changes) < _SAMPLES:
+                sample = change_sample(dead_letter.id, delivery.body, self._spec.change)
+                self.changes.append(sample)
+                problem = sample.problem
+            else:
+                problem = patch_problem(delivery.body, self._spec.change)
+            if problem:
+                self._left_out[problem] += 1
+                return
         self._ways[aim.redrive] += 1
+        self.timer.see(delivery)
         self.unread += bool(unread_headers(delivery.properties))
 
     @property
@@ -273,21 +300,8 @@ def order_kept(spec: JobSpec, ways: int) -> str:
     return "kept, but for messages that are refused and sent again: they come after the others"
 
 
-def watch_seconds(plans: Iterable[Plan]) -> float:
-    """How long a message takes to fail for good again: then it shows whether the cause is mended."""
-    waits = [
-        # The tiers, as often as they are waited for, roughly, until the attempts are used up.
-        sum(tier.delay_ms for tier in plan.tiers)
-        / 1000
-        * max((plan.attempts - 1) / len(plan.tiers), 1.0)
-        for plan in plans
-        if plan.redrive.reset and plan.tiers
-    ]
-    return min(
-        max([_SHORTEST_WATCH_S, *(wait + _SHORTEST_WATCH_S for wait in waits)]), _LONGEST_WATCH_S
-    )
-
-
+_REACHED = 50  # queues that are asked for their consumers: a review waits for the answers
+_SAMPLES = 5  # changes that a dry run shows: enough to see whether they are meant so
 _FAILURES = 10_000  # digests that fit one job's document; what is left is for another job
 
 
@@ -323,10 +337,16 @@ class Planner:
         broker: str,
         job: str,
     ) -> JobSpec:
+        if isinstance(request, RedriveRequest) and request.change and not self._settings.editing:
+            raise NotAllowed("changing messages is switched off here")
         design = snapshot.design_of(request.queue)
         stamped = design is not None and design.stamps_redrives
         spec = spec_of(request, selection, broker, stamped=stamped)
-        return replace(spec, export_to=export_file(request, self._settings, job))
+        text = ""
+        if spec.kind is JobKind.REDRIVE:
+            text = target_text(spec.target, snapshot.one(request.queue))
+        export_to = export_file(request, self._settings, job)
+        return replace(spec, export_to=export_to, target_text=text)
 
     async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
         """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
@@ -398,8 +418,11 @@ class Planner:
 
     # --- plans
 
-    async def plan(self, request: Request, broker: str) -> JobPlan:
-        """What a job for this request would do; looks at no more messages than the settings allow."""
+    async def plan(self, request: Request, broker: str, active: JobRecord | None = None) -> JobPlan:
+        """What a job for this request would do; looks at no more messages than the settings allow.
+
+        `active` is the job that holds the queue now.
+        """
         check_request(request)
         snapshot = await self._live.snapshot(count=request.queue)
         source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
@@ -416,17 +439,25 @@ class Planner:
             )
         async with self._live.connected() as connection:
             ways = await dry_run.ways(connection, snapshot.table())
+            reaches = await self._reached(connection, ways, snapshot.table())
+        warnings[:0] = [
+            f"{each.queue} has 0 consumers: what is sent there waits until one comes"
+            for each in reaches
+            if each.consumers == 0
+        ]
         flaws = [way.flaw for way in ways if way.flaw]
         barred = []
         try:
             _check_returns(request, selection, held, snapshot)
         except UnsafeOperation as refused:
             barred = [str(refused)]
-        watched = spec.pace.watch_s
+        if active is not None:
+            barred.append(f"{request.queue!r} has an active job: {active.id}")
+        watched = dry_run.timer.time
         return JobPlan(
             kind=spec.kind,
             queue=spec.queue,
-            target=str(spec.target) if spec.kind is JobKind.REDRIVE else "",
+            target=spec.target_text,
             selected=selection.size,
             seen=dry_run.seen,
             matching=dry_run.matching,
@@ -439,9 +470,33 @@ class Planner:
             warnings=tuple(warnings),
             flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
             as_of=Moment(self._clock.now()),
-            watch_s=watch_seconds(source.plans) if watched is None else watched,
+            watch_s=watched.seconds,
+            watch_text=watched.text,
             export_to=spec.export_to,
+            conflict=None if active is None else active.view,
+            changes=tuple(dry_run.changes),
+            ramp=spec.pace.ramp,
+            reaches=reaches,
         )
+
+    async def _reached(
+        self, connection: Connection, ways: Iterable[WayCheck], table: RoutingTable | None
+    ) -> tuple[ReachedQueue, ...]:
+        """The queues these ways lead to, as far as the routes are known, with their consumers now."""
+        names: dict[str, None] = {}
+        for way in ways:
+            if way.flaw is not None:
+                continue
+            if not way.exchange:
+                names[way.routing_key] = None
+            elif table is not None:
+                names |= dict.fromkeys(table.reachable(way.exchange, way.routing_key) or ())
+        found = []
+        for name in list(names)[:_REACHED]:
+            depth = await self._live.counted(connection, name)
+            if depth is not None:
+                found.append(ReachedQueue(name, depth.consumers, depth.ready))
+        return tuple(found)
 
     async def _run_dry(
         self, dry_run: DryRun, spec: JobSpec, cost: Cost, held: ChosenMessages | None
@@ -516,5 +571,9 @@ __getattr__ = old_names(
         "Rehearsal": "DryRun",
         "chosen_letters": "chosen_messages",
         "frozen_letters": "frozen_messages",
+        "watch_seconds": (
+            lambda plans: max(map(planned_seconds, plans), default=0.0),
+            "JobPlan.watch_seconds",
+        ),
     },
 )

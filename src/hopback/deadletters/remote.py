@@ -11,12 +11,15 @@ from urllib.parse import quote
 
 from msgspec import structs
 
+from hopback.deadletters.alerts import AlertList, AlertTestResult
+from hopback.deadletters.candidates import CandidateList
 from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.contract import (
     AuditList,
     EditedCopy,
     FailureList,
     Groups,
+    Imported,
     Job,
     JobList,
     JobPlan,
@@ -27,6 +30,14 @@ from hopback.deadletters.contract import (
     QueueDetail,
     SessionView,
     Survey,
+)
+from hopback.deadletters.notes import (
+    FilterList,
+    GroupNote,
+    NewFilter,
+    NewNote,
+    NoteList,
+    SavedFilter,
 )
 from hopback.deadletters.requests import (
     BY_DESIGN,
@@ -43,6 +54,8 @@ from hopback.deadletters.requests import (
     RetryRequest,
     SessionRequest,
 )
+from hopback.deadletters.search import SearchProgress
+from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 from hopback.errors import (
     BadFilter,
     BadRequest,
@@ -60,19 +73,22 @@ from hopback.errors import (
 from hopback.extras import needs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
     import httpx
 
-    from hopback.deadletters.contract import AuditEntry, FailedMessage, Imported, QueueSummary
+    from hopback.deadletters.candidates import QueueAnswer
+    from hopback.deadletters.contract import AuditEntry, FailedMessage, QueueSummary
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+    from hopback.deadletters.search import SearchRequest
 
-__all__ = ["RemoteDeadLetters"]
+__all__ = ["RemoteDeadLetters", "RemoteNotes"]
 
 ValueT = TypeVar("ValueT")
 
 _QUEUES = "/admin/dlq/queues"
 _SESSIONS = "/admin/dlq/sessions"
+_CANDIDATES = "/admin/dlq/candidates"
 _JOBS = "/admin/dlq/jobs"
 _TIMEOUT_S = 60.0  # a dry run of a large queue takes seconds; a minute means that nobody answers
 _LARGEST_PAGE = 200  # what the server gives at once; more is asked for page by page
@@ -95,7 +111,8 @@ _REMEDIES = {
 class RemoteDeadLetters:
     """The operations of a server; use it as an async context manager.
 
-    `token` is a bearer token or an API key. BadRequest for a URL that is no server's.
+    `token` is a bearer token or an API key. `broker` names one of those that the server serves; without
+    it is the first. BadRequest for a URL that is no server's.
     """
 
     runs_jobs_here = False
@@ -107,12 +124,15 @@ class RemoteDeadLetters:
         token: str | None = None,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
+        broker: str | None = None,
     ) -> None:
         with needs("management", "--server"):
             import httpx
         if not url.startswith(("http://", "https://")) or "@" in url.partition("://")[2]:
             raise BadRequest("server", "http(s)://host[:port] without user or password")
         self._url = url.rstrip("/")
+        if broker is not None:
+            self._url += f"/brokers/{quote(broker, safe='')}"
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._client = httpx.AsyncClient(
             base_url=self._url, headers=headers, timeout=_TIMEOUT_S, transport=transport
@@ -137,20 +157,28 @@ class RemoteDeadLetters:
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue that the caller may see, by name."""
-        return (await self._get(Overview, "/admin/dlq/overview")).items
+        return (await self.get(Overview, "/admin/dlq/overview")).items
 
     async def queue(self, name: str) -> QueueDetail:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
-        return await self._get(QueueDetail, _path(_QUEUES, name))
+        return await self.get(QueueDetail, _path(_QUEUES, name))
+
+    async def candidates(self) -> CandidateList:
+        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
+        return await self.get(CandidateList, _CANDIDATES)
+
+    async def answer_candidate(self, said: QueueAnswer) -> None:
+        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
+        await self.ask("PUT", _CANDIDATES, said)
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
         """Lift the queue's delivery limit by a policy of its own; the name of that policy."""
         path = _path(_QUEUES, queue, "lift-limit")
-        return (await self._post(LimitPolicy, path, LimitReason(reason))).policy
+        return (await self.post(LimitPolicy, path, LimitReason(reason))).policy
 
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
         """Take that policy away again; none there is no error."""
-        await self._ask("POST", _path(_QUEUES, queue, "restore-limit"), LimitReason(reason))
+        await self.ask("POST", _path(_QUEUES, queue, "restore-limit"), LimitReason(reason))
 
     # --- looking
 
@@ -163,17 +191,19 @@ class RemoteDeadLetters:
         lift: bool = False,
     ) -> SessionView:
         """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
-        asked = SessionRequest(window.limit, window.max_bytes, window.seconds, forced, lift)
-        return await self._post(SessionView, _path(_QUEUES, queue, "sessions"), asked)
+        asked = SessionRequest(
+            window.limit, window.max_bytes, window.seconds, forced, lift, window.skip
+        )
+        return await self.post(SessionView, _path(_QUEUES, queue, "sessions"), asked)
 
     async def renew(self, session: str, seconds: float | None = None) -> SessionView:
         """Hold on for as long again from now, or for so many seconds."""
-        return await self._post(SessionView, _path(_SESSIONS, session, "renew"), Renewal(seconds))
+        return await self.post(SessionView, _path(_SESSIONS, session, "renew"), Renewal(seconds))
 
     async def release(self, session: str) -> None:
         """Give everything back, in order; a session that has ended already is no error."""
         try:
-            await self._ask("DELETE", _path(_SESSIONS, session))
+            await self.ask("DELETE", _path(_SESSIONS, session))
         except SessionOver:
             return
 
@@ -184,29 +214,29 @@ class RemoteDeadLetters:
         path, found = _path(_SESSIONS, session, "messages"), Page((), 0, str(cursor))
         while found.next is not None and len(found.dead_letters) < size:
             limit = min(size - len(found.dead_letters), _LARGEST_PAGE)
-            page = await self._get(Page, path, filter=where, cursor=found.next, limit=limit)
+            page = await self.get(Page, path, filter=where, cursor=found.next, limit=limit)
             found = structs.replace(page, dead_letters=(*found.dead_letters, *page.dead_letters))
         return found
 
     async def message(self, session: str, message: str) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
-        return await self._get(MessageView, _path(_SESSIONS, session, "messages", message))
+        return await self.get(MessageView, _path(_SESSIONS, session, "messages", message))
 
     async def body(self, session: str, message: str) -> bytes:
         """The bytes of one message; audited as shown."""
-        return await self._ask("GET", _path(_SESSIONS, session, "messages", message, "body"))
+        return await self.ask("GET", _path(_SESSIONS, session, "messages", message, "body"))
 
     async def groups(
-        self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
+        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
         """The dead letters of a session by what they have in common, the largest group first."""
         path = _path(_SESSIONS, session, "groups")
-        return await self._get(Groups, path, by=by.value, filter=where)
+        return await self.get(Groups, path, by=str(by), filter=where)
 
     async def survey(
         self,
         queue: str,
-        by: GroupBy = GroupBy.FINGERPRINT,
+        by: GroupBy | str = GroupBy.FINGERPRINT,
         where: str = "",
         *,
         limit: int | None = None,
@@ -223,7 +253,7 @@ class RemoteDeadLetters:
             await self.release(session.id)
         return Survey(
             queue,
-            by,
+            str(by),
             found.items,
             session.held,
             found.matching,
@@ -231,35 +261,64 @@ class RemoteDeadLetters:
             found.not_looked_into,
         )
 
+    async def errors(self, *, survey: bool = False) -> ErrorOverview:
+        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+        if survey:
+            return await self.post(ErrorOverview, "/admin/dlq/errors/survey")
+        return await self.get(ErrorOverview, "/admin/dlq/errors")
+
+    async def trend(self, queue: str) -> QueueTrend:
+        """How the depth of a queue went, as far as the server kept it."""
+        return await self.get(QueueTrend, _path(_QUEUES, queue, "trend"))
+
+    async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
+        """Look through whole queues at the server; close the generator to cancel."""
+        import httpx
+
+        waits = httpx.Timeout(_TIMEOUT_S, read=None)
+        said = {"Content-Type": "application/json"}
+        try:
+            async with self._client.stream(
+                "POST", "/admin/dlq/search", content=encode(request), headers=said, timeout=waits
+            ) as answer:
+                if answer.status_code >= 400:
+                    await answer.aread()
+                    raise _refusal(answer)
+                async for line in answer.aiter_lines():
+                    if line.startswith("data:") and '"seen"' in line:
+                        yield from_json(SearchProgress, line.removeprefix("data:").strip())
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+
     # --- jobs
 
     async def plan(self, request: Request) -> JobPlan:
         """What a job would do, without doing it."""
         _check_export(request)
-        return await self._post(JobPlan, _JOBS, JobRequest.of(request, dry_run=True))
+        return await self.post(JobPlan, _JOBS, JobRequest.of(request, dry_run=True))
 
     async def start(self, request: Request) -> Job:
         """Begin a job at the server and return it; it goes on by itself."""
         _check_export(request)
         headers = {} if request.key is None else {"Idempotency-Key": request.key}
-        return await self._post(Job, _JOBS, JobRequest.of(request), headers)
+        return await self.post(Job, _JOBS, JobRequest.of(request), headers)
 
     async def job(self, job: str) -> Job:
         """One job as it is now."""
-        return await self._get(Job, _path(_JOBS, job))
+        return await self.get(Job, _path(_JOBS, job))
 
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
         """Jobs, the newest first."""
-        return (await self._get(JobList, _JOBS, queue=queue, active=active, limit=limit)).items
+        return (await self.get(JobList, _JOBS, queue=queue, active=active, limit=limit)).items
 
     async def failures(
         self, job: str, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
         """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
         path = _path(_JOBS, job, "failures")
-        return (await self._get(FailureList, path, cursor=cursor, limit=limit)).items
+        return (await self.get(FailureList, path, cursor=cursor, limit=limit)).items
 
     async def events(self, job: str) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
@@ -290,15 +349,15 @@ class RemoteDeadLetters:
 
     async def pause(self, job: str) -> Job:
         """Let it finish what is in flight, then wait."""
-        return await self._post(Job, _path(_JOBS, job, "pause"))
+        return await self.post(Job, _path(_JOBS, job, "pause"))
 
     async def resume(self, job: str) -> Job:
         """Let a paused job go on, or begin an interrupted or failed one again, at the server."""
-        return await self._post(Job, _path(_JOBS, job, "resume"))
+        return await self.post(Job, _path(_JOBS, job, "resume"))
 
     async def cancel(self, job: str) -> Job:
         """Let it finish what is in flight, then give the rest back."""
-        return await self._post(Job, _path(_JOBS, job, "cancel"))
+        return await self.post(Job, _path(_JOBS, job, "cancel"))
 
     async def interrupt(self, job: str) -> Job:
         """Nothing: the job is the server's and goes on there."""
@@ -306,11 +365,11 @@ class RemoteDeadLetters:
 
     async def set_rate(self, job: str, rate: float | None) -> Job:
         """Another rate, messages per second, from now on; None for no limit."""
-        return from_json(Job, await self._ask("PATCH", _path(_JOBS, job), NewRate(rate)))
+        return from_json(Job, await self.ask("PATCH", _path(_JOBS, job), NewRate(rate)))
 
     async def retry_failures(self, job: str, *, reason: str = "") -> Job:
         """A new job for exactly what this one could not move; BadRequest if there is nothing."""
-        return await self._post(Job, _path(_JOBS, job, "retry-failures"), RetryRequest(reason))
+        return await self.post(Job, _path(_JOBS, job, "retry-failures"), RetryRequest(reason))
 
     async def edit_and_redrive(
         self,
@@ -324,11 +383,11 @@ class RemoteDeadLetters:
         """Send a changed copy back; its new message id. The original stays where it is."""
         asked = EditRequest(edit=edit, reason=reason, target=target)
         path = _path(_SESSIONS, session, "messages", message, "edit")
-        return (await self._post(EditedCopy, path, asked)).message_id
+        return (await self.post(EditedCopy, path, asked)).message_id
 
     # --- archives
 
-    def export(
+    async def export(
         self,
         queue: str = "",
         *,
@@ -336,9 +395,29 @@ class RemoteDeadLetters:
         where: str = "",
         limit: int | None = None,
         forced: bool = False,
-    ) -> AsyncIterator[bytes]:
-        """Not by a server: its answers do not keep the types of headers."""
-        raise BadRequest("server", "a broker instead: a server does not export messages")
+    ) -> AsyncGenerator[bytes, None]:
+        """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
+        import httpx
+
+        waits = httpx.Timeout(_TIMEOUT_S, read=None)
+        if session:
+            params = {"filter": where} if where else {}
+            asked = {"method": "GET", "url": _path(_SESSIONS, session, "export"), "params": params}
+        else:
+            said = {"filter": where, "limit": limit, "force": forced}
+            asked = {"method": "POST", "url": _path(_QUEUES, queue, "export"), "json": said}
+        try:
+            async with self._client.stream(**asked, timeout=waits) as answer:  # type: ignore[arg-type]
+                if answer.status_code >= 400:
+                    await answer.aread()
+                    raise _refusal(answer)
+                rest = b""
+                async for part in answer.aiter_bytes():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield line + b"\n"
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
 
     async def import_lines(
         self,
@@ -348,8 +427,47 @@ class RemoteDeadLetters:
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """Not by a server."""
-        raise BadRequest("server", "a broker instead: a server does not import messages")
+        """Publish exported messages, each confirmed, into `queue`, which has to be named, at full speed."""
+        import httpx
+
+        if queue is None or pace.rate is not None:
+            expected = (
+                "a queue for them (--to), and no rate: a server imports into one queue at a time"
+            )
+            raise BadRequest("server", expected)
+
+        async def content() -> AsyncIterator[bytes]:
+            async for line in lines:
+                yield line if line.endswith(b"\n") else line + b"\n"
+
+        try:
+            answer = await self._client.post(
+                _path(_QUEUES, queue, "import"),
+                content=content(),
+                params={"reason": reason},
+                headers={"Content-Type": "application/x-ndjson"},
+                timeout=httpx.Timeout(_TIMEOUT_S, read=None, write=None),
+            )
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+        if answer.status_code >= 400:
+            raise _refusal(answer)
+        return from_json(Imported, answer.content)
+
+    @property
+    def notes(self) -> RemoteNotes:
+        """Notes on groups, saved filters and what was done to a group."""
+        return RemoteNotes(self)
+
+    # --- alerts
+
+    async def alerts(self) -> AlertList:
+        """Alerts that fire, are about to, or were resolved within a week."""
+        return await self.get(AlertList, "/admin/alerts")
+
+    async def test_alert(self, target: str) -> AlertTestResult:
+        """Send a target a message that says it is a test, and tell whether it was taken."""
+        return await self.post(AlertTestResult, "/admin/alerts/test", {"target": target})
 
     # --- audit
 
@@ -357,28 +475,30 @@ class RemoteDeadLetters:
         """What was done, the newest first."""
         asked = structs.asdict(query)
         asked["cursor"] = asked.pop("before")
-        return (await self._get(AuditList, "/admin/audit", **asked)).items
+        return (await self.get(AuditList, "/admin/audit", **asked)).items
 
     # --- HTTP
 
-    async def _get(self, kind: type[ValueT], path: str, **query: Any) -> ValueT:
+    async def get(self, kind: type[ValueT], path: str, **query: Any) -> ValueT:
+        """What the server answers, as a value of that kind."""
         given = {
             name: "true" if value is True else str(value)
             for name, value in query.items()
             if value not in ("", None, False)
         }
-        return from_json(kind, await self._ask("GET", path, params=given))
+        return from_json(kind, await self.ask("GET", path, params=given))
 
-    async def _post(
+    async def post(
         self,
         kind: type[ValueT],
         path: str,
         value: object = None,
         headers: dict[str, str] | None = None,
     ) -> ValueT:
-        return from_json(kind, await self._ask("POST", path, value, headers=headers))
+        """What the server answers to a value, as one of that kind."""
+        return from_json(kind, await self.ask("POST", path, value, headers=headers))
 
-    async def _ask(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -405,6 +525,43 @@ class RemoteDeadLetters:
     def _unavailable(self, error: Exception) -> ServerUnavailable:
         why = str(error) or type(error).__name__
         return ServerUnavailable(f"the server at {self._url} does not answer: {why}")
+
+
+class RemoteNotes:
+    """Notes, saved filters and history by a server."""
+
+    def __init__(self, server: RemoteDeadLetters) -> None:
+        self._server = server
+
+    async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
+        """Notes on a group, or on every group of a queue, the newest first."""
+        path = _path(_QUEUES, queue, "notes")
+        return (await self._server.get(NoteList, path, group=group)).items
+
+    async def add(self, queue: str, note: NewNote) -> GroupNote:
+        """Write a note; BadRequest where there are too many."""
+        return await self._server.post(GroupNote, _path(_QUEUES, queue, "notes"), note)
+
+    async def remove(self, queue: str, note: str) -> None:
+        """Take a note away; NoSuch if there is none."""
+        await self._server.ask("DELETE", _path(_QUEUES, queue, "notes", note))
+
+    async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
+        """What was done to a group, or to a queue, the newest first."""
+        path = _path(_QUEUES, queue, "history")
+        return (await self._server.get(AuditList, path, group=group)).items
+
+    async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
+        """The saved filters of a queue, by name."""
+        return (await self._server.get(FilterList, _path(_QUEUES, queue, "filters"))).items
+
+    async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
+        """Save a filter under a name; BadFilter if it cannot be read."""
+        return await self._server.post(SavedFilter, _path(_QUEUES, queue, "filters"), said)
+
+    async def remove_filter(self, queue: str, name: str) -> None:
+        """Take a saved filter away; NoSuch if there is none."""
+        await self._server.ask("DELETE", _path(_QUEUES, queue, "filters", name))
 
 
 def _path(*parts: str) -> str:

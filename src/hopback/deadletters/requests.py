@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from hopback.deadletters.patch import (  # noqa: TC001  msgspec reads them at run time
+    Patch,
+    PatchOperation,
+)
 from hopback.topology.redrive_limit import MAX_REDRIVES
 
 if TYPE_CHECKING:
@@ -112,6 +116,9 @@ _SessionSeconds = Annotated[float, Meta(ge=1, le=1500)]
 
 _SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
 
+# As many as one search goes through.
+_Skipped = Annotated[int, Meta(ge=0, le=5_000_000)]
+
 _SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
 
 
@@ -181,12 +188,17 @@ class GroupBy(StrEnum):
 
 
 class Window(_Asked, frozen=True):
-    """How much a session may hold, and for how long; `bodies` False keeps metadata only."""
+    """How much a session may hold, and for how long; `bodies` False keeps metadata only.
+
+    The first `skip` messages are passed over: the broker holds them meanwhile, and this process keeps
+    nothing of them, so that a message is in reach wherever it stands.
+    """
 
     limit: _SessionMessages = 100
     max_bytes: _SessionBytes = 64 * 1024 * 1024
     seconds: _SessionSeconds = field(default=300.0, name="ttlSeconds")
     bodies: bool = True
+    skip: _Skipped = 0
 
 
 SMALL_WINDOW = Window()
@@ -194,18 +206,22 @@ SMALL_WINDOW = Window()
 
 
 class SessionRequest(_Asked, frozen=True):
-    """How much to hold and for how long; `force` accepts a danger, `lift` removes it by a policy."""
+    """How much to hold and for how long; `force` accepts a danger, `lift` removes it by a policy.
+
+    The first `skip` messages are passed over and held by the broker meanwhile.
+    """
 
     limit: _SessionMessages = SMALL_WINDOW.limit
     max_bytes: _SessionBytes = SMALL_WINDOW.max_bytes
     ttl_seconds: _SessionSeconds = SMALL_WINDOW.seconds
     force: bool = False
     lift: bool = False
+    skip: _Skipped = 0
 
     @property
     def window(self) -> Window:
         """What the session may hold."""
-        return Window(self.limit, self.max_bytes, self.ttl_seconds)
+        return Window(self.limit, self.max_bytes, self.ttl_seconds, skip=self.skip)
 
 
 class Renewal(_Asked, frozen=True):
@@ -282,11 +298,13 @@ class RedriveRequest(Struct, frozen=True, rename="camel", kw_only=True):
     `key` makes the request safe to repeat: a second one with the same key finds the first job.
     `stamped` also writes the `x-redriven-…` headers; None leaves that to the design. `operation` is
     the correlation id they carry, by default the job's id. `forced` accepts what looking costs.
+    `change` changes each body before it goes; the originals are written to a file first.
     """
 
     queue: str
     selection: Selection
     reason: str
+    change: tuple[PatchOperation, ...] = ()
     by: Who = NOBODY
     target: Target = BY_DESIGN
     pace: Pace = UNHURRIED
@@ -367,6 +385,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
     export: bool = True
     force: bool = False
     dry_run: bool = False
+    change: Patch = ()
 
     def request(self, by: Who = NOBODY, key: str | None = None, operation: str = "") -> Request:
         """The same in the words of the library, with what the caller's connection says."""
@@ -395,6 +414,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
             key=key,
             operation=operation,
             forced=self.force,
+            change=self.change,
         )
 
     @classmethod
@@ -415,6 +435,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
             export=discard is None or discard.export,
             force=request.forced,
             dry_run=dry_run,
+            change=() if redrive is None else redrive.change,
         )
 
 

@@ -19,10 +19,12 @@ had sent it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from hopback.deadletters.head import walk
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
 from hopback.headers.names import REDRIVE_JOB
@@ -33,25 +35,27 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import SelectionSnapshot
+    from hopback.deadletters.watch_time import WatchTimer
     from hopback.message import Delivery
 
 
 __all__ = ["Arrivals", "SelectedMessages", "Watch", "mark_of"]
 
 
-_LOOKED_AT = 100  # of those that arrived: each look costs them a delivery count
+_LOOKED_AT = 1000  # of those that arrived: each look costs them a delivery count
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """What arrived since this run began; `came_back` None where it could not be looked at.
 
-    `ready` is how many messages the queue has now.
+    `looked_at` is among how many of them that was counted; `ready` is how many messages the queue has.
     """
 
     count: int
     came_back: int | None
     ready: int
+    looked_at: int = 0
 
 
 class Watch:
@@ -70,12 +74,12 @@ class Watch:
         job: str,
         *,
         ready: int,
-        seconds: float,
+        timer: WatchTimer,
         may_look: bool,
         in_order: bool = False,
     ) -> None:
-        self.seconds = seconds
-        """How long the job waits to see whether what it has sent comes back."""
+        self.timer = timer
+        """Knows how long it takes to see whether what was sent comes back."""
         self._broker = broker
         self._in_order = in_order
         self._queue = queue
@@ -90,20 +94,20 @@ class Watch:
             channel = await connection.open_channel()
             state = await channel.declare_queue(Queue(self._queue), passive=True)
             expected = max(self._ready - taken, 0)
-            arrived = max(state.messages - expected, 0)
-            seen = None
-            may_look = self._may_look and (self._in_order or not holding)
-            if arrived and not expected and may_look:
-                seen = 0
-                for _ in range(min(arrived, _LOOKED_AT)):
-                    delivery = await channel.get(self._queue)
-                    if delivery is None:
-                        break
-                    seen += delivery.properties.headers.get(REDRIVE_JOB) == self._job
-                await channel.close()
-            return Arrivals(arrived, 0 if not arrived else seen, state.messages)
         finally:
             await connection.close()
+        arrived = max(state.messages - expected, 0)
+        may_look = self._may_look and (self._in_order or not holding)
+        if not arrived:
+            return Arrivals(0, 0, state.messages)
+        if expected or not may_look:
+            return Arrivals(arrived, None, state.messages)
+        seen = found = 0
+        async with aclosing(walk(self._broker, self._queue, min(arrived, _LOOKED_AT))) as messages:
+            async for delivery in messages:
+                seen += 1
+                found += delivery.properties.headers.get(REDRIVE_JOB) == self._job
+        return Arrivals(arrived, found, state.messages, seen)
 
 
 _MARKED_BYTES = (

@@ -7,22 +7,25 @@ or in SQL, where they survive a restart.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
-from uuid import uuid4
 
 from msgspec import structs
 
 from hopback.clock import SystemClock
-from hopback.deadletters.actions import edited_copy, import_lines
+from hopback.deadletters.actions import import_lines
+from hopback.deadletters.alert_book import MemoryAlertBook, list_alerts
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
+from hopback.deadletters.edited_copies import send_copy
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.job import JobRunner, new_job_id
-from hopback.deadletters.journal import MemoryJournal
+from hopback.deadletters.journal import JournalShare, MemoryJournal
 from hopback.deadletters.live import LiveQueues
+from hopback.deadletters.notes import JournalNotes
 from hopback.deadletters.plan import Planner, check_request
+from hopback.deadletters.recognition import Recognition
 from hopback.deadletters.requests import (
     BY_DESIGN,
     HIGHEST_RATE,
@@ -32,18 +35,23 @@ from hopback.deadletters.requests import (
     UNHURRIED,
     GroupBy,
     Settings,
+    Who,
 )
+from hopback.deadletters.search import Search, SearchProgress
 from hopback.deadletters.session import Sessions, view_of
-from hopback.deadletters.targets import Aim, aim_at, queues_beyond, target_flaw
+from hopback.deadletters.surveys import Surveys
+from hopback.deadletters.targets import queues_beyond
 from hopback.deadletters.views import Views, summary_of
-from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed, UnsafeOperation
-from hopback.policy.redrive import RedriveOccasion
+from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 
     from hopback.broker.port import Broker
     from hopback.clock import Clock
+    from hopback.deadletters.alert_book import AlertBook
+    from hopback.deadletters.alerts import AlertList, AlertTestResult
+    from hopback.deadletters.candidates import CandidateList, QueueAnswer
     from hopback.deadletters.contract import (
         FailedMessage,
         Groups,
@@ -59,20 +67,34 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue, Override
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import LiveView
-    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Window
+    from hopback.deadletters.search import SearchRequest
     from hopback.deadletters.session import BrowseSession
+    from hopback.deadletters.surveys import ErrorOverview, QueueTrend
     from hopback.message import Delivery
     from hopback.topology.model import Topology
 
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "journal_name"]
+
+
+_MOST_RUNS = (
+    20  # a broker that flaps makes some; a job that kills every process must not go on for ever
+)
+
+
+def journal_name(broker: Broker, vhost: str) -> str:
+    """By what the jobs and entries of a broker's virtual host are told apart in a journal."""
+    return f"{broker.address} {vhost}"
 
 
 class Operations:
     """The operations on dead letters; use it as an async context manager.
 
     `management` is a `broker.management.Management`, or `EmbeddedManagement` for the embedded broker.
-    `overrides` correct or add what discovery finds. Leaving it releases every browse session and
+    `overrides` correct or add what discovery finds. Where brokers share a journal, `beside` are the
+    `journal_name`s of the others: their jobs and entries of the audit are not shown and not steered here.
+    `is_first` takes what belongs to none of them. Leaving it releases every browse session and
     interrupts the jobs that run in this process: they can be resumed, here or elsewhere.
 
     Every method raises `NoSuch` for a name it does not know, `BadRequest` or `BadFilter` for what
@@ -91,21 +113,38 @@ class Operations:
         topologies: Iterable[Topology] = (),
         overrides: Iterable[Override] = (),
         journal: Journal | None = None,
+        alerts: AlertBook | None = None,
         settings: Settings | None = None,
         clock: Clock | None = None,
+        beside: Iterable[str] = (),
+        is_first: bool = True,
     ) -> None:
         self.broker = broker
-        self.clock = clock or SystemClock()
-        self.settings = settings or Settings()
+        self.clock: Clock = clock or SystemClock()
+        self.settings: Settings = settings or Settings()
         self.journal: Journal = journal or MemoryJournal()
-        self._live = LiveQueues(broker, management, vhost, topologies, overrides, self.clock)
+        self.alert_book: AlertBook = alerts or MemoryAlertBook()
+        self._name = journal_name(broker, vhost)
+        self._recognition = Recognition(self.journal, self._name, self.clock)
+        self._live = LiveQueues(
+            broker,
+            management,
+            vhost,
+            topologies,
+            overrides,
+            self.clock,
+            self._recognition.overrides,
+        )
         self._sessions = Sessions(broker, self.settings, self.clock)
         self._planner = Planner(self._live, self._sessions, self.settings, self.clock)
         self._runner = JobRunner(
             broker, self.journal, self.settings, self.clock, self._planner.snapshot_for
         )
         self._views = Views(self._live, self._sessions, self.clock)
-        self._name = f"{broker.address} {vhost}"
+        self.surveys = Surveys(
+            self._live, self.journal, self._name, self.clock, self.queues, self._held_of
+        )
+        self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)
         self._who = NOBODY
         self._everywhere = False
 
@@ -155,13 +194,30 @@ class Operations:
         snapshot = await self._live.snapshot()
         found = snapshot.one(name)
         active = next(iter(await self._records(queue=name, active=True)), None)
-        depth, readings = await self._live.depth(name), await self._live.readings()
-        summary = summary_of(found, depth, active, self.clock.now(), readings)
+        (depth, reading), readings = await self._live.depth(name), await self._live.readings()
+        counted = structs.replace(depth, held_here=self._held_of(name)), reading
+        summary = summary_of(found, counted, active, self.clock.now(), readings)
         return await self._views.detail(snapshot, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """What discovery knows of one queue, with its plans; NoSuch if it is none."""
         return (await self._live.snapshot()).one(name)
+
+    def _held_of(self, queue: str) -> int:
+        return sum(each.held for each in self._sessions.opened() if each.source.name == queue)
+
+    async def candidates(self) -> CandidateList:
+        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
+        return await self._recognition.candidates(self._live)
+
+    async def answer_candidate(self, said: QueueAnswer, *, by: Who | None = None) -> None:
+        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
+        person = by or self._who
+        kept = structs.replace(said, by=person.name or person.id)
+        await self._recognition.answer(kept, self._live)
+        details = {"mainQueue": said.main_queue} if said.main_queue else {}
+        action = f"queue.{said.answer.value}"
+        await self.note(action, by=by, queue=said.queue, reason=said.reason, details=details)
 
     async def lift_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> str:
         """Lift the queue's delivery limit by a policy of its own; the name of that policy.
@@ -208,7 +264,8 @@ class Operations:
             snapshot = await self._live.snapshot()
         cost = snapshot.cost(queue)
         session = await self._sessions.open(found, window, cost, by=by or self._who, forced=forced)
-        details = {"session": session.id, "held": session.held, "forced": forced}
+        said = {"forced": True} if forced else {}
+        details = {"session": session.id, "held": session.held, **said}
         await self.note("session.open", by=by, queue=queue, details=details)
         return view_of(session)
 
@@ -258,7 +315,7 @@ class Operations:
         await self.note("message.show", by=by, queue=session.source.name, details=details)
 
     async def groups(
-        self, session: str, by: GroupBy = GroupBy.FINGERPRINT, where: str = ""
+        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
         """The dead letters of a session by what they have in common, the largest group first."""
         return await self._sessions.one(session).groups(by, parse_filter(where))
@@ -266,7 +323,7 @@ class Operations:
     async def survey(
         self,
         queue: str,
-        by: GroupBy = GroupBy.FINGERPRINT,
+        by: GroupBy | str = GroupBy.FINGERPRINT,
         where: str = "",
         *,
         limit: int | None = None,
@@ -278,12 +335,40 @@ class Operations:
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
 
+    async def errors(self, *, survey: bool = False, by: Who | None = None) -> ErrorOverview:
+        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+        if not survey:
+            return await self.surveys.errors()
+        found = await self.surveys.run()
+        await self.note("queues.survey", by=by, details={"seen": found.messages})
+        return found
+
+    async def trend(self, queue: str) -> QueueTrend:
+        """How the depth of a queue went, as far as it was kept."""
+        (await self._live.snapshot()).one(queue)
+        return await self.surveys.trend(queue)
+
+    async def search(
+        self, request: SearchRequest, *, by: Who | None = None
+    ) -> AsyncGenerator[SearchProgress, None]:
+        """Look through whole queues; close the generator to cancel. What was found is audited."""
+        progress, last = Search(self._live, request, self.clock).progress(), SearchProgress()
+        try:
+            async with aclosing(progress):
+                async for last in progress:
+                    yield last
+        finally:
+            details = {"filter": request.where, "seen": last.seen, "found": last.matching}
+            queue = request.queues[0] if len(request.queues) == 1 else ""
+            await self.note("messages.search", by=by, queue=queue, details=details)
+
     # --- jobs
 
     async def plan(self, request: Request) -> JobPlan:
         """What a job would do, without doing it."""
         request = request if request.by != NOBODY else structs.replace(request, by=self._who)
-        return await self._planner.plan(request, self._name)
+        active = next(iter(await self._records(queue=request.queue, active=True)), None)
+        return await self._planner.plan(request, self._name, active)
 
     async def start(self, request: Request) -> Job:
         """Begin a job and return it; it goes on by itself.
@@ -316,12 +401,14 @@ class Operations:
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
         return None
 
-    async def _told(self, action: str, job: JobRecord, by: Who | None, reason: str = "") -> None:
-        details = {
-            "kind": job.kind,
-            "selected": job.counts.selected,
-            "target": str(job.spec.target),
-        }
+    async def _told(
+        self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object
+    ) -> None:
+        details: dict[str, object] = {"kind": job.kind, "selected": job.counts.selected, **further}
+        if job.spec.target_text:
+            details["target"] = job.spec.target_text
+        if job.spec.selection.filter:
+            details["filter"] = job.spec.selection.filter
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
     async def job(self, job_id: str) -> Job:
@@ -330,7 +417,7 @@ class Operations:
 
     async def _record(self, job_id: str) -> JobRecord:
         found = await self._runner.current(job_id)
-        if found is None:
+        if found is None or not (self._everywhere or self._share.holds(found.spec.broker)):
             raise NoSuch("job", job_id)
         return found
 
@@ -386,6 +473,26 @@ class Operations:
         await self._told("job.resume", job, by)
         return job.view
 
+    async def take_over(self) -> tuple[Job, ...]:
+        """Go on with the jobs of this broker whose processes are gone; those that go on here now.
+
+        A job that somebody paused stays so, and so does one that has lost many processes already: it may
+        be what ends them.
+        """
+        taken = []
+        for job in await self._records():
+            if not job.is_orphaned or job.run >= _MOST_RUNS:
+                continue
+            if (await self.journal.control(job.id)).paused:
+                continue
+            # Another process was quicker, has worked on the queue since, or the queue is gone.
+            with suppress(JobConflict, NoSuch):
+                snapshot = await self._planner.snapshot_for(job.spec)
+                again = await self._runner.begin_again(job, snapshot)
+                await self._told("job.take-over", again, Who("hopback", "hopback"), job.reason)
+                taken.append(again.view)
+        return tuple(taken)
+
     def _check_broker(self, job: JobRecord) -> None:
         """A store may hold jobs of several brokers: none may go on with another's messages."""
         if job.spec.broker != self._name:
@@ -423,7 +530,7 @@ class Operations:
         if not job.is_active:
             raise JobConflict(f"job {job_id} is {job.state}: only a running job has a rate", job)
         await self._runner.change_control(job_id, lambda asked: replace(asked, rate=rate))
-        await self._told("job.rate", job, by, f"{rate}")
+        await self._told("job.rate", job, by, rate="no limit" if rate is None else rate)
         return structs.replace(await self.job(job_id), rate=rate)
 
     async def retry_failures(self, job_id: str, *, by: Who | None = None, reason: str = "") -> Job:
@@ -460,7 +567,7 @@ class Operations:
         limit: int | None = None,
         forced: bool = False,
         by: Who | None = None,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
         details: dict[str, object] = {"session": session, "filter": where}
         if session:
@@ -470,13 +577,18 @@ class Operations:
         return self._exported(lines, queue, by, details)
 
     async def _exported(
-        self, lines: AsyncIterator[bytes], queue: str, by: Who | None, details: dict[str, object]
-    ) -> AsyncIterator[bytes]:
+        self,
+        lines: AsyncGenerator[bytes, None],
+        queue: str,
+        by: Who | None,
+        details: dict[str, object],
+    ) -> AsyncGenerator[bytes, None]:
         count = 0
         try:
-            async for line in lines:
-                count += 1
-                yield line
+            async with aclosing(lines):
+                async for line in lines:
+                    count += 1
+                    yield line
         finally:
             details["lines"] = count
             await self.note("messages.export", by=by, queue=queue, details=details)
@@ -521,31 +633,13 @@ class Operations:
         if not self.settings.editing:
             raise NotAllowed("editing messages is switched off here")
         held = self._sessions.one(session)
-        sent = await self._send_copy(held, message, edit, target, by)
+        person, now = by or self._who, self.clock.now()
+        sent = await send_copy(self._live, held, message, edit, target, person, now)
         details = {"message": message, "copy": sent, "session": session}
         await self.note(
             "message.edit", by=by, queue=held.source.name, reason=reason, details=details
         )
         return sent
-
-    async def _send_copy(
-        self, held: BrowseSession, message: str, edit: Edit, target: Target, by: Who | None
-    ) -> str:
-        dead_letter, delivery = held.dead_letter(message), held.delivery(message)
-        routes = (await self._live.snapshot()).routes()
-        aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
-        if not isinstance(aim, Aim):
-            raise BadRequest("target", aim)
-        copy = str(uuid4())
-        person = by or self._who
-        occasion = RedriveOccasion(self.clock.now(), f"edit-{copy}", person.id, person.name)
-        changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
-        async with self._live.connected() as connection:
-            flaw = await target_flaw(connection, aim.redrive)
-            if flaw is not None:
-                raise UnsafeOperation(f"the copy was not sent: {flaw}")
-            await (await connection.open_channel()).publish(changed)
-        return copy
 
     async def queues_beyond(self, queue: str, target: Target) -> frozenset[str] | None:
         """The queues a re-drive of this dead-letter queue to that target reaches beside its origins.
@@ -555,11 +649,27 @@ class Operations:
         snapshot = await self._live.snapshot()
         return queues_beyond(target, snapshot.one(queue), snapshot.table())
 
+    @property
+    def notes(self) -> JournalNotes:
+        """Notes on groups, saved filters and what was done to a group."""
+        share = (self.journal, self._name, self.clock, self._who)
+        return JournalNotes(*share, self.note, self.audit)
+
+    # --- alerts
+
+    async def alerts(self) -> AlertList:
+        """Alerts that a service keeps in the same store, and what waits for their targets."""
+        return await list_alerts(self.alert_book)
+
+    async def test_alert(self, target: str) -> AlertTestResult:
+        """Not here: who is told stands in the settings of a service."""
+        raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
+
     # --- audit
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
         """What was done, the newest first."""
-        return await self.journal.read(query)
+        return await self.journal.read(query, None if self._everywhere else self._share)
 
     async def note(
         self,
@@ -584,4 +694,4 @@ class Operations:
             result=result,
             details=dict(details or {}),
         )
-        await self.journal.write(entry)
+        await self.journal.write(entry, self._name)

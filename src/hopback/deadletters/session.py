@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import Group, Groups, Moment, Page, Price, SessionView
 from hopback.deadletters.discovery import spent_too_much
-from hopback.deadletters.filters import EVERYTHING, Judgement
+from hopback.deadletters.filters import EVERYTHING, Judgement, value_in
 from hopback.deadletters.head import ROOM_BYTES, Head, Turns, held_size, rough_size
-from hopback.deadletters.message import read_dead_letter
+from hopback.deadletters.message import delivery_count, plain_text, read_dead_letter
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
+from hopback.headers import clipped
 from hopback.renamed import old_names
 from hopback.topology.model import Queue, QueueType
 
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 
+_PASSING_BYTES = 16 * 1024 * 1024  # of messages that wait to be passed over
 _PREFETCH = 1000  # enough that the broker never waits for us between two deliveries
 
 
@@ -107,6 +109,10 @@ class BrowseSession:
         self.order_kept = True
         """False if too many messages had come back before: then these go behind the others."""
         self.why_closed = ""
+        self.skipped = 0
+        """How many were passed over; the broker holds them as well."""
+        self.ready = 0
+        """How many the queue had ready when it was opened."""
         self._connection = connection
         self._channel = channel
         self._clock = clock
@@ -123,8 +129,10 @@ class BrowseSession:
         """Take messages until the window is full or the queue is empty; then let time run."""
         queue = Queue(self.source.name)
         ready = (await self._channel.declare_queue(queue, passive=True)).messages
-        count = min(self.window.limit, ready)
-        room = min(ROOM_BYTES, self.window.max_bytes)
+        count = min(self.window.skip + self.window.limit, ready)
+        # What is passed over is read in small portions: nothing of it is kept.
+        most = ROOM_BYTES if not self.window.skip else _PASSING_BYTES
+        room = min(most, self.window.max_bytes)
         head = Head(self._channel, self.source.name, count, _PREFETCH, room_bytes=room)
         turns = Turns()
         while self.held_bytes < self.window.max_bytes:
@@ -132,9 +140,14 @@ class BrowseSession:
             if delivery is None:
                 break
             head.keep(delivery.tag)
-            self._hold(delivery)
+            if self.skipped < self.window.skip:
+                self.skipped += 1
+                self._check_spent(delivery)
+            else:
+                self._hold(delivery)
             await turns.after(rough_size(delivery))
-        self.complete = len(self._dead_letters) >= ready
+        self.complete = self.skipped + len(self._dead_letters) >= ready
+        self.ready = ready
         await head.finish()
         if self.source.queue is None or self.source.queue.type is not QueueType.CLASSIC:
             self.order_kept = await head.round_out(ready)
@@ -149,15 +162,20 @@ class BrowseSession:
             await self._connection.close()
 
     def _hold(self, delivery: Delivery) -> None:
-        dead_letter = read_dead_letter(delivery, len(self._dead_letters) + 1, self.source)
+        place = self.skipped + len(self._dead_letters) + 1
+        dead_letter = read_dead_letter(delivery, place, self.source)
         self._dead_letters.append(dead_letter)
         if self.window.bodies:
             self._deliveries[dead_letter.id] = delivery
             self.held_bytes += held_size(delivery)
-        if not self.forced and spent_too_much(dead_letter.delivery_count, self.cost):
+        self._check_spent(delivery)
+
+    def _check_spent(self, delivery: Delivery) -> None:
+        count = 0 if self.cost.limit is None else delivery_count(delivery)
+        if not self.forced and spent_too_much(count, self.cost):
             raise UnsafeOperation(
                 f"looking at {self.source.name!r} stopped: a message was delivered"
-                f" {dead_letter.delivery_count} times already and the queue removes it after"
+                f" {count} times already and the queue removes it after"
                 f" {self.cost.limit}; lift the limit before looking again"
             )
 
@@ -208,12 +226,18 @@ class BrowseSession:
         following = str(shown[-1].place) if len(after) > len(shown) else None
         return Page(shown, len(found.dead_letters), following, found.not_looked_into)
 
-    async def groups(self, by: GroupBy, wanted: Filter = EVERYTHING) -> Groups:
+    async def groups(self, by: GroupBy | str, wanted: Filter = EVERYTHING) -> Groups:
         """The dead letters by what they have in common, the largest group first."""
-        found = await self.sift(wanted)
-        return Groups(
-            by, groups_of(found.dead_letters, by), 0, len(found.dead_letters), found.not_looked_into
-        )
+        grouping = Grouping(by)
+        found, turns = await self.sift(wanted), Turns()
+        for dead_letter in found.dead_letters:
+            delivery = self._deliveries.get(dead_letter.id)
+            grouping.add(dead_letter, delivery)
+            if delivery is not None and grouping.needs_content:
+                await turns.after(held_size(delivery))
+                self._check()
+        count = len(found.dead_letters)
+        return Groups(str(by), grouping.groups(), 0, count, found.not_looked_into)
 
     def delivery(self, message: str) -> Delivery:
         """The whole message of that id; NoSuch if the session has none, or kept no contents."""
@@ -261,7 +285,7 @@ class BrowseSession:
             )
         chosen = tuple(dead_letters)
         held = tuple(self.delivery(dead_letter.id) for dead_letter in chosen)
-        count = len(self._dead_letters)
+        count = self.skipped + len(self._dead_letters)
         self._end("handed over to a job")
         return Holding(self._connection, self._channel, held, count)
 
@@ -298,7 +322,7 @@ class BrowseSession:
             raise SessionOver(self.id, self.why_closed)
 
 
-def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy) -> tuple[Group, ...]:
+def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy | str) -> tuple[Group, ...]:
     """Group dead letters in one pass, keeping one sample of each group."""
     grouping = Grouping(by)
     for dead_letter in dead_letters:
@@ -306,22 +330,36 @@ def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy) -> tuple[Group, .
     return grouping.groups()
 
 
+_KEY_BYTES = 255  # of a value to group by: longer ones are told apart by their beginning
+
+
 class Grouping:
     """Groups dead letters as they come; keeps one sample of each group, and at most so many groups.
 
-    What comes when there are as many is counted as one group with an empty sample key, `…`.
+    `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH` of the messages; BadRequest for
+    anything else. What comes when there are as many is one group with an empty sample key, `…`.
     """
 
-    def __init__(self, by: GroupBy, most: int = 10_000) -> None:
-        self._by = by.value
+    def __init__(self, by: GroupBy | str, most: int = 10_000) -> None:
+        self._by = str(by)
+        kind, _, path = self._by.partition(".")
+        self.needs_content = kind in ("header", "payload") and bool(path)
+        if not self.needs_content and self._by not in set(GroupBy):
+            raise BadRequest(
+                "by", f"{', '.join(GroupBy)}, header.NAME or payload.PATH, got {self._by!r}"
+            )
         self._most = most
         self._samples: dict[str, DeadLetter] = {}
         self._counts: dict[str, int] = defaultdict(int)
         self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
 
-    def add(self, dead_letter: DeadLetter) -> None:
-        """Count one dead letter."""
-        key = str(getattr(dead_letter, self._by))
+    def add(self, dead_letter: DeadLetter, delivery: Delivery | None = None) -> None:
+        """Count one dead letter; `delivery` is needed to group by what a message holds."""
+        if not self.needs_content:
+            key = str(getattr(dead_letter, self._by))
+        else:
+            said = None if delivery is None else value_in(delivery, self._by)
+            key = "" if said is None else clipped(plain_text(said), _KEY_BYTES)
         if key not in self._samples and len(self._samples) >= self._most:
             key = "…"
         self._samples.setdefault(key, dead_letter)
@@ -461,6 +499,8 @@ def view_of(session: BrowseSession) -> SessionView:
         by=session.by.name,
         by_id=session.by.id,
         order_kept=session.order_kept,
+        skipped=session.skipped,
+        ready=session.ready,
     )
 
 

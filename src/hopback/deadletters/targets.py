@@ -34,6 +34,7 @@ __all__ = [
     "known_ways",
     "queues_beyond",
     "target_flaw",
+    "target_text",
 ]
 
 _NO_MESSAGE = Received("", "", "")
@@ -75,6 +76,34 @@ def aim_at(
     if isinstance(way, str):
         return way
     return Aim(plan, way if target.reset is None else replace(way, reset=target.reset))
+
+
+def target_text(target: Target, source: DeadLetterQueue) -> str:
+    """Where messages go, in words; the queue is named where no design says it."""
+    one = source.main_queue
+    match target.kind:
+        case TargetKind.DESIGN | TargetKind.FAILED_QUEUE if one is None:
+            by_plan = source.has_plan and target.kind is TargetKind.DESIGN
+            return "as the design says" if by_plan else "to the queue that each failed in"
+        case TargetKind.DESIGN if source.has_plan:
+            ways = known_ways(target, source)
+            said = _way_text(ways[0]) if len(ways) == 1 else f"for the queue {one}"
+            return f"as the design says: {said}"
+        case TargetKind.DESIGN | TargetKind.FAILED_QUEUE:
+            return f"to queue {one}"
+        case TargetKind.RETRY_EXCHANGE:
+            return "into the retry queue, to wait once more"
+        case TargetKind.ORIGIN_EXCHANGE:
+            return "to the exchange it first came by"
+        case TargetKind.QUEUE:
+            return f"to queue {target.routing_key}"
+    return f"to the exchange {target.exchange} with the key {target.routing_key}"
+
+
+def _way_text(way: Redrive) -> str:
+    if not way.exchange:
+        return f"to queue {way.routing_key}"
+    return f"to the exchange {way.exchange} with the key {way.routing_key}"
 
 
 def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:

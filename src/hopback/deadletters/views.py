@@ -20,6 +20,7 @@ from hopback.deadletters.contract import (
     WayCheck,
 )
 from hopback.deadletters.filters import Judgement
+from hopback.deadletters.frameworks import foreign_failure
 from hopback.deadletters.head import Turns, held_size, walk
 from hopback.deadletters.live import held_back_for
 from hopback.deadletters.message import (
@@ -35,13 +36,13 @@ from hopback.deadletters.message import (
 )
 from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.session import Grouping, check_cost
-from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw
+from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.headers import failure_in
 from hopback.headers.names import FAILURE, REDRIVE_JOB
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
@@ -57,12 +58,12 @@ if TYPE_CHECKING:
 __all__ = ["Views", "summary_of"]
 
 
-_TEXTS = {
-    TargetKind.DESIGN: "as the design says",
-    TargetKind.FAILED_QUEUE: "straight into the queue that failed",
-    TargetKind.RETRY_EXCHANGE: "into the retry queue, to wait once more",
-    TargetKind.ORIGIN_EXCHANGE: "to the exchange it first came by",
-}
+_CHOICES = (
+    TargetKind.DESIGN,
+    TargetKind.FAILED_QUEUE,
+    TargetKind.RETRY_EXCHANGE,
+    TargetKind.ORIGIN_EXCHANGE,
+)
 
 
 def summary_of(
@@ -89,12 +90,22 @@ def summary_of(
         held_back=()
         if readings is None
         else tuple(HeldBack(queue, count) for queue, count in held_back_for(found, readings)),
+        unconsumed=None
+        if readings is None
+        else tuple(
+            name
+            for name in found.origins
+            if name in readings and readings[name].counts.consumers == 0
+        ),
     )
 
 
 def _failure_record(delivery: Delivery) -> FailureRecord | None:
-    found = failure_in(delivery.properties.headers.get(FAILURE))
-    if found is None:
+    headers = delivery.properties.headers
+    found = failure_in(headers.get(FAILURE))
+    foreign = foreign_failure(headers) if found is None else None
+    found = found if foreign is None else foreign.failure
+    if found is None or not (found.type or found.message or found.stack):
         return None
     return FailureRecord(
         plain_text(found.type),
@@ -127,7 +138,7 @@ class Views:
             targets=await self._targets(snapshot, found),
             broker_version=str(snapshot.version),
             limit_lifted=self._live.is_lifted(snapshot, found.name),
-            can_lift=not isinstance(self._live.lifting_policy(snapshot, found.name), str),
+            can_lift=not isinstance(snapshot.lifting_policy(found.name), str),
         )
 
     async def _targets(
@@ -136,9 +147,11 @@ class Views:
         table = snapshot.table()
         made: list[TargetChoice] = []
         async with self._live.connected() as connection:
-            for kind, text in _TEXTS.items():
+            for kind in _CHOICES:
                 target = Target(kind)
                 ways = known_ways(target, found)
+                if kind is TargetKind.FAILED_QUEUE and not found.has_plan:
+                    continue  # the default is the same, in the same words
                 if not ways and kind is not TargetKind.ORIGIN_EXCHANGE:
                     continue
                 flaws = [await target_flaw(connection, way, table) for way in ways]
@@ -146,7 +159,7 @@ class Views:
                 made.append(
                     TargetChoice(
                         kind=kind,
-                        text=text,
+                        text=target_text(target, found),
                         exchange=None if one is None else one.exchange,
                         routing_key=None if one is None else one.routing_key,
                         warning=target.warning,
@@ -172,7 +185,7 @@ class Views:
         headers, more_headers = plain_headers(delivery.properties.headers)
         return MessageView(
             dead_letter=dead_letter,
-            sentence=what_happened(dead_letter),
+            sentence=what_happened(dead_letter, delivery),
             timeline=timeline(delivery, dead_letter),
             failure=_failure_record(delivery),
             way=way,
@@ -192,7 +205,7 @@ class Views:
     # --- through a whole queue
 
     async def survey(
-        self, queue: str, by: GroupBy, wanted: Filter, limit: int | None, *, forced: bool
+        self, queue: str, by: GroupBy | str, wanted: Filter, limit: int | None, *, forced: bool
     ) -> Survey:
         """Group what is in a queue now, keeping one sample of each group."""
         source, count, ready = await self._may_walk(queue, limit, forced=forced)
@@ -206,8 +219,8 @@ class Views:
                 unread += judged is Judgement.NOT_LOOKED_INTO
                 if judged is Judgement.MATCHES:
                     matching += 1
-                    grouping.add(dead_letter)
-        return Survey(queue, by, grouping.groups(), seen, matching, seen >= ready, unread)
+                    grouping.add(dead_letter, delivery)
+        return Survey(queue, str(by), grouping.groups(), seen, matching, seen >= ready, unread)
 
     async def came_back(self, job: JobRecord, *, forced: bool) -> int:
         """How many messages that this job had sent are dead again in its queue."""
@@ -220,7 +233,7 @@ class Views:
 
     async def lines_of_queue(
         self, queue: str, wanted: Filter, limit: int | None, *, forced: bool
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The messages that match, as lines; given back when the last was read."""
         source, count, _ = await self._may_walk(queue, limit, forced=forced)
         place, now = 0, self._clock.now()
@@ -231,7 +244,9 @@ class Views:
                 if wanted.matches(dead_letter, delivery, now):
                     yield write_line(delivery, dead_letter)
 
-    async def lines_of_session(self, session_id: str, wanted: Filter) -> AsyncIterator[bytes]:
+    async def lines_of_session(
+        self, session_id: str, wanted: Filter
+    ) -> AsyncGenerator[bytes, None]:
         """The messages of a session that match, as lines."""
         session, turns = self._sessions.one(session_id), Turns()
         for dead_letter in (await session.sift(wanted)).dead_letters:

@@ -20,7 +20,13 @@ with needs("store", "hopback.store"):
         open_database,
     )
     from hopback.store.outbox import Outbox, Pending
-    from hopback.store.transaction import NoInboxKey, Transaction, forget_processed, transaction
+    from hopback.store.transaction import (
+        DelayedMessages,
+        NoInboxKey,
+        Transaction,
+        forget_processed,
+        transaction,
+    )
 
 if TYPE_CHECKING:
     from hopback.store.rows import copy_rows
@@ -30,6 +36,7 @@ __all__ = [
     "Cursor",
     "CursorTransaction",
     "DatabaseUrlError",
+    "DelayedMessages",
     "NoInboxKey",
     "Outbox",
     "Pending",

@@ -51,16 +51,21 @@ __all__ = [
     "LATEST",
     "SLOTS",
     "DatabaseUrlError",
+    "alert_notices",
+    "alerts",
     "api_keys",
     "audit",
     "audit_retention",
     "current_version",
+    "documents",
     "ended_sessions",
     "inbox",
     "job_failures",
     "jobs",
+    "leases",
     "metadata",
     "migrate",
+    "oidc_sessions",
     "open_database",
     "outbox",
     "outbox_slots",
@@ -170,6 +175,9 @@ audit = Table(
     Column("reason", Text, nullable=False),
     Column("result", Text, nullable=False),
     Column("details", Text, nullable=False),
+    # Empty in entries from before there were several: they belong to the first broker.
+    Column("broker", Text, nullable=False, server_default=""),
+    Index("hopback_audit_broker", "broker", "number"),
 )
 
 ended_sessions = Table(
@@ -178,6 +186,17 @@ ended_sessions = Table(
     Column("id", Text, primary_key=True),
     # When it would have ended by itself: afterwards nobody needs to remember it.
     Column("until", Double, nullable=False),
+)
+
+oidc_sessions = Table(
+    "hopback_oidc_sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    # Encrypted: whoever reads the database learns no token.
+    Column("document", Text, nullable=False),
+    Column("until", Double, nullable=False),
+    # Somebody is renewing it until then.
+    Column("busy_until", Double, nullable=False, server_default="0"),
 )
 
 audit_retention = Table(
@@ -194,6 +213,49 @@ api_keys = Table(
     metadata,
     Column("id", Text, primary_key=True),
     # The key itself is nowhere: the document has its hash.
+    Column("document", Text, nullable=False),
+)
+
+leases = Table(
+    "hopback_leases",
+    metadata,
+    # What only one process at a time may do.
+    Column("name", Text, primary_key=True),
+    Column("leased_by", Text, nullable=False),
+    Column("leased_until", Double, nullable=False),
+)
+
+alerts = Table(
+    "hopback_alerts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+alert_notices = Table(
+    "hopback_alert_notices",
+    metadata,
+    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
+    Column("target", Text, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("due_at", Double, nullable=False),
+    Column("error", Text),
+    # When it was taken, or given up; until then it waits.
+    Column("ended_at", Double),
+    Index("hopback_alert_notices_waiting", "ended_at", "number"),
+)
+
+
+documents = Table(
+    "hopback_documents",
+    metadata,
+    # What is remembered of a broker, by kind and key: answers about queues, surveys, trends.
+    Column("place", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("at", Double, nullable=False),
     Column("document", Text, nullable=False),
 )
 
@@ -227,6 +289,32 @@ def _retention_and_sessions(connection: Connection) -> None:
         connection.exec_driver_sql("ALTER TABLE hopback_jobs ADD COLUMN ended_at DOUBLE PRECISION")
     for statement in _DELETE_BY_RETENTION[connection.dialect.name]:
         connection.exec_driver_sql(statement)
+
+
+def _broker_of_entries(connection: Connection) -> None:
+    """5: each entry of the audit says to which broker it belongs."""
+    known = {column["name"] for column in inspect(connection).get_columns(audit.name)}
+    if "broker" not in known:
+        connection.exec_driver_sql(
+            "ALTER TABLE hopback_audit ADD COLUMN broker TEXT NOT NULL DEFAULT ''"
+        )
+    for index in audit.indexes:
+        index.create(connection, checkfirst=True)
+
+
+def _alerts(connection: Connection) -> None:
+    """6: alerts, the messages about them that wait, and who may send them."""
+    metadata.create_all(connection, tables=[leases, alerts, alert_notices])
+
+
+def _documents(connection: Connection) -> None:
+    """7: what is remembered of queues: answers about them, surveys, trends."""
+    metadata.create_all(connection, tables=[documents])
+
+
+def _oidc_sessions(connection: Connection) -> None:
+    """8: who signed in by a provider."""
+    metadata.create_all(connection, tables=[oidc_sessions])
 
 
 _APPEND_ONLY = {
@@ -276,6 +364,10 @@ _MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _jobs_and_audit,
     _api_keys,
     _retention_and_sessions,
+    _broker_of_entries,
+    _alerts,
+    _documents,
+    _oidc_sessions,
 )
 
 LATEST = len(_MIGRATIONS)

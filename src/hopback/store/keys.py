@@ -1,4 +1,4 @@
-"""What the admin service keeps in SQL: its keys, and the sessions of the page that were ended early.
+"""What the admin service keeps in SQL: its keys, and sessions of the page that ended early or by a provider.
 
 Keys are documents by id; what is in them is the service's business.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 
-from hopback.store.database import api_keys, ended_sessions, reading, writing
+from hopback.store.database import api_keys, ended_sessions, oidc_sessions, reading, writing
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
-__all__ = ["EndedSessionTable", "KeyTable"]
+__all__ = ["EndedSessionTable", "KeyTable", "OidcSessionTable"]
 
 
 class KeyTable:
@@ -59,3 +59,38 @@ class EndedSessionTable:
             over = (ended_sessions.c.until <= now) | (ended_sessions.c.id == session)
             await connection.execute(delete(ended_sessions).where(over))
             await connection.execute(insert(ended_sessions).values(id=session, until=until))
+
+
+class OidcSessionTable:
+    """Sessions by a provider; what is in a document only the service can read."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def get(self, session: str) -> str | None:
+        """The document, or None."""
+        query = select(oidc_sessions.c.document).where(oidc_sessions.c.id == session)
+        async with reading(self._engine) as connection:
+            found: str | None = (await connection.execute(query)).scalar()
+        return found
+
+    async def put(self, session: str, document: str, until: float, now: float) -> None:
+        """Keep a document until then; those whose time is over are forgotten."""
+        old = (oidc_sessions.c.until <= now) | (oidc_sessions.c.id == session)
+        row = {"id": session, "document": document, "until": until}
+        async with writing(self._engine) as connection:
+            await connection.execute(delete(oidc_sessions).where(old))
+            await connection.execute(insert(oidc_sessions).values(row))
+
+    async def claim(self, session: str, now: float, seconds: float) -> bool:
+        """Be the only one to renew it for so long; False if somebody else is."""
+        free = (oidc_sessions.c.id == session, oidc_sessions.c.busy_until <= now)
+        taken = update(oidc_sessions).where(*free).values(busy_until=now + seconds)
+        async with writing(self._engine) as connection:
+            found = await connection.execute(taken.returning(oidc_sessions.c.id))
+            return found.first() is not None
+
+    async def remove(self, session: str) -> None:
+        """Forget it; none there is no error."""
+        async with writing(self._engine) as connection:
+            await connection.execute(delete(oidc_sessions).where(oidc_sessions.c.id == session))

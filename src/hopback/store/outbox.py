@@ -16,8 +16,10 @@ from sqlalchemy import bindparam, delete, exists, func, select, update
 from hopback import fields as amqp
 from hopback.clock import SystemClock
 from hopback.headers import without_unread
+from hopback.headers.names import DELAY
 from hopback.headers.typed_json import properties_from_json, properties_to_json
 from hopback.message import Message, Properties
+from hopback.policy.delays import delay_until_due
 from hopback.store.database import outbox, outbox_slots
 
 if TYPE_CHECKING:
@@ -145,17 +147,15 @@ class Outbox:
         query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
         async with self._engine.connect() as connection:
             rows = (await connection.execute(query)).all()
-        return [
-            Pending(
-                row.id,
-                row.key,
-                Message(
-                    row.exchange, row.routing_key, bytes(row.body), read_properties(row.properties)
-                ),
-                row.failures,
-            )
-            for row in rows
-        ]
+        return [Pending(row.id, row.key, self._message(row), row.failures) for row in rows]
+
+    def _message(self, row: Any) -> Message:
+        """What waits in a row; of what is to come later, only the rest of its wait."""
+        properties = read_properties(row.properties)
+        message = Message(row.exchange, row.routing_key, bytes(row.body), properties)
+        if DELAY in properties.headers:
+            return delay_until_due(message, self._clock.now())
+        return message
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str]) -> None:
         """Take away what the broker has confirmed and note why the rest was not published."""

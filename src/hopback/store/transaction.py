@@ -6,17 +6,21 @@ By what the inbox knows a message is its id, a header, or whatever a function ma
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 import zlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import delete, insert
+from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from hopback.clock import SystemClock
 from hopback.errors import HopbackError
 from hopback.headers import identity
+from hopback.policy.delays import delay
 from hopback.store.database import SLOTS, inbox, outbox
 from hopback.store.outbox import write_properties
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "DelayedMessages",
     "NoInboxKey",
     "Transaction",
     "forget_processed",
@@ -44,6 +49,10 @@ __all__ = [
 
 
 _LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
+_ENDED = "hopback.delay"
+"""Marks a delayed message that was sent or cancelled: whoever comes first decides."""
+_SENT = "hopback.delay.sent"
+"""Marks one that was sent, or is being sent."""
 _TAKEN = ("sha256-", "int ", "bytes ")  # what our own keys begin with: no text is mistaken for one
 
 
@@ -135,9 +144,54 @@ class Transaction:
         """Publish after the commit, by the relay; messages of one key keep their order."""
         await self.execute(insert(outbox).values(outbox_row(message, key, self._clock.now())))
 
+    async def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message, if this transaction commits; False if it was sent already.
+
+        It holds for applications whose `app.delays(cancellations=DelayedMessages(engine))` shares
+        this database.
+        """
+        if await self.first_time(_ENDED, message_id):
+            return True
+        return not await self._is_marked(_SENT, message_id)
+
+    async def begin_delayed(self, message_id: str) -> bool:
+        """A delayed message is due and is being sent: it cannot be cancelled now. False if it was."""
+        if await self.first_time(_ENDED, message_id):
+            return await self.first_time(_SENT, message_id)
+        return await self._is_marked(_SENT, message_id)
+
+    async def _is_marked(self, consumer: str, message_id: str) -> bool:
+        marks = inbox.c
+        mark = select(marks.message_id).where(
+            marks.consumer == consumer, marks.message_id == message_id
+        )
+        return (await self.connection.execute(mark)).first() is not None
+
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         """Run a statement in this transaction."""
         return await self.connection.execute(statement, parameters)
+
+
+class DelayedMessages:
+    """Delayed messages that can be cancelled: for `app.delays(cancellations=…)`.
+
+    They are known by their message ids, in marks of the inbox: keep those for longer than messages
+    are delayed.
+    """
+
+    def __init__(self, engine: AsyncEngine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    async def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message; False if it was sent already."""
+        async with transaction(self._engine, self._clock) as tx:
+            return await tx.cancel(message_id)
+
+    async def begin(self, message_id: str) -> bool:
+        """The message is due: from now on it cannot be cancelled. False if it was."""
+        async with transaction(self._engine, self._clock) as tx:
+            return await tx.begin_delayed(message_id)
 
 
 @asynccontextmanager
@@ -176,10 +230,13 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
             "needs no outbox; publish it with `context.publish`"
         )
     if message.delay is not None:
-        raise ValueError(
-            "expected a message that is sent as soon as it is committed: the outbox knows no `delay`; "
-            "publish to a handler of yours that publishes with it"
-        )
+        # It is written with the moment it is due; whoever publishes it counts what is left of the wait.
+        now_ms = math.floor(now * 1000)
+        if isinstance(message.delay, datetime):
+            due_ms = math.ceil(message.delay.timestamp() * 1000)
+        else:
+            due_ms = now_ms + message.delay
+        message = delay(replace(message, delay=None), max(0, due_ms - now_ms), due_ms)
     return {
         "slot": slot_of(key if key is not None else message_id),
         "key": key,

@@ -139,7 +139,8 @@ async def test_a_plan_says_what_would_happen() -> None:
         assert (way.routing_key, way.count, way.flaw) == (MAIN, 3, None)
         (left,) = plan.left_out
         assert (left.count, left.reason) == (2, "re-driven 9 times already, expected fewer than 3")
-        assert plan.watch_s == 120.0
+        assert plan.watch_s == 480.0  # the tiers need longer: the text says so
+        assert "53m20s" in plan.watch_text
         assert len(shop.bodies(DLQ)) == 5
         warned = await shop.operations.plan(redrive(target=Target(TargetKind.ORIGIN_EXCHANGE)))
         assert any("every queue bound" in warning for warning in warned.warnings)

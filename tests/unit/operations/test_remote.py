@@ -151,7 +151,7 @@ async def test_a_server_refuses_as_the_library_does() -> None:
             (remote.plan(_request(max_redrives=-1)), BadRequest),
             (remote.start(discard), BadRequest),
             (remote.start(_request(expected_count=99)), CountMismatch),
-            (remote.survey(DLQ, where="nonsense"), BadFilter),
+            (remote.survey(DLQ, where="nonsense>1"), BadFilter),
             (remote.start(_request(target=nowhere)), UnsafeOperation),
         ):
             with pytest.raises(kind) as refused:
@@ -161,8 +161,6 @@ async def test_a_server_refuses_as_the_library_does() -> None:
         job = await remote.start(_request(pace=Pace(rate=1.0)))
         with pytest.raises(JobConflict, match=job.id):
             await remote.start(_request())
-        with pytest.raises(BadRequest, match="does not export"):
-            remote.export(DLQ)
 
 
 @in_virtual_time

@@ -1,0 +1,41 @@
+"""A job while it runs in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hopback.deadletters.actions import Control
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.deadletters.contract import FailedMessage
+    from hopback.deadletters.journal import JobRecord, Journal
+
+__all__ = ["JobRun"]
+
+
+class JobRun:
+    """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
+
+    def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
+        self.job = job
+        self.owner = owner
+        self.control = Control(job.rate)
+        self.changed = asyncio.Event()
+        """Set when there is news; whoever waits for it clears it first."""
+        self.task: asyncio.Task[None] | None = None
+        self._journal = journal
+
+    async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
+        """Write down how far it is, then say so; LeaseLost if it is somebody else's now."""
+        if failures:
+            await self._journal.add_failures(job.id, failures)
+        await self._journal.save(job, self.owner)
+        self.tell(job)
+
+    def tell(self, job: JobRecord) -> None:
+        """It is like this now, whether or not that could be written down."""
+        self.job = job
+        self.changed.set()

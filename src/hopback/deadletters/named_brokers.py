@@ -1,0 +1,159 @@
+"""Brokers by name: the `[[brokers]]` of a settings file, which service and command read alike.
+
+A broker here is one virtual host of one broker. A password is never in the file: an address names the
+environment variable or the file that has it, as every address of ours can, or `url_env` names the variable
+that has the whole address.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Annotated, ClassVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from hopback.errors import HopbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "BadBrokers",
+    "BrokerSettings",
+    "NamedBroker",
+    "broker_names",
+    "broker_path",
+    "name_brokers",
+    "read_brokers",
+]
+
+_EMBEDDED = "embedded"
+"""The address of a broker inside the process."""
+
+_Text = Annotated[str, Meta(min_length=1, max_length=2000)]
+# No colon: it stands between the name of a broker and one of its virtual hosts.
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class BadBrokers(HopbackError):
+    """The brokers of a settings file cannot be used."""
+
+    remedy: ClassVar[str] = "Correct the entry of [[brokers]] that is named."
+
+
+class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """One `[[brokers]]` of the file; `vhosts` makes a broker of each of them, called `name:vhost`."""
+
+    name: _Name
+    url: str = ""
+    url_env: str = ""
+    vhosts: tuple[_Text, ...] = ()
+    management: str = ""
+    amqp_only: bool = False
+    topologies: tuple[_Text, ...] = ()
+    hardened: bool = False
+    dlq: tuple[_Text, ...] = ()
+
+
+class NamedBroker(Struct, frozen=True):
+    """A broker under its name, with everything that is needed to reach it."""
+
+    name: str
+    url: str
+    management: str | None = None
+    amqp_only: bool = False
+    topologies: tuple[str, ...] = ()
+    hardened: bool = False
+    dlq: tuple[str, ...] = ()
+
+
+def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[NamedBroker, ...]:
+    """The brokers in a settings file; what else it holds is the service's business."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadBrokers(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadBrokers(f"{path}: expected TOML, {error}") from error
+    try:
+        found = msgspec.convert(document.get("brokers", ()), tuple[BrokerSettings, ...])
+    except msgspec.ValidationError as error:
+        raise BadBrokers(f"{path}: brokers: {error}") from error
+    return name_brokers(found, environment, str(path))
+
+
+def broker_path(name: str) -> str:
+    """What the paths of a broker with that name begin with, at a server that has several."""
+    return f"/brokers/{quote(name, safe=':')}"
+
+
+def broker_names(entries: Iterable[BrokerSettings]) -> tuple[str, ...]:
+    """The names of the brokers of these entries, in order."""
+    return tuple(
+        name
+        for entry in entries
+        for name in ([f"{entry.name}:{vhost}" for vhost in entry.vhosts] or [entry.name])
+    )
+
+
+def name_brokers(
+    entries: Iterable[BrokerSettings], environment: Mapping[str, str], where: str
+) -> tuple[NamedBroker, ...]:
+    """The brokers of these entries, in order; BadBrokers names the one that is wrong."""
+    found: dict[str, NamedBroker] = {}
+    for entry in entries:
+        url = _address(entry, environment, where)
+        addresses = [_at(url, vhost) for vhost in entry.vhosts] or [url]
+        for name, address in zip(broker_names([entry]), addresses, strict=True):
+            if name in found:
+                raise BadBrokers(f"{where}: brokers: expected each name once, got {name!r} twice")
+            found[name] = NamedBroker(
+                name,
+                address,
+                entry.management or None,
+                entry.amqp_only,
+                entry.topologies,
+                entry.hardened,
+                entry.dlq,
+            )
+    return tuple(found.values())
+
+
+def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) -> str:
+    """The entry's address with its password."""
+    here = f"{where}: broker {entry.name!r}"
+    if bool(entry.url) == bool(entry.url_env):
+        said = "both" if entry.url else "neither"
+        raise BadBrokers(f"{here}: expected either url or url_env, got {said}")
+    if entry.url == _EMBEDDED and not entry.vhosts:
+        return _EMBEDDED
+    url = entry.url or environment.get(entry.url_env, "")
+    if not url:
+        raise BadBrokers(f"{here}: url_env: expected an address in {entry.url_env}, it is not set")
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.scheme in ("amqp", "amqps") and bool(parts.hostname)
+        password = parts.password
+    except ValueError:
+        well_formed, password = False, None
+    if not well_formed:  # not shown: it may hold a password
+        raise BadBrokers(f"{here}: expected amqp://… or amqps://…, got something else")
+    if entry.url and password:
+        raise BadBrokers(
+            f"{here}: expected no password in url; add ?password_env=VARIABLE or ?password_file=FILE"
+        )
+    if "@" in entry.management:
+        raise BadBrokers(
+            f"{here}: management: expected no user and password; those of url are used"
+        )
+    if entry.vhosts and parts.path.strip("/"):
+        raise BadBrokers(f"{here}: expected the virtual host in url or in vhosts, got both")
+    return url
+
+
+def _at(url: str, vhost: str) -> str:
+    """The address with that virtual host."""
+    return urlunsplit(urlsplit(url)._replace(path=f"/{quote(vhost, safe='')}"))

@@ -1,0 +1,225 @@
+"""Search through whole queues, as people type it: what is asked, what is found, and how far it is.
+
+Nothing is kept of what does not match, so a queue of a million takes no more memory than one of a
+hundred. The broker holds what was read until the search is over, and then has it back in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct, field
+
+from hopback.deadletters.contract import DeadLetter, Price
+from hopback.deadletters.filters import Judgement, parse_filter
+from hopback.deadletters.head import walk
+from hopback.deadletters.message import plain_text, read_dead_letter
+from hopback.deadletters.session import check_cost
+from hopback.deadletters.unpacking import unpacked
+from hopback.errors import BadRequest, UnsafeOperation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from hopback.clock import Clock
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.filters import Filter
+    from hopback.deadletters.live import BrokerSnapshot, LiveQueues
+    from hopback.message import Delivery
+
+__all__ = [
+    "MOST_WALKED",
+    "Search",
+    "SearchHit",
+    "SearchProgress",
+    "SearchRequest",
+    "SkippedQueue",
+    "excerpt",
+]
+
+MOST_WALKED = 5_000_000
+"""Messages that are read at a time: at some thousands a second a broker would soon take them back."""
+
+_EXCERPT = 60  # characters on either side of what was found: a line of a terminal
+_TELL_S = 0.5  # as often as an eye follows a number
+_HITS_AT_ONCE = 200  # then they are told, so that none waits in memory
+_EXCERPT_BYTES = 1024 * 1024  # of a body in which the word is looked for once more, to show it
+
+
+class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What to look for, in these queues, or in all; at most `limit` of what is found is told."""
+
+    where: Annotated[str, Meta(min_length=1, max_length=4096)] = field(name="filter")
+    queues: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    force: bool = False
+
+
+class SearchHit(Struct, frozen=True, rename="camel"):
+    """A message that matches; `excerpt` is what its body says around the first word that was looked for.
+
+    To open it, hold the messages from its `place` on: a session with `skip` one less than that.
+    """
+
+    dead_letter: DeadLetter = field(name="letter")
+    excerpt: str = ""
+
+
+class SkippedQueue(Struct, frozen=True, rename="camel"):
+    """A queue that was not looked into, and why."""
+
+    queue: str
+    reason: str
+
+
+class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
+    """How far a search is. `hits` are those found since the last time, `matching` counts all of them.
+
+    `total` is how many messages there are to look at, `held` how many of the present queue the broker
+    holds for it meanwhile. `not_looked_into` have bodies too large to be searched to their end.
+    """
+
+    queue: str = ""
+    seen: int = 0
+    total: int = 0
+    held: int = 0
+    matching: int = 0
+    not_looked_into: int = 0
+    hits: tuple[SearchHit, ...] = ()
+    skipped: tuple[SkippedQueue, ...] = ()
+    is_over: bool = False
+
+
+class Search:
+    """One search at work; close its progress to cancel it, and everything is given back in order."""
+
+    def __init__(self, live: LiveQueues, request: SearchRequest, clock: Clock) -> None:
+        self._live = live
+        self._request = request
+        self._wanted = parse_filter(request.where)
+        self._now = clock.now()
+        self._seen = 0
+        self._total = 0
+        self._matching = 0
+        self._unread = 0
+        self._told = 0
+        self._hits: list[SearchHit] = []
+
+    async def progress(self) -> AsyncGenerator[SearchProgress, None]:
+        """How far it is, about twice a second, and at the end."""
+        if not self._wanted.terms:
+            raise BadRequest("filter", "a word or a term to look for")
+        snapshot = await self._live.snapshot()
+        names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
+        sources = [snapshot.one(name) for name in names]
+        found, skipped = await self._may_look(snapshot, sources)
+        self._total = sum(found.values())
+        for source in sources:
+            count = found.get(source.name, 0)
+            if count:
+                looking = self._through(source, count)
+                async with aclosing(looking):
+                    async for told in looking:
+                        yield told
+        yield SearchProgress(
+            seen=self._seen,
+            total=self._total,
+            matching=self._matching,
+            not_looked_into=self._unread,
+            hits=self._taken(),
+            skipped=skipped,
+            is_over=True,
+        )
+
+    async def _may_look(
+        self, snapshot: BrokerSnapshot, sources: list[DeadLetterQueue]
+    ) -> tuple[dict[str, int], tuple[SkippedQueue, ...]]:
+        """How many each queue has that can be looked into without harm; one that was named is refused."""
+        found, skipped = dict[str, int](), list[SkippedQueue]()
+        # By AMQP: what the management API says may be some seconds old, and lack what came since.
+        depths = await self._live.depths([each.name for each in sources], None)
+        for source in sources:
+            name, cost = source.name, snapshot.cost(source.name)
+            counted = depths.get(name)
+            ready = 0 if counted is None else counted[0].ready or 0
+            reason = ""
+            if counted is None:
+                reason = "it is not on the broker"
+            elif ready > MOST_WALKED:
+                reason = (
+                    f"it has {ready:,} messages: a broker would take them back before all were read;"
+                    f" look at the first {MOST_WALKED:,} by their place instead"
+                )
+            elif cost.price is Price.REFUSED and not self._request.force:
+                reason = cost.text
+            if not reason:
+                found[name] = ready
+                continue
+            if self._request.queues and len(sources) == 1:
+                check_cost(cost, forced=self._request.force)
+                raise UnsafeOperation(f"{name!r} was not searched: {reason}")
+            skipped.append(SkippedQueue(name, reason))
+        return found, tuple(skipped)
+
+    async def _through(
+        self, source: DeadLetterQueue, count: int
+    ) -> AsyncGenerator[SearchProgress, None]:
+        loop, place = asyncio.get_running_loop(), 0
+        due = loop.time()
+        async with aclosing(walk(self._live.broker, source.name, count)) as messages:
+            async for delivery in messages:
+                place += 1
+                self._seen += 1
+                self._see(delivery, place, source)
+                # Asking the time costs as much as a message: not each time.
+                asks = place % 64 == 0 or bool(self._hits)
+                if asks and (loop.time() >= due or len(self._hits) >= _HITS_AT_ONCE):
+                    due = loop.time() + _TELL_S
+                    yield self._so_far(source.name, place)
+        yield self._so_far(source.name, 0)
+
+    def _see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
+        """Judge one message; what it is, is read only if the words are in it."""
+        if self._wanted.words_in(delivery) is Judgement.DIFFERS:
+            return
+        dead_letter = read_dead_letter(delivery, place, source)
+        judged = self._wanted.judge(dead_letter, delivery, self._now)
+        if judged is Judgement.NOT_LOOKED_INTO:
+            self._unread += 1
+        elif judged is Judgement.MATCHES:
+            self._matching += 1
+            if self._told < self._request.limit:
+                self._told += 1
+                self._hits.append(SearchHit(dead_letter, excerpt(delivery, self._wanted)))
+
+    def _so_far(self, queue: str, held: int) -> SearchProgress:
+        return SearchProgress(
+            queue=queue,
+            seen=self._seen,
+            total=self._total,
+            held=held,
+            matching=self._matching,
+            not_looked_into=self._unread,
+            hits=self._taken(),
+        )
+
+    def _taken(self) -> tuple[SearchHit, ...]:
+        hits, self._hits = tuple(self._hits), []
+        return hits
+
+
+def excerpt(delivery: Delivery, wanted: Filter) -> str:
+    """What the body says around the first of the words; empty if it stands elsewhere."""
+    word = next(iter(wanted.words), "")
+    if not word:
+        return ""
+    text = unpacked(delivery, _EXCERPT_BYTES).data.decode("utf-8", "replace")
+    place = text.lower().find(word.lower())
+    if place < 0:
+        return ""
+    begin, end = max(place - _EXCERPT, 0), place + len(word) + _EXCERPT
+    shown = " ".join(text[begin:end].split())
+    before, after = "…" if begin else "", "…" if end < len(text) else ""
+    return plain_text(f"{before}{shown}{after}")

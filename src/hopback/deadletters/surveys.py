@@ -1,0 +1,355 @@
+"""Errors across all queues, and how their depths went: what is known without looking each time.
+
+A survey goes through every queue that looking does not harm and that nobody works on, and keeps its groups
+in the journal. Depths are kept every few minutes, whether or not surveys are wanted. Both survive a restart,
+and two services with one journal do the work of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from contextlib import aclosing
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from hopback.deadletters.codec import encode, from_json
+from hopback.deadletters.contract import Moment, Price
+from hopback.deadletters.head import walk
+from hopback.deadletters.message import read_dead_letter
+from hopback.deadletters.requests import GroupBy
+from hopback.deadletters.session import Grouping
+from hopback.errors import BadRequest, HopbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.clock import Clock
+    from hopback.deadletters.contract import Group, QueueSummary
+    from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.live import LiveQueues
+
+__all__ = [
+    "ErrorGroup",
+    "ErrorInQueue",
+    "ErrorOverview",
+    "QueueTrend",
+    "SurveyedQueue",
+    "Surveys",
+    "TrendSample",
+]
+
+_log = logging.getLogger("hopback.deadletters")
+_SURVEY, _TREND = "survey", "trend"
+_MOST_HELD_S = 300.0
+"""A sixth of the time after which a broker takes back what is held: then a survey ends where it is."""
+_MOST_GROUPS = 200  # of one queue: the rest of a long tail says nothing on a first page
+_NEW_S = 86_400.0  # since yesterday
+_SAMPLE_S = 300.0  # between two depths that are kept
+_FINE = 288  # of them for a day
+_COARSE_S = 3600.0  # an hour between older ones
+_COARSE = 720  # of those for a month
+
+_T = TypeVar("_T")
+
+
+class ErrorInQueue(Struct, frozen=True, rename="camel"):
+    """How often an error stands in one queue."""
+
+    queue: str
+    count: int
+
+
+class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
+    """One error, in all queues; `first_seen_at` is when a survey met it for the first time.
+
+    `is_new`: that was within the last day, while its queue was surveyed before already.
+    """
+
+    fingerprint: str
+    error: str
+    message: str
+    reason: str
+    count: int
+    queues: tuple[ErrorInQueue, ...] = ()
+    first: Moment | None = field(default=None, name="firstAt")
+    last: Moment | None = field(default=None, name="lastAt")
+    first_seen: Moment | None = field(default=None, name="firstSeenAt")
+    is_new: bool = False
+
+
+class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
+    """When a queue was surveyed last, how much of it, and why it is not surveyed, if it is not."""
+
+    queue: str
+    at: Moment | None = None
+    seen: int = 0
+    ready: int = 0
+    took_s: float = field(default=0.0, name="tookSeconds")
+    why_not: str = ""
+
+
+class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
+    """The errors of all surveyed queues, the most frequent first.
+
+    `survey_s` is how often queues are surveyed, None where that is not switched on.
+    """
+
+    items: tuple[ErrorGroup, ...] = ()
+    queues: tuple[SurveyedQueue, ...] = ()
+    messages: int = 0
+    survey_s: float | None = field(default=None, name="surveySeconds")
+
+
+class TrendSample(Struct, frozen=True, rename="camel"):
+    """How many messages a queue had at a moment."""
+
+    at: Moment
+    messages: int
+
+
+class QueueTrend(Struct, frozen=True, rename="camel"):
+    """The depth of a queue, the oldest first: every hour of a month, every five minutes of a day.
+
+    `arrived` is by how much it grew in the last day, all growth added up: at least so many arrived.
+    """
+
+    queue: str
+    samples: tuple[TrendSample, ...] = ()
+    arrived: int = 0
+
+
+class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
+    """The last survey of one queue, as it is kept."""
+
+    at: Moment
+    began: Moment
+    seen: int
+    ready: int
+    took_s: float
+    groups: tuple[ErrorGroup, ...]
+
+
+class Surveys:
+    """Surveys queues, keeps what was found, and tells it."""
+
+    def __init__(
+        self,
+        live: LiveQueues,
+        journal: Journal,
+        broker: str,
+        clock: Clock,
+        queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]],
+        held: Callable[[str], int],
+    ) -> None:
+        self._live = live
+        self._journal = journal
+        self._broker = broker
+        self._clock = clock
+        self._queues = queues
+        self._held = held
+        self.every_s: float | None = None
+        """How often queues are surveyed by themselves; None: only when somebody asks."""
+
+    # --- surveys
+
+    async def errors(self) -> ErrorOverview:
+        """The errors of all queues, by the last survey of each."""
+        kept = await self._kept()
+        why_not = {one.queue: await self._why_not(one) for one in await self._queues()}
+        now = self._clock.now()
+        return ErrorOverview(
+            items=_together({name: kept[name] for name in kept if name in why_not}, now),
+            queues=tuple(
+                SurveyedQueue(
+                    queue=name,
+                    at=None if name not in kept else kept[name].at,
+                    seen=0 if name not in kept else kept[name].seen,
+                    ready=0 if name not in kept else kept[name].ready,
+                    took_s=0.0 if name not in kept else kept[name].took_s,
+                    why_not=reason,
+                )
+                for name, reason in sorted(why_not.items())
+            ),
+            messages=sum(kept[name].seen for name in kept if name in why_not),
+            survey_s=self.every_s,
+        )
+
+    async def by_queue(self) -> dict[str, tuple[Moment, tuple[ErrorGroup, ...]]]:
+        """When each queue was last surveyed, and its errors; new are those that its first survey had not."""
+        return {
+            name: (
+                one.at,
+                tuple(
+                    replace(group, is_new=(group.first_seen or 0.0) > one.began + _MOST_HELD_S)
+                    for group in one.groups
+                ),
+            )
+            for name, one in (await self._kept()).items()
+        }
+
+    async def run(self, *, not_after: float | None = None) -> ErrorOverview:
+        """Survey every queue that may be; those that were surveyed after `not_after` are left out."""
+        kept = await self._kept()
+        snapshot = await self._live.snapshot()
+        for one in await self._queues():
+            last = kept.get(one.queue)
+            fresh = last is not None and not_after is not None and last.at > not_after
+            if fresh or await self._why_not(one) or not one.messages_ready:
+                continue
+            found = await self._survey(snapshot.one(one.queue), one.messages_ready, last)
+            documents = {one.queue: encode(found).decode()}
+            await self._journal.remember(self._broker, _SURVEY, documents, self._clock.now())
+        return await self.errors()
+
+    async def _survey(
+        self, source: DeadLetterQueue, ready: int, last: _QueueSurvey | None
+    ) -> _QueueSurvey:
+        began, grouping, seen = (
+            self._clock.now(),
+            Grouping(GroupBy.FINGERPRINT, _MOST_GROUPS * 10),
+            0,
+        )
+        async with aclosing(walk(self._live.broker, source.name, ready)) as messages:
+            async for delivery in messages:
+                seen += 1
+                grouping.add(read_dead_letter(delivery, seen, source))
+                # Asking the time for each message would cost as much as grouping it.
+                if seen % 256 == 0 and self._clock.now() - began > _MOST_HELD_S:
+                    break
+        now = self._clock.now()
+        met = () if last is None else last.groups
+        before = {one.fingerprint: one.first_seen or Moment(now) for one in met}
+        groups = tuple(
+            _error_of(group, before.get(group.key, Moment(now)))
+            for group in grouping.groups()[:_MOST_GROUPS]
+        )
+        return _QueueSurvey(
+            at=Moment(now),
+            began=Moment(began) if last is None else last.began,
+            seen=seen,
+            ready=ready,
+            took_s=round(now - began, 3),
+            groups=groups,
+        )
+
+    async def _why_not(self, one: QueueSummary) -> str:
+        """Why a queue is not surveyed; empty if it is."""
+        if not one.exists:
+            return "it is not on the broker"
+        if one.active_job is not None:
+            return f"job {one.active_job.id} works on it"
+        if one.foreign_consumers:
+            return "it has consumers, which would miss what a survey holds"
+        if self._held(one.queue):
+            return "somebody looks into it"
+        cost = (await self._live.snapshot()).cost(one.queue)
+        return cost.text if cost.price is not Price.FREE else ""
+
+    async def _kept(self) -> dict[str, _QueueSurvey]:
+        return await self._read(_SURVEY, _QueueSurvey)
+
+    async def _read(self, kind: str, shape: type[_T]) -> dict[str, _T]:
+        """What is kept of a kind; a document of another version is as if it were not there."""
+        found: dict[str, _T] = {}
+        for key, text in (await self._journal.remembered(self._broker, kind)).items():
+            try:
+                found[key] = from_json(shape, text)
+            except BadRequest:
+                _log.warning("what was kept as %s of %r cannot be read", kind, key)
+        return found
+
+    # --- trends
+
+    async def trend(self, queue: str) -> QueueTrend:
+        """How the depth of one queue went."""
+        kept = (await self._read(_TREND, QueueTrend)).get(queue, QueueTrend(queue))
+        since = self._clock.now() - _NEW_S
+        recent = [one for one in kept.samples if one.at >= since]
+        grown = (max(b.messages - a.messages, 0) for a, b in pairwise(recent))
+        return QueueTrend(queue, kept.samples, sum(grown))
+
+    async def sample(self) -> None:
+        """Keep how deep each queue is now, unless that was done a moment ago."""
+        now, kept = self._clock.now(), await self._read(_TREND, QueueTrend)
+        changed: dict[str, str] = {}
+        for one in await self._queues():
+            past = kept.get(one.queue, QueueTrend(one.queue)).samples
+            if one.messages is None or (past and now - past[-1].at < _SAMPLE_S * 0.9):
+                continue
+            samples = _thinned((*past, TrendSample(Moment(now), one.messages)))
+            changed[one.queue] = encode(QueueTrend(one.queue, samples)).decode()
+        await self._journal.remember(self._broker, _TREND, changed, now)
+
+    async def keep(self, every_s: float | None) -> None:
+        """Keep depths, and survey every so many seconds if that is wanted, until cancelled."""
+        self.every_s = every_s
+        while True:
+            try:
+                await self.sample()
+                if every_s is not None:
+                    await self.run(not_after=self._clock.now() - every_s)
+            except HopbackError as failed:  # the broker, or the database, is away: later again
+                _log.warning("queues were not surveyed: %s", failed)
+            await asyncio.sleep(_SAMPLE_S if every_s is None else min(_SAMPLE_S, every_s))
+
+
+def _error_of(group: Group, first_seen: Moment) -> ErrorGroup:
+    sample = group.sample
+    return ErrorGroup(
+        fingerprint=group.key,
+        error=sample.error,
+        message=sample.error_message,
+        reason=sample.reason,
+        count=group.count,
+        first=group.first,
+        last=group.last,
+        first_seen=first_seen,
+    )
+
+
+def _together(kept: dict[str, _QueueSurvey], now: float) -> tuple[ErrorGroup, ...]:
+    """The groups of all queues by their fingerprints, the most frequent first."""
+    found: defaultdict[str, list[tuple[str, ErrorGroup]]] = defaultdict(list)
+    for queue, survey in sorted(kept.items()):
+        for group in survey.groups:
+            found[group.fingerprint].append((queue, group))
+    made = []
+    for fingerprint, places in found.items():
+        groups = [group for _, group in places]
+        firsts = [group.first for group in groups if group.first is not None]
+        lasts = [group.last for group in groups if group.last is not None]
+        seen_first = min(group.first_seen or Moment(0) for group in groups)
+        # In the first survey of a queue everything is new, which says nothing.
+        known_before = all(
+            (group.first_seen or 0.0) > kept[queue].began + _MOST_HELD_S for queue, group in places
+        )
+        made.append(
+            ErrorGroup(
+                fingerprint=fingerprint,
+                error=groups[0].error,
+                message=groups[0].message,
+                reason=groups[0].reason,
+                count=sum(group.count for group in groups),
+                queues=tuple(ErrorInQueue(queue, group.count) for queue, group in places),
+                first=min(firsts, default=None),
+                last=max(lasts, default=None),
+                first_seen=seen_first,
+                is_new=known_before and now - seen_first < _NEW_S,
+            )
+        )
+    return tuple(sorted(made, key=lambda one: (-one.count, one.fingerprint)))
+
+
+def _thinned(samples: tuple[TrendSample, ...]) -> tuple[TrendSample, ...]:
+    """Every sample of the last day, and one of each hour before."""
+    fine, older = samples[-_FINE:], samples[:-_FINE]
+    hours: dict[int, TrendSample] = {}
+    for one in older:
+        hours.setdefault(int(one.at // _COARSE_S), one)
+    return (*tuple(hours.values())[-_COARSE:], *fine)

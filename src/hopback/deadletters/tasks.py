@@ -1,0 +1,132 @@
+"""Tasks of Celery and Dramatiq in dead letters: what was called, with what, and what it raised. Pure.
+
+Bodies are read as JSON alone. A pickle is never loaded: it can run anything. What makes no sense reads as
+absent; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hopback.deadletters.frameworks import ForeignFailure
+from hopback.headers import clipped, failure_from_traceback
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+
+__all__ = ["TaskCall", "task_call"]
+
+_NAME_BYTES = 255  # of a name or an id: what a property of AMQP can hold
+_TEXT_BYTES = 1024  # of arguments: a screenful is for people, the rest is in the body
+_MANY_RETRIES = 1_000_000  # a number beyond is no count
+
+_PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle"})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A call that travels as a message. `failed` is what its framework wrote down, if it did."""
+
+    framework: str
+    name: str
+    id: str
+    arguments: str
+    retries: int = 0
+    failed: ForeignFailure | None = None
+
+    def __str__(self) -> str:
+        return f"{self.framework} task {self.name}({self.arguments})"
+
+
+def task_call(headers: Headers, content_type: str | None, parsed: object) -> TaskCall | None:
+    """The call in a message whose body is `parsed`; None if it is none of these frameworks'."""
+    name = headers.get("task")
+    of_celery = "argsrepr" in headers or "lang" in headers
+    if of_celery and isinstance(name, str) and isinstance(headers.get("id"), str):
+        return _celery(headers, content_type, name, parsed)
+    if isinstance(parsed, dict):
+        if isinstance(parsed.get("actor_name"), str) and isinstance(parsed.get("options"), dict):
+            return _dramatiq(parsed, parsed["options"])
+        if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
+            return _celery_1(parsed)
+    return None
+
+
+def _celery(headers: Headers, content_type: str | None, name: str, parsed: object) -> TaskCall:
+    """Protocol 2: the call in the headers, its arguments in the body."""
+    if isinstance(parsed, list) and len(parsed) == 3:
+        arguments = _call(parsed[0], parsed[1])
+    else:
+        shown = [_text(headers.get(name)) for name in ("argsrepr", "kwargsrepr")]
+        arguments = ", ".join(one for one in shown if one not in ("", "()", "[]", "{}"))
+        if content_type in _PICKLES:
+            arguments = f"{arguments} (as its producer showed them: a pickle is not loaded)"
+    return TaskCall(
+        "Celery",
+        clipped(name, _NAME_BYTES),
+        clipped(_text(headers.get("id")), _NAME_BYTES),
+        clipped(arguments.strip(), _TEXT_BYTES),
+        _count(headers.get("retries")),
+    )
+
+
+def _celery_1(body: dict[str, Any]) -> TaskCall:
+    """Protocol 1: everything in the body."""
+    return TaskCall(
+        "Celery",
+        clipped(body["task"], _NAME_BYTES),
+        clipped(_text(body.get("id")), _NAME_BYTES),
+        clipped(_call(body["args"], body["kwargs"]), _TEXT_BYTES),
+        _count(body.get("retries")),
+    )
+
+
+def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
+    """Everything is in the body; a traceback is that of the attempt before the last."""
+    retries, trace = _count(options.get("retries")), _text(options.get("traceback"))
+    failed = None
+    if trace:
+        queue = _text(body.get("queue_name")).removesuffix(".DQ")
+        moment = _count_of_ms(options.get("requeue_timestamp"))
+        failure = replace(failure_from_traceback(trace), first=moment, last=moment)
+        failed = ForeignFailure("Dramatiq", failure, queue, retries)
+    return TaskCall(
+        "Dramatiq",
+        clipped(body["actor_name"], _NAME_BYTES),
+        clipped(_text(body.get("message_id")), _NAME_BYTES),
+        clipped(_call(body.get("args"), body.get("kwargs")), _TEXT_BYTES),
+        retries,
+        failed,
+    )
+
+
+def _call(args: object, kwargs: object) -> str:
+    """Arguments as one would write them."""
+    given = [_shown(one) for one in args] if isinstance(args, list) else []
+    if isinstance(kwargs, dict):
+        given += [f"{name}={_shown(value)}" for name, value in kwargs.items()]
+    return ", ".join(given)
+
+
+def _shown(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "…"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES
+    return int(value) if plain and isinstance(value, int) else 0
+
+
+def _count_of_ms(value: object) -> float:
+    """A moment in milliseconds as seconds; 0 for what is none."""
+    plain = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**48
+    return value / 1000 if plain and isinstance(value, int) else 0.0

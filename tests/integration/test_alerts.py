@@ -1,0 +1,509 @@
+"""Alerts from dead letters to people: real HTTP and SMTP servers, and two services on one store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import ssl
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from email.policy import default
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiosmtpd.smtp import SMTP, AuthResult, LoginPassword
+
+from hopback.admin.alert_sending import AlertSender
+from hopback.admin.alerting import Alerting, AlertSource
+from hopback.admin.overview import Sweep
+from hopback.admin.settings import BadSettings, parse_settings
+from hopback.clock import ManualClock
+from hopback.deadletters.alert_book import MemoryAlertBook
+from hopback.deadletters.alerts import AlertState
+from hopback.deadletters.contract import Depth, Moment, QueueSummary
+from hopback.deadletters.surveys import ErrorGroup
+from hopback.endpoint import Endpoint, Response
+from hopback.errors import LeaseLost
+from hopback.store.alerts import AlertTable
+from tests.integration.certificates import certificates
+from tests.integration.database import database_url, engine, postgres
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from aiosmtpd.smtp import Envelope, Session
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback.deadletters.alert_book import AlertBook
+    from hopback.endpoint import Request
+
+__all__ = ["certificates", "database_url", "engine", "postgres"]
+
+_NOW = 1_700_000_000.0
+_SECRET = "a secret that two sides share"
+
+
+@dataclass
+class _Hook:
+    """A webhook: keeps what was posted; `status` is its answer, and `before` is waited for."""
+
+    url: str = ""
+    status: int = 200
+    posted: list[Request] = field(default_factory=list)
+    before: Callable[[], Any] | None = None
+
+    async def answer(self, request: Request) -> Response:
+        """Keep it, then answer."""
+        self.posted.append(request)
+        if self.before is not None:
+            await self.before()
+        headers = {"Location": "http://127.0.0.1:9/"} if self.status == 302 else {}
+        return Response(HTTPStatus(self.status), b"no such channel\n", headers=headers)
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """What was posted, as JSON."""
+        return [json.loads(request.body) for request in self.posted]
+
+
+@asynccontextmanager
+async def _hook() -> AsyncIterator[_Hook]:
+    hook = _Hook()
+    endpoint = Endpoint(hook.answer, timeout=30, most_body=1_000_000)
+    host, port = await endpoint.open("127.0.0.1", 0)
+    hook.url = f"http://{host}:{port}/hooks/T0/secret"
+    try:
+        yield hook
+    finally:
+        await endpoint.close()
+
+
+class _Queues:
+    """One dead-letter queue as a sweep finds it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.depth = 0
+        self.errors: tuple[ErrorGroup, ...] = ()
+        self.broken = False
+
+    async def read(self) -> tuple[QueueSummary, ...]:
+        if self.broken:
+            raise OSError("the broker is away")
+        depth = Depth(self.depth, 0, 0, "amqp", Moment(self._clock.now()))
+        found = QueueSummary(
+            queue="orders.dlq",
+            main_queue="orders",
+            origins=("orders",),
+            label="",
+            known_by="plan",
+            depth=depth,
+        )
+        return (found,)
+
+    async def no_jobs(self) -> tuple[()]:
+        return ()
+
+    async def surveyed(self) -> dict[str, tuple[float, tuple[ErrorGroup, ...]]]:
+        return {"orders.dlq": (self._clock.now(), self.errors)}
+
+
+@dataclass
+class _Stage:
+    """A service of alerts over one queue, and its clock."""
+
+    clock: ManualClock
+    queues: _Queues
+    book: AlertBook
+    said: dict[str, Any]
+    environment: dict[str, str]
+
+    def service(self) -> Alerting:
+        """Another service on the same book."""
+        settings = parse_settings({"alerts": self.said}, self.environment, "test").alerts
+        senders = {
+            one.name: AlertSender(one, self.environment, self.clock, settings.link)
+            for one in settings.targets
+        }
+        sweep = Sweep(self.queues.read, self.clock)
+        source = AlertSource("", sweep, self.queues.no_jobs, self.queues.surveyed)
+        return Alerting(settings, self.book, (source,), senders, self.clock)
+
+
+_RULE = {"name": "orders fail", "kind": "depth", "above": 10}
+
+
+def _stage(book: AlertBook, *targets: dict[str, Any], **environment: str) -> _Stage:
+    clock = ManualClock(_NOW)
+    said = {
+        "link": "https://hopback.example.com/",
+        "wait_seconds": 0,
+        "targets": list(targets),
+        "rules": [_RULE],
+    }
+    return _Stage(clock, _Queues(clock), book, said, environment)
+
+
+async def test_a_webhook_is_told_what_fires_and_what_is_resolved() -> None:
+    """Signed, with an id and a link that opens the queue; never by a redirect."""
+    async with _hook() as hook:
+        target = {"name": "ops", "kind": "webhook", "url": hook.url, "secret_env": "HOOK_SECRET"}
+        stage = _stage(MemoryAlertBook(), target, HOOK_SECRET=_SECRET)
+        service = stage.service()
+        for depth in (5, 11, 12, 3, 2):
+            stage.queues.depth = depth
+            stage.clock.advance(15)
+            assert await service.look()
+    fired, resolved = hook.documents
+    assert [one["text"] for one in fired["firing"]] == ["11 dead letters, more than 10"]
+    assert fired["firing"][0]["link"] == "https://hopback.example.com/queues/orders.dlq"
+    assert resolved["firing"] == []
+    assert resolved["resolved"][0]["state"] == "resolved"
+    request = hook.posted[0]
+    assert request.headers["x-message-id"] == fired["id"]
+    moment, signed = (
+        part.partition("=")[2] for part in request.headers["x-hopback-signature"].split(",")
+    )
+    content = f"{moment}.".encode() + request.body
+    assert hmac.new(_SECRET.encode(), content, hashlib.sha256).hexdigest() == signed
+
+
+async def test_a_chat_is_told_in_words_that_cannot_call_people() -> None:
+    """Slack's form: text with a link; what others named is escaped."""
+    async with _hook() as hook:
+        target = {"name": "chat", "kind": "slack", "url_env": "CHAT_URL"}
+        stage = _stage(MemoryAlertBook(), target, CHAT_URL=hook.url)
+        stage.said["rules"] = [{**_RULE, "name": "<!channel> & more"}]
+        stage.queues.depth = 11
+        await stage.service().look()
+    (said,) = hook.documents
+    assert said == {
+        "text": "*Hopback: &lt;!channel&gt; &amp; more (orders.dlq)*\n"
+        "• Firing &lt;!channel&gt; &amp; more:"
+        " <https://hopback.example.com/queues/orders.dlq|orders.dlq> 11 dead letters, more than 10"
+    }
+
+
+class _Mailbox:
+    """Keeps the mails that it is given, the TLS version by which each came, and who logged in."""
+
+    def __init__(self) -> None:
+        self.mails: list[Any] = []
+        self.secured: list[str | None] = []
+        self.logins: list[tuple[bytes, bytes]] = []
+
+    def log_in(
+        self, _server: SMTP, _session: Session, _envelope: Envelope, _mechanism: str, said: Any
+    ) -> AuthResult:
+        """Take whoever comes."""
+        assert isinstance(said, LoginPassword)
+        self.logins.append((said.login, said.password))
+        return AuthResult(success=True)
+
+    async def handle_DATA(  # noqa: N802  the server calls it so
+        self, server: SMTP, _session: Session, envelope: Envelope
+    ) -> str:
+        assert isinstance(envelope.content, bytes)
+        assert server.transport is not None
+        secured = server.transport.get_extra_info("ssl_object")
+        self.secured.append(secured.version() if secured is not None else None)
+        self.mails.append(message_from_bytes(envelope.content, policy=default))
+        return "250 OK"
+
+
+@pytest.fixture
+async def mailbox() -> AsyncIterator[tuple[_Mailbox, int]]:
+    """A mail server of this machine without TLS, which asks for passwords all the same; its port."""
+    kept = _Mailbox()
+
+    def served() -> SMTP:
+        return SMTP(kept, hostname="mail", auth_require_tls=False, authenticator=kept.log_in)
+
+    server = await asyncio.get_running_loop().create_server(served, "127.0.0.1", 0)
+    yield kept, server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_mail_says_what_fires(mailbox: tuple[_Mailbox, int]) -> None:
+    """By SMTP, with a subject, a link and an id that stays the same."""
+    kept, port = mailbox
+    target = {
+        "name": "mail",
+        "kind": "mail",
+        "host": "127.0.0.1",
+        "port": port,
+        "security": "none",
+        "sender": "hopback@example.com",
+        "to": ["ops@example.com", "ann@example.com"],
+    }
+    stage = _stage(MemoryAlertBook(), target)
+    stage.queues.depth = 11
+    await stage.service().look()
+    (mail,) = kept.mails
+    assert mail["Subject"] == "Hopback: orders fail (orders.dlq)"
+    assert mail["To"] == "ops@example.com, ann@example.com"
+    assert mail["Message-ID"].endswith("@example.com>")
+    assert "https://hopback.example.com/queues/orders.dlq" in mail.get_content()
+
+
+@pytest.fixture
+async def secured_mailbox(certificates: Path) -> AsyncIterator[tuple[_Mailbox, int]]:
+    """A mail server that takes neither a password nor a mail before STARTTLS, and its port."""
+    kept = _Mailbox()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+
+    def served() -> SMTP:
+        return SMTP(
+            kept,
+            hostname="mail",
+            tls_context=context,
+            require_starttls=True,
+            auth_required=True,
+            authenticator=kept.log_in,
+        )
+
+    server = await asyncio.get_running_loop().create_server(served, "127.0.0.1", 0)
+    yield kept, server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+def _by_starttls(port: int) -> _Stage:
+    target = {
+        "name": "mail",
+        "kind": "mail",
+        "host": "localhost",
+        "port": port,
+        "user": "hopback",
+        "password_env": "MAIL_PASSWORD",
+        "sender": "hopback@example.com",
+        "to": ["ops@example.com"],
+    }
+    stage = _stage(MemoryAlertBook(), target, MAIL_PASSWORD=_SECRET)
+    stage.queues.depth = 11
+    return stage
+
+
+async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
+    secured_mailbox: tuple[_Mailbox, int], certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless said otherwise: a server of an unknown authority gets no password; a known one gets both."""
+    kept, port = secured_mailbox
+    stage = _by_starttls(port)
+    service = stage.service()
+    await service.look()
+    (refused,) = (await service.listed()).targets
+    assert "certificate verify failed" in refused.problem
+    assert (refused.waiting, kept.logins, kept.mails) == (1, [], [])
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    stage.clock.advance(60)
+    await service.look()
+    (taken,) = (await service.listed()).targets
+    assert (taken.waiting, taken.problem) == (0, "")
+    assert kept.logins == [(b"hopback", _SECRET.encode())]
+    (mail,) = kept.mails
+    assert mail["Subject"] == "Hopback: orders fail (orders.dlq)"
+    assert kept.secured == ["TLSv1.3"]
+
+
+async def test_a_mail_server_without_starttls_gets_nothing(mailbox: tuple[_Mailbox, int]) -> None:
+    """Whoever stands in between cannot talk the service out of it, nor out of its password."""
+    kept, port = mailbox
+    service = _by_starttls(port).service()
+    await service.look()
+    (refused,) = (await service.listed()).targets
+    assert "STARTTLS" in refused.problem
+    assert (refused.waiting, kept.logins, kept.mails) == (1, [], [])
+
+
+async def test_a_target_that_takes_nothing_is_asked_again(
+    mailbox: tuple[_Mailbox, int],
+) -> None:
+    """Later and later; others are not kept waiting, its own messages keep their order, none is lost."""
+    kept, port = mailbox
+    mail = {
+        "name": "mail",
+        "kind": "mail",
+        "host": "127.0.0.1",
+        "port": port,
+        "security": "none",
+        "sender": "hopback@example.com",
+        "to": ["ops@example.com"],
+    }
+    async with _hook() as hook:
+        hook.status = 302
+        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url}, mail)
+        service = stage.service()
+        for depth in (11, 0):
+            stage.queues.depth = depth
+            await service.look()
+            stage.clock.advance(2)
+        assert len(kept.mails) == 2
+        assert len(hook.posted) == 1
+        (waiting,) = [one for one in (await service.listed()).targets if one.name == "ops"]
+        assert (waiting.waiting, waiting.problem) == (2, "it answers 302 no such channel")
+        assert "secret" not in waiting.problem
+        hook.status = 204
+        stage.clock.advance(5)
+        await service.look()
+    assert [len(one["firing"]) for one in hook.documents] == [1, 1, 0]
+    assert hook.documents[0]["id"] == hook.documents[1]["id"]
+    (done,) = [one for one in (await service.listed()).targets if one.name == "ops"]
+    assert (done.waiting, done.problem) == (0, "")
+
+
+def _error(fingerprint: str, at: float, *, is_new: bool) -> ErrorGroup:
+    moment = Moment(at)
+    return ErrorGroup(
+        fingerprint=fingerprint,
+        error=fingerprint.title(),
+        message="",
+        reason="rejected",
+        count=1,
+        first=moment,
+        last=moment,
+        first_seen=moment,
+        is_new=is_new,
+    )
+
+
+async def test_what_a_survey_found_fires() -> None:
+    """A failure that its first survey had not, once; and the age of the oldest message."""
+    async with _hook() as hook:
+        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        stage.said["rules"] = [
+            {"name": "new", "kind": "new-fingerprint", "within_seconds": 3600},
+            {"name": "old", "kind": "oldest-age", "older_than_seconds": 3600},
+        ]
+        service = stage.service()
+        stage.queues.depth = 2
+        stage.queues.errors = (_error("keyerror", _NOW, is_new=False),)
+        await service.look()
+        assert hook.posted == []
+        stage.clock.advance(120)
+        stage.queues.errors += (_error("typeerror", stage.clock.now(), is_new=True),)
+        await service.look()
+        stage.clock.advance(3500)
+        await service.look()
+    texts = [one["text"] for said in hook.documents for one in said["firing"]]
+    assert texts == [
+        "a failure that is new here: Typeerror",
+        "the oldest dead letter failed 1h ago, more than 1h",
+    ]
+
+
+async def test_a_broker_that_is_away_resolves_nothing() -> None:
+    """Nobody is told that all is well because nobody can look."""
+    async with _hook() as hook:
+        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        service = stage.service()
+        stage.queues.depth = 11
+        await service.look()
+        stage.queues.broken = True
+        stage.clock.advance(60)
+        await service.look()
+        assert [one.state for one in (await service.listed()).items] == [AlertState.FIRING]
+    assert len(hook.posted) == 1
+
+
+async def test_two_services_on_one_store_tell_each_thing_once(engine: AsyncEngine) -> None:
+    """One leads, whoever looks first; when it is gone the other does, and knows what was told."""
+    async with _hook() as hook:
+        target = {"name": "ops", "kind": "webhook", "url": hook.url}
+        stage = _stage(AlertTable(engine), target)
+        first, second = stage.service(), stage.service()
+        stage.queues.depth = 11
+        looked = await asyncio.gather(*(each.look() for each in (first, second) * 3))
+        assert True in looked
+        assert False in looked
+        assert len(hook.posted) == 1
+        stage.clock.advance(3600)  # whoever led is not heard of any more
+        stage.queues.depth = 0
+        again = await asyncio.gather(first.look(), second.look())
+        assert sorted(again) == [False, True]
+    assert [len(one["resolved"]) for one in hook.documents] == [0, 1]
+
+
+async def test_a_service_that_dies_while_it_tells_loses_nothing(engine: AsyncEngine) -> None:
+    """What it was about to send is sent by the next one, under the same id."""
+    async with _hook() as hook:
+        target = {"name": "ops", "kind": "webhook", "url": hook.url}
+        stage = _stage(AlertTable(engine), target)
+        asked = asyncio.Event()
+
+        async def hang() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        hook.before = hang
+        stage.queues.depth = 11
+        dying = asyncio.create_task(stage.service().look())
+        await asked.wait()
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+        hook.before = None
+        successor = stage.service()
+        assert not await successor.look()
+        stage.clock.advance(3600)
+        assert await successor.look()
+    assert [one["id"] for one in hook.documents] == [hook.documents[0]["id"]] * 2
+
+
+async def test_who_does_not_lead_writes_nothing(engine: AsyncEngine) -> None:
+    """A service that was asleep beyond its lease finds out at the first thing it would change."""
+    book = AlertTable(engine)
+    assert await book.lead("first", 100.0, 10.0)
+    await book.save("first", 101.0, documents={"a": "{}"}, notices=[("ops", "{}")])
+    assert not await book.lead("second", 109.0, 10.0)
+    assert await book.lead("second", 110.0, 10.0)
+    with pytest.raises(LeaseLost):
+        await book.save("first", 111.0, documents={"b": "{}"})
+    with pytest.raises(LeaseLost):
+        await book.ended("first", 1, 111.0)
+    assert list(await book.all()) == ["a"]
+    assert [each[1] for each in await book.next_notices(111.0)] == ["ops"]
+    await book.step_down("second")
+    assert await book.lead("first", 111.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"rules": [_RULE]}, "expected somebody to tell"),
+        ({"targets": [{"name": "a", "kind": "webhook"}]}, "expected either url or url_env, got neither"),
+        (
+            {"targets": [{"name": "a", "kind": "slack", "url": "file:///etc/passwd"}]},
+            "expected http://host/path or https://host/path, without credentials",
+        ),
+        ({"targets": [{"name": "a", "kind": "slack", "url_env": "NOT_SET"}]}, "it is not set"),
+        (
+            {"targets": [{"name": "a", "kind": "mail", "host": "h", "sender": "x", "to": ["b@c.d"]}]},
+            "sender: expected an address",
+        ),
+        ({"quiet": ["at night"]}, "expected `22:00-06:00`"),
+        ({"time_zone": "Mars/Olympus"}, "expected a name such as Europe/Berlin"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_meant_are_refused(said: dict[str, Any], problem: str) -> None:
+    """Before anything is served, with what was expected where."""
+    with pytest.raises(BadSettings, match=problem):
+        parse_settings({"alerts": said}, {}, "test")
+
+
+async def test_a_target_can_be_tried() -> None:
+    """It is told that it is a test; the answer says whether it was taken."""
+    async with _hook() as hook:
+        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        assert (await stage.service().test("ops")).delivered
+        hook.status = 403
+        refused = await stage.service().test("ops")
+    assert not refused.delivered
+    assert refused.problem == "it answers 403 no such channel"
+    assert hook.documents[0]["isTest"]

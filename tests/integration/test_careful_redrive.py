@@ -1,0 +1,98 @@
+"""A foreign application on a real RabbitMQ whose cause is not repaired: a careful job stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.declare import declare
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.deadletters.contract import JobState
+from hopback.deadletters.requests import RAMP, FromHead, Pace, RedriveRequest
+from hopback.deadletters.search import SearchRequest
+from hopback.deadletters.service import Operations
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue, Topology
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Channel
+    from hopback.message import Delivery
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+_COUNT = 300
+_TTL_MS = 1000
+_TOPOLOGY = Topology(
+    "foreign",
+    queues=(
+        Queue(
+            "slow",
+            arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "slow.dlq"},
+        ),
+        Queue(
+            "slow.retry",
+            arguments={
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": "slow",
+                "x-message-ttl": _TTL_MS,
+            },
+        ),
+        Queue("slow.dlq"),
+    ),
+)
+
+
+async def _fail_always(channel: Channel) -> None:
+    """Its consumer waits twice in the retry queue, then rejects."""
+    waited = Counter[bytes]()
+
+    def handle(delivery: Delivery) -> None:
+        waited[delivery.body] += 1
+        if waited[delivery.body] % 3:
+            again = Message("", "slow.retry", delivery.body, delivery.properties)
+            channel.publish(again).add_done_callback(lambda _: channel.ack(delivery.tag))
+        else:
+            channel.nack(delivery.tag, requeue=False)
+
+    await channel.consume("slow", handle)
+
+
+async def test_a_careful_job_sends_one_message_into_trouble(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Nothing was declared to us: the retry queue and x-death say how long to watch, and it stops."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, _TOPOLOGY)
+    channel = await connection.open_channel()
+    await _fail_always(channel)
+    filling = await connection.open_channel()
+    for number in range(_COUNT):
+        body = b'{"customer": "C-%05d"}' % number
+        await filling.publish(Message("", "slow", body, Properties(delivery_mode=2)))
+    async with (
+        Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management,
+        Operations(RabbitMQ(amqp_url), management=management, vhost=vhost) as operations,
+    ):
+        async with asyncio.timeout(60):
+            # A depth only shows by looking.
+            while (await operations.queue("slow.dlq")).depth.ready != _COUNT:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        request = RedriveRequest(
+            queue="slow.dlq", selection=FromHead(), reason="try", pace=Pace(ramp=RAMP)
+        )
+        plan = await operations.plan(request)
+        assert plan.watch_s == pytest.approx(9.5, abs=2)
+        assert "slow.retry" in plan.watch_text
+        assert plan.reasons[0].sample.attempts == 3
+        job = await operations.wait((await operations.start(request)).id)
+        assert (job.state, job.counts.done) == (JobState.STOPPED, 1), job
+        assert (await operations.queue("slow.dlq")).depth.ready == _COUNT
+        async for progress in operations.search(SearchRequest(f"job:{job.id}", ("slow.dlq",))):
+            last = progress
+        assert (last.matching, last.seen) == (1, _COUNT)
+    await connection.close()

@@ -1,0 +1,227 @@
+"""The three ways to take a queue over, from what the broker holds; and the policy set and taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.deadletters.adoption import (
+    AdoptionWay,
+    adoption,
+    policy_name,
+    revert_beside,
+    set_beside,
+)
+from hopback.errors import NoSuch, UnsafeOperation
+from hopback.message import Message
+from hopback.testing import in_virtual_time
+from hopback.topology import read_toml, write_toml
+from hopback.topology.diff import diff
+from hopback.topology.effective import applied_policy
+from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from hopback.version import BrokerVersion
+
+_V3_10 = BrokerVersion(3, 10)
+_AS, _BESIDE, _MIGRATED = AdoptionWay.AS_IT_IS, AdoptionWay.BESIDE, AdoptionWay.MIGRATED
+
+
+def _live(queue: Queue, *others: Queue, policies: tuple[Policy, ...] = ()) -> Topology:
+    return Topology(
+        "/",
+        exchanges=(Exchange("shop", "topic"), Exchange("unused")),
+        queues=(queue, *others),
+        bindings=(Binding("shop", queue.name, "order.*"), Binding("shop", "elsewhere", "#")),
+        policies=policies,
+    )
+
+
+_FORMS = {
+    "classic": Queue("orders"),
+    "limited": Queue("orders", arguments={"x-max-length": 10, "x-max-priority": 5}),
+    "passing": Queue("orders", durable=False),
+    "quorum": Queue("orders", QueueType.QUORUM, arguments={"x-delivery-limit": 5}),
+    "recommended": hardened_queues(recommended_plan("orders", tiers_ms=[1000]))[0],
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("way", [_AS, _BESIDE])
+def test_a_file_for_a_queue_as_it_is_is_no_conflict(form: str, way: AdoptionWay) -> None:
+    """What is written reads back equal, and differs from the broker in nothing that is there."""
+    live = _live(_FORMS[form])
+    choice = adoption(live, "orders", _V3_10).choice(way)
+    written = read_toml(write_toml(choice.topology))
+    assert written == choice.topology
+    found = diff(written, live)
+    assert found.conflict == ()
+    assert [entry.name for entry in found.same] == ["shop", "orders", 'shop → orders by "order.*"']
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_the_migrated_form_is_the_recommended_one(form: str) -> None:
+    """With the bindings and the arguments that a quorum queue can have; what it cannot is said."""
+    choice = adoption(_live(_FORMS[form]), "orders", _V3_10).choice(_MIGRATED)
+    written = read_toml(write_toml(choice.topology))
+    main = written.queue("orders")
+    assert main is not None
+    assert main.type is QueueType.QUORUM
+    assert main.arguments["x-dead-letter-strategy"] == "at-least-once"
+    assert [binding.source for binding in written.bindings] == ["shop"]
+    assert ("x-max-length" in main.arguments) is (form == "limited")
+    assert any("x-max-priority" in note for note in choice.notes) is (form == "limited")
+    assert any("nothing to migrate" in note for note in choice.notes) is (form == "recommended")
+    assert main.arguments["x-delivery-limit"] == (5 if form == "quorum" else 200)
+
+
+def test_a_line_fits_where_the_form_is_the_recommended_one() -> None:
+    """And only there; the waits are those of the retry queues that exist."""
+    plan = recommended_plan("orders", tiers_ms=[1000, 300_000])
+    found = adoption(_live(*hardened_queues(plan)), "orders", _V3_10)
+    assert found.choice(_AS).decorator == '@app.handler("orders", retry=["1s", "5m"])'
+    assert adoption(_live(Queue("orders")), "orders", _V3_10).choice(_AS).decorator == ""
+
+
+def test_what_waits_and_rests_already_is_used() -> None:
+    """A retry queue of another name and a dead-letter queue behind an exchange stay where they are."""
+    wait = Queue(
+        "orders-wait",
+        arguments={
+            "x-message-ttl": 7000,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "orders",
+        },
+    )
+    main = Queue("orders", arguments={"x-dead-letter-exchange": "dead"})
+    live = Topology(
+        "/",
+        exchanges=(Exchange("dead", "fanout"),),
+        queues=(main, wait, Queue("graveyard")),
+        bindings=(Binding("dead", "graveyard"),),
+    )
+    choice = adoption(live, "orders", _V3_10).choice(_AS)
+    (plan,) = choice.topology.plans
+    assert plan.parking.queue == "graveyard"
+    assert [route.queue for tier in plan.tiers for route in tier.routes] == ["orders-wait"]
+    assert diff(choice.topology, live).create == ()
+    assert choice.refused == ()
+
+
+def _policy(name: str, priority: int = 0, **definition: object) -> Policy:
+    keys = {key.replace("_", "-"): value for key, value in definition.items()}
+    return Policy(name, "^orders$", keys, priority, "queues")  # type: ignore[arg-type]
+
+
+def test_the_policy_carries_every_key_of_the_one_in_force() -> None:
+    """Policies do not merge: of two that match, the keys of the stronger one and a higher priority."""
+    policies = (
+        _policy("weak", 1, expires=9),
+        _policy("strong", 7, max_length=50, overflow="drop-head"),
+    )
+    choice = adoption(_live(Queue("orders"), policies=policies), "orders", _V3_10).choice(_BESIDE)
+    (ours,) = choice.topology.policies
+    assert dict(ours.definition) == {
+        "max-length": 50,
+        "overflow": "drop-head",
+        "dead-letter-exchange": "",
+        "dead-letter-routing-key": "orders.dlq",
+    }
+    assert (ours.priority, ours.pattern, choice.refused) == (8, "^orders$", ())
+
+
+_QUORUM = Queue("orders", QueueType.QUORUM)
+
+
+@pytest.mark.parametrize(
+    ("queue", "policies", "told", "why"),
+    [
+        (
+            Queue("orders", arguments={"x-dead-letter-exchange": "x"}),
+            (),
+            None,
+            "wins over any policy",
+        ),
+        (Queue("orders"), (_policy("p", dead_letter_exchange="x"),), None, "dead-letters to"),
+        (_QUORUM, (_policy("p", dead_letter_strategy="at-least-once"),), None, "at-least-once"),
+        (Queue("orders", arguments={"x-overflow": "reject-publish-dlx"}), (), None, "overflow"),
+        (_QUORUM, (_policy("hopback-main-limit.orders"),), None, "topology revert"),
+        (Queue("orders"), (_policy("p"),), "another", "the broker says"),
+        (Queue("orders", QueueType.STREAM), (), None, "stream"),
+        (Queue("orders", exclusive=True), (), None, "exclusive"),
+    ],
+    ids=["argument", "policy", "strategy", "overflow", "limit", "told", "stream", "exclusive"],
+)
+def test_a_path_beside_is_refused_where_it_would_change_something(
+    queue: Queue, policies: tuple[Policy, ...], told: str | None, why: str
+) -> None:
+    """With the reason; the other ways are still shown."""
+    found = adoption(_live(queue, policies=policies), "orders", _V3_10, told_policy=told)
+    assert any(why in each for each in found.choice(_BESIDE).refused)
+    assert found.choice(_AS).topology.queue("orders") == queue
+
+
+def test_a_dead_letter_queue_that_keeps_nothing_is_in_the_way() -> None:
+    """One of that name with a time to live, or a policy for all queues that would limit a new one."""
+    short = Queue("orders.dlq", arguments={"x-message-ttl": 5})
+    found = adoption(_live(Queue("orders"), short), "orders", _V3_10)
+    assert any("x-message-ttl = 5" in why for why in found.choice(_BESIDE).refused)
+    every = Policy("every", "", {"max-length": 7})
+    found = adoption(_live(Queue("orders"), policies=(every,)), "orders", _V3_10)
+    assert any(
+        "x-max-length = 7, under policy every" in why for why in found.choice(_BESIDE).refused
+    )
+
+
+def test_a_queue_that_is_not_there_is_named() -> None:
+    """No plan is made up for it."""
+    with pytest.raises(NoSuch, match="'orders'"):
+        adoption(Topology("/"), "orders", _V3_10)
+
+
+@in_virtual_time
+async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None:
+    """Set twice is as good as once; taken back, the former policy is in force again."""
+    broker = EmbeddedBroker()
+    connection = await broker.connect("test")
+    view = EmbeddedManagement(broker)
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("orders"))
+    former = _policy("former", 3, max_length=100)
+    await view.put_policy("/", former)
+    for number in range(10):
+        await channel.publish(Message("", "orders", b"%d" % number))
+    assert (await set_beside(connection, view, "/", "orders")).created == "orders.dlq"
+    assert (await set_beside(connection, view, "/", "orders")).created is None
+    queue = Queue("orders")
+    ours = applied_policy(queue, await view.policies("/"))
+    assert ours is not None
+    assert (ours.name, ours.definition["max-length"]) == (policy_name("orders"), 100)
+    for _ in range(4):
+        delivery = await channel.get("orders")
+        assert delivery is not None
+        channel.nack(delivery.tag, requeue=False)
+    await channel.close()
+    channel = await connection.open_channel()
+    dead = await channel.declare_queue(Queue("orders.dlq"), passive=True)
+    left = await channel.declare_queue(Queue("orders"), passive=True)
+    assert (left.messages, dead.messages) == (6, 4)
+    assert await revert_beside(view, "/", "orders") == ours
+    assert await revert_beside(view, "/", "orders") is None
+    assert applied_policy(queue, await view.policies("/")) == former
+    await connection.close()
+
+
+@in_virtual_time
+async def test_a_refused_path_changes_nothing() -> None:
+    """Neither a queue nor a policy is left behind."""
+    broker = EmbeddedBroker()
+    connection = await broker.connect("test")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("orders", arguments={"x-dead-letter-exchange": "x"}))
+    view = EmbeddedManagement(broker)
+    with pytest.raises(UnsafeOperation, match="nothing was changed"):
+        await set_beside(connection, view, "/", "orders")
+    assert await view.policies("/") == ()
+    assert [queue.name for queue in (await view.live_topology("/")).queues] == ["orders"]
+    await connection.close()

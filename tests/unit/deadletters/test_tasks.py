@@ -1,0 +1,135 @@
+"""Dead letters of Celery and Dramatiq: which task, with what, and what it raised."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from hopback.deadletters.contract import Moment
+from hopback.deadletters.message import read_dead_letter, what_happened
+from hopback.headers import failure_from_traceback
+from hopback.message import Properties, Received
+
+_CELERY = {
+    "lang": "py",
+    "task": "shop.charge",
+    "id": "5f1d",
+    "retries": 2,
+    "argsrepr": "(17,)",
+    "kwargsrepr": "{'currency': 'EUR'}",
+}
+_TRACE = """Traceback (most recent call last):
+  File "/srv/shop/tasks.py", line 12, in charge
+    pay(order)
+  File "/usr/lib/python3/site-packages/http/client.py", line 3, in pay
+    raise ConnectionError("no answer: 10.0.0.7")
+ConnectionError: no answer: 10.0.0.7
+"""
+
+
+def _letter(body: bytes, headers: dict[str, Any] | None = None, kind: str = "") -> Received:
+    properties = Properties(headers=headers or {}, content_type=kind or None)
+    return Received("tasks.dlq", "", "tasks.dlq", body, properties)
+
+
+def _read(delivery: Received) -> tuple[str, str, str]:
+    """Task, id, and the sentence about it."""
+    letter = read_dead_letter(delivery, 1)
+    return letter.type, letter.message_id, what_happened(letter, delivery)
+
+
+def test_a_task_of_celery_is_shown_as_a_call() -> None:
+    """Its name is its type, its arguments are read from JSON, and its retries are attempts."""
+    body = json.dumps([[17], {"currency": "EUR"}, {"chord": None}]).encode()
+    delivery = _letter(body, _CELERY, "application/json")
+    kind, message_id, sentence = _read(delivery)
+    assert (kind, message_id) == ("shop.charge", "5f1d")
+    assert sentence.endswith('It is the Celery task shop.charge(17, currency="EUR").')
+    assert read_dead_letter(delivery, 1).attempts == 3
+
+
+class _Bomb:
+    """What a pickle can do to whoever loads it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_a_pickle_is_never_loaded(protocol: int) -> None:
+    """The arguments are shown as the producer wrote them into the headers."""
+    body = pickle.dumps([(17,), {"bomb": _Bomb()}, {}], protocol)
+    delivery = _letter(body, _CELERY, "application/x-python-serialize")
+    assert _read(delivery)[2].endswith(
+        "It is the Celery task shop.charge((17,), {'currency': 'EUR'} "
+        "(as its producer showed them: a pickle is not loaded))."
+    )
+
+
+def test_a_task_of_the_first_protocol() -> None:
+    """Everything is in the body."""
+    body = {"task": "shop.charge", "id": "5f1d", "args": [1], "kwargs": {}, "retries": 0}
+    kind, message_id, sentence = _read(_letter(json.dumps(body).encode()))
+    assert (kind, message_id) == ("shop.charge", "5f1d")
+    assert sentence.endswith("It is the Celery task shop.charge(1).")
+
+
+def test_a_message_of_dramatiq_tells_what_was_raised() -> None:
+    """Actor, arguments, retries, and the exception in its traceback with the application's own frame."""
+    body = {
+        "queue_name": "default",
+        "actor_name": "charge",
+        "args": [17],
+        "kwargs": {"currency": "EUR"},
+        "options": {"retries": 3, "traceback": _TRACE, "requeue_timestamp": 1_700_000_000_000},
+        "message_id": "5f1d",
+        "message_timestamp": 1_700_000_000_000,
+    }
+    delivery = _letter(json.dumps(body).encode())
+    letter = read_dead_letter(delivery, 1)
+    assert (letter.type, letter.message_id) == ("charge", "5f1d")
+    assert (letter.error, letter.error_message) == ("ConnectionError", "no answer: 10.0.0.7")
+    assert (letter.recorded_by, letter.attempts, letter.origin) == ("Dramatiq", 4, "default")
+    assert letter.last_failed == Moment(1_700_000_000)
+    assert 'Dramatiq task charge(17, currency="EUR")' in what_happened(letter, delivery)
+    other = json.dumps(body | {"options": {"traceback": _TRACE.replace("charge", "refund")}})
+    assert read_dead_letter(_letter(other.encode()), 1).fingerprint != letter.fingerprint
+
+
+def test_of_a_long_traceback_the_end_is_kept() -> None:
+    """What was raised, and the frames nearest to it."""
+    frames = "".join(f'  File "/srv/é{n}.py", line {n}, in f{n}\n    call()\n' for n in range(500))
+    failure = failure_from_traceback(f"Traceback:\n{frames}shop.NoStock: none left")
+    assert (failure.type, failure.message) == ("shop.NoStock", "none left")
+    assert failure.frame == "é499.py:f499"
+    assert failure.stack.startswith("…")
+    assert failure.stack.endswith("none left")
+    assert len(failure.stack.encode()) <= 4096
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"actor_name": "a", "options": {"retries": "many", "traceback": 7}, "args": 3},
+        {"actor_name": "a", "options": {"retries": True, "traceback": ":" * 100_000}},
+        {"actor_name": "a" * 100_000, "options": {"requeue_timestamp": 2**80}},
+        {"task": "t", "args": {"not": "a list"}, "kwargs": [1]},
+        {"task": "t", "args": [[[[]]]], "kwargs": {"k": "\x1b[2J"}, "id": 7},
+        {"actor_name": 1, "options": {}},
+    ],
+)
+def test_whatever_it_holds_nothing_is_raised(body: dict[str, Any]) -> None:
+    """What makes no sense reads as absent, and nothing grows without bound."""
+    delivery = _letter(json.dumps(body).encode())
+    letter = read_dead_letter(delivery, 1)
+    assert len(letter.type) <= 255
+    assert len(what_happened(letter, delivery)) < 5000
+
+
+def test_another_message_is_no_task() -> None:
+    """A header called task alone makes none."""
+    delivery = _letter(b'{"id": 1}', {"task": "cleaning"})
+    assert _read(delivery)[2] == "Nothing in it says why it is here."

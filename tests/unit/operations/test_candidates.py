@@ -1,0 +1,111 @@
+"""Queues that may hold dead letters: asked about once, and the answer is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.deadletters.candidates import CandidateAnswer, QueueAnswer
+from hopback.deadletters.discovery import dead_letter_queues
+from hopback.deadletters.journal_sql import open_journal
+from hopback.deadletters.service import Operations
+from hopback.errors import BadRequest, NoSuch
+from hopback.message import Message
+from hopback.testing import in_virtual_time
+from hopback.topology.effective import effective_topology
+from hopback.topology.model import Queue, Topology
+from hopback.topology.roles import QueueRole, queue_roles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NAMES = (
+    "error", "celery.dead", "celery", "shipping", "shipping_error", "shipping_skipped", "emails",
+    "emails_failed", "default.XQ", "default", "orders", "orders-parking-lot", "Failed", "audit-in",
+    "payments.faults",
+)  # fmt: skip
+_TOPOLOGY = Topology("foreign", queues=tuple(map(Queue, _NAMES)))
+
+
+def test_the_names_of_frameworks_give_dead_letter_queues_away() -> None:
+    """NServiceBus, Celery, MassTransit, Symfony, Dramatiq and parking lots; roles say the same."""
+    found = {each.name: each.origins for each in dead_letter_queues(_TOPOLOGY)}
+    assert found == {
+        "error": (),
+        "celery.dead": ("celery",),
+        "shipping_error": ("shipping",),
+        "shipping_skipped": ("shipping",),
+        "emails_failed": ("emails",),
+        "default.XQ": ("default",),
+        "orders-parking-lot": ("orders",),
+        "Failed": (),
+    }
+    roles = queue_roles(effective_topology(_TOPOLOGY, None))
+    resting = {name for name, role in roles.items() if role is QueueRole.DEAD_LETTER}
+    assert resting == set(found)
+
+
+async def _broker() -> EmbeddedBroker:
+    broker = EmbeddedBroker()
+    connection = await broker.connect("test")
+    await declare(connection, _TOPOLOGY)
+    channel = await connection.open_channel()
+    for queue, count in {"payments.faults": 3, "audit-in": 7, "error": 2, "orders": 1}.items():
+        for _ in range(count):
+            await channel.publish(Message("", queue, b"x"))
+    await channel.consume("orders", lambda _: None)
+    return broker
+
+
+@in_virtual_time
+async def test_queues_with_messages_and_no_consumer_are_asked_about(tmp_path: Path) -> None:
+    """What was said is kept in the store and holds for whoever comes next; it can be taken back."""
+    broker = await _broker()
+    clock = LoopClock(lambda: 0.0)
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        first = Operations(
+            broker, management=EmbeddedManagement(broker), journal=journal, clock=clock
+        )
+        asked = await first.candidates()
+        assert [(one.queue, one.messages, one.is_likely) for one in asked.items] == [
+            ("payments.faults", 3, True),
+            ("audit-in", 7, False),
+        ]
+        assert asked.messages == 10
+        await first.answer_candidate(
+            QueueAnswer("payments.faults", CandidateAnswer.ADD, "orders", reason="we saw them")
+        )
+        await first.answer_candidate(QueueAnswer("audit-in", CandidateAnswer.IGNORE))
+        second = Operations(
+            broker, management=EmbeddedManagement(broker), journal=journal, clock=clock
+        )
+        (row,) = [one for one in await second.queues() if one.queue == "payments.faults"]
+        assert (row.known_by, row.origins, row.messages) == ("operator", ("orders",), 3)
+        left = await second.candidates()
+        assert left.items == ()
+        assert {one.queue: one.answer.value for one in left.answers} == {
+            "audit-in": "ignore", "payments.faults": "add",
+        }  # fmt: skip
+        await second.answer_candidate(QueueAnswer("payments.faults", CandidateAnswer.FORGET))
+        again = await second.candidates()
+        assert [one.queue for one in again.items] == ["payments.faults"]
+        actions = [entry.action for entry in await second.audit()]
+        assert actions[:3] == ["queue.forget", "queue.ignore", "queue.add"]
+        await first.close()
+        await second.close()
+
+
+@in_virtual_time
+async def test_what_is_not_there_is_not_added() -> None:
+    """A mistyped name is an error; without management nobody knows which queues there are."""
+    broker = await _broker()
+    async with Operations(broker, management=EmbeddedManagement(broker)) as operations:
+        with pytest.raises(NoSuch, match="errror"):
+            await operations.answer_candidate(QueueAnswer("errror", CandidateAnswer.ADD))
+    async with Operations(broker) as blind:
+        with pytest.raises(BadRequest, match="management"):
+            await blind.candidates()

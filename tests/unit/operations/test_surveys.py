@@ -1,0 +1,143 @@
+"""Errors across all queues and trends of depth: kept in the store, made only where nothing is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.deadletters.journal_sql import open_journal
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
+from hopback.deadletters.service import Operations
+from hopback.message import Message, Properties
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue, QueueType, Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hopback.deadletters.journal import Journal
+
+_DAY_S = 86_400.0  # seconds
+_TOPOLOGY = Topology(
+    "foreign",
+    queues=(
+        *(Queue(each) for each in ("orders", "billing", "mail", "busy", "ledger")),
+        *(Queue(f"{each}.dlq") for each in ("orders", "billing", "mail", "busy")),
+        Queue("ledger.dlq", type=QueueType.QUORUM),
+    ),
+)
+
+
+class _Site:
+    """A broker with five dead-letter queues, and operations on it as often as a process starts."""
+
+    def __init__(self, broker: EmbeddedBroker, journal: Journal, clock: LoopClock) -> None:
+        self.broker = broker
+        self.journal = journal
+        self.clock = clock
+
+    def operations(self) -> Operations:
+        management = EmbeddedManagement(self.broker)
+        return Operations(
+            self.broker, management=management, journal=self.journal, clock=self.clock
+        )
+
+    async def fail(self, queue: str, error: str, count: int) -> None:
+        connection = await self.broker.connect("test")
+        channel = await connection.open_channel()
+        for _ in range(count):
+            said = Properties(headers={"x-last-error": f"{error}: at 7"}, delivery_mode=2)
+            await channel.publish(Message("", queue, b"{}", said))
+        await connection.close()
+
+
+async def _site(journal: Journal, clock: LoopClock) -> _Site:
+    broker = EmbeddedBroker()
+    connection = await broker.connect("test")
+    await declare(connection, _TOPOLOGY)
+    return _Site(broker, journal, clock)
+
+
+@in_virtual_time
+async def test_errors_of_all_queues_are_told_and_survive_a_restart(tmp_path: Path) -> None:
+    """One error in two queues is one group; what came since yesterday is new; the store remembers."""
+    clock = LoopClock(lambda: 1_800_000_000.0)
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        await site.fail("orders.dlq", "TimeoutError", 5)
+        await site.fail("billing.dlq", "TimeoutError", 3)
+        await site.fail("mail.dlq", "Bounced", 2)
+        async with site.operations() as first:
+            found = await first.errors(survey=True)
+        assert [(one.error, one.count, one.is_new) for one in found.items] == [
+            ("TimeoutError", 8, False),
+            ("Bounced", 2, False),
+        ]
+        assert [(one.queue, one.count) for one in found.items[0].queues] == [
+            ("billing.dlq", 3),
+            ("orders.dlq", 5),
+        ]
+        await asyncio.sleep(2 * _DAY_S)
+        await site.fail("mail.dlq", "Refused", 4)
+        async with site.operations() as second:
+            assert (await second.errors()).items[0].count == 8
+            again = await second.errors(survey=True)
+        told = {one.error: (one.count, one.is_new) for one in again.items}
+        assert told == {"TimeoutError": (8, False), "Refused": (4, True), "Bounced": (2, False)}
+
+
+@in_virtual_time
+async def test_a_survey_leaves_alone_what_it_could_harm(tmp_path: Path) -> None:
+    """Queues with consumers, with a job, held by somebody, or with a delivery limit: each says why."""
+    clock = LoopClock(lambda: 1_800_000_000.0)
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        for queue in ("orders.dlq", "billing.dlq", "mail.dlq", "busy.dlq", "ledger.dlq"):
+            await site.fail(queue, "TimeoutError", 3)
+        connection = await site.broker.connect("consumer")
+        channel = await connection.open_channel()
+        await channel.qos(1)
+        await channel.consume("busy.dlq", lambda _: None)
+        async with site.operations() as operations:
+            await operations.open_session("mail.dlq")
+            job = await operations.start(
+                RedriveRequest(
+                    queue="billing.dlq", selection=FromHead(), reason="x", pace=Pace(rate=0.001)
+                )
+            )
+            await asyncio.sleep(6)  # until the numbers of the management API are new
+            found = await operations.errors(survey=True)
+            why = {one.queue: one.why_not for one in found.queues}
+            assert why["orders.dlq"] == ""
+            assert "consumers" in why["busy.dlq"]
+            assert job.id in why["billing.dlq"]
+            assert why["mail.dlq"] == "somebody looks into it"
+            assert "come back 21 times" in why["ledger.dlq"]
+            assert found.messages == 3
+            await operations.cancel(job.id)
+            await operations.wait(job.id)
+
+
+@in_virtual_time
+async def test_depths_are_kept_and_surveys_come_by_themselves(tmp_path: Path) -> None:
+    """Every five minutes a depth; a survey as often as is wanted; old depths become fewer."""
+    clock = LoopClock(lambda: 1_800_000_000.0)
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        await site.fail("orders.dlq", "TimeoutError", 5)
+        async with site.operations() as operations:
+            keeping = asyncio.create_task(operations.surveys.keep(600.0))
+            await asyncio.sleep(1000)
+            await site.fail("orders.dlq", "TimeoutError", 2)
+            await asyncio.sleep(1000)
+            assert (await operations.errors()).items[0].count == 7
+            assert (await operations.errors()).survey_s == 600.0
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        async with site.operations() as later:
+            trend = await later.trend("orders.dlq")
+            assert [one.messages for one in trend.samples] == [5, 5, 5, 5, 7, 7, 7]
+            assert trend.arrived == 2

@@ -1,0 +1,225 @@
+"""Careful jobs on brokers that nobody declared to us: they stop while the cause is not repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
+from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.deadletters.contract import JobState
+from hopback.deadletters.discovery import dead_letter_queues
+from hopback.deadletters.requests import RAMP, FromHead, Pace, RedriveRequest
+from hopback.deadletters.service import Operations
+from hopback.deadletters.watch_time import WatchTimer
+from hopback.message import Message, Properties, Received
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue, QueueType, Topology
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.message import Delivery
+
+_COUNT = 60
+
+
+def _topology(tiers: dict[str, int], kind: QueueType = QueueType.CLASSIC) -> Topology:
+    """A queue that rejects to its dead-letter queue, and retry queues that come back to it."""
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
+    rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work.dlq"}
+    return Topology(
+        "foreign",
+        queues=(
+            Queue("work", type=kind, arguments=rests),
+            Queue("work.dlq", type=kind),
+            *(
+                Queue(name, arguments={**back, "x-message-ttl": seconds * 1000})
+                for name, seconds in tiers.items()
+            ),
+        ),
+    )
+
+
+class _Plant:
+    """A foreign application: its consumer waits in each retry queue, then rejects."""
+
+    def __init__(self, broker: EmbeddedBroker, laps: list[str]) -> None:
+        self.broker = broker
+        self.laps = laps
+        self.repaired = False
+        self.handled = 0
+        self.waited = Counter[bytes]()
+
+    async def run(self) -> None:
+        connection = await self.broker.connect("consumer")
+        channel = await connection.open_channel()
+
+        def handle(delivery: Delivery) -> None:
+            if self.repaired:
+                self.handled += 1
+                channel.ack(delivery.tag)
+                return
+            waited = self.waited[delivery.body]
+            self.waited[delivery.body] += 1
+            if waited < len(self.laps):
+                onwards = Message("", self.laps[waited], delivery.body, delivery.properties)
+                fate = channel.publish(onwards)
+                fate.add_done_callback(lambda _: channel.ack(delivery.tag))
+            else:
+                del self.waited[delivery.body]
+                channel.nack(delivery.tag, requeue=False)
+
+        await channel.consume("work", handle)
+
+
+@asynccontextmanager
+async def _plant(
+    tiers: dict[str, int], laps: list[str], kind: QueueType = QueueType.CLASSIC
+) -> AsyncIterator[tuple[_Plant, Operations]]:
+    """The application with dead letters of its own making, and operations that know no design."""
+    # A quorum queue of 3.10 has no limit of its own; one of 4.x is refused before anything begins.
+    broker = EmbeddedBroker(
+        version=BrokerVersion(3, 10) if kind is QueueType.QUORUM else BrokerVersion(4, 0)
+    )
+    connection = await broker.connect("set up")
+    await declare(connection, _topology(tiers, kind))
+    channel = await connection.open_channel()
+    plant = _Plant(broker, laps)
+    await plant.run()
+    for number in range(_COUNT):
+        await channel.publish(Message("", "work", b"%d" % number, Properties(delivery_mode=2)))
+    async with Operations(
+        broker, management=EmbeddedManagement(broker), clock=LoopClock(time.time)
+    ) as operations:
+        while (await operations.queue("work.dlq")).messages != _COUNT:
+            await _pass(1)
+        yield plant, operations
+    await connection.close()
+
+
+async def _pass(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+def _careful(**pace: Any) -> RedriveRequest:
+    return RedriveRequest(
+        queue="work.dlq", selection=FromHead(), reason="try", pace=Pace(ramp=RAMP, **pace)
+    )
+
+
+@pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
+@pytest.mark.parametrize(
+    ("tiers", "laps", "watched"),
+    [
+        ({"work.retry": 2}, ["work.retry"] * 2, 14),
+        ({"work.retry": 4}, ["work.retry"] * 2, 23),
+        ({"work.10s": 10, "work.60s": 60}, ["work.10s", "work.60s"], 110),
+        ({"work.60s": 60}, ["work.60s"] * 3, 275),
+        ({}, [], 5),
+    ],
+)
+@in_virtual_time
+async def test_a_cause_that_is_not_repaired_stops_the_job_in_its_first_stage(
+    tiers: dict[str, int], laps: list[str], watched: float, kind: QueueType
+) -> None:
+    """The dry run says how long is watched, and one message is all that is sent into the trouble."""
+    async with _plant(tiers, laps, kind) as (_, operations):
+        plan = await operations.plan(_careful())
+        assert plan.watch_s == pytest.approx(watched, abs=3)
+        assert plan.target == "to queue work"
+        job = await operations.wait((await operations.start(_careful())).id)
+        assert (job.state, job.counts.done) == (JobState.STOPPED, 1)
+        assert "not repaired" in job.reason
+        assert job.watch_s == pytest.approx(plan.watch_s, abs=3)
+        assert (await operations.queue("work.dlq")).messages == _COUNT
+
+
+@in_virtual_time
+async def test_what_goes_wrong_later_stops_the_rest() -> None:
+    """The cause is repaired for the first stages and breaks again: the whole job is watched."""
+    async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
+        plant.repaired = True
+        job = await operations.start(_careful(rate=0.5))
+        while plant.handled < sum(RAMP):
+            await _pass(1)
+        plant.repaired = False
+        ended = await operations.wait(job.id)
+        assert ended.state is JobState.STOPPED
+        assert sum(RAMP) < ended.counts.done <= _COUNT
+
+
+@in_virtual_time
+async def test_came_back_is_a_number_only_where_it_was_counted() -> None:
+    """A careful job that ends well counted none; one that does not watch cannot know."""
+    async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
+        plant.repaired = True
+        half = RedriveRequest(queue="work.dlq", selection=FromHead(30), reason="a")
+        first = await operations.wait((await operations.start(half)).id)
+        assert (first.state, first.counts.came_back) == (JobState.COMPLETED, None)
+        rest = await operations.wait((await operations.start(_careful())).id)
+        assert (rest.state, rest.counts.came_back) == (JobState.COMPLETED, 0)
+
+
+@in_virtual_time
+async def test_what_did_not_wait_to_see_does_not_know_what_came_back() -> None:
+    """Everything comes back after a job that ended at once: its count says that nobody knows."""
+    async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (_, operations):
+        plain = RedriveRequest(queue="work.dlq", selection=FromHead(), reason="b")
+        job = await operations.wait((await operations.start(plain)).id)
+        assert (job.state, job.counts.came_back, job.watch_s) == (JobState.COMPLETED, None, None)
+        await _pass(30)
+        assert await operations.came_back(job.id) == _COUNT
+        assert (await operations.job(job.id)).counts.came_back == _COUNT
+
+
+@in_virtual_time
+async def test_an_active_job_is_named_by_the_dry_run() -> None:
+    """What would be refused at the last step is said at the first."""
+    async with _plant({}, []) as (plant, operations):
+        plant.repaired = True
+        running = await operations.start(_careful(rate=0.01))
+        plan = await operations.plan(_careful())
+        assert plan.conflict is not None
+        assert plan.conflict.id == running.id
+        assert not plan.may_start
+        assert "active job" in plan.flaws[0]
+        detail = await operations.queue("work.dlq")
+        assert detail.foreign_consumers == 0
+        await operations.cancel(running.id)
+        await operations.wait(running.id)
+
+
+def test_a_message_with_its_own_expiration_tells_how_long_it_waited() -> None:
+    """Retry queues without a time to live of their own: each message brings one."""
+    (source,) = dead_letter_queues(_topology({}))
+    entry: dict[str, Any] = {
+        "queue": "work.later", "reason": "expired", "count": 3, "exchange": "", "routing-keys": [],
+        "original-expiration": "20000",
+    }  # fmt: skip
+    timer = WatchTimer(source)
+    timer.see(Received("work.dlq", "", "", b"", Properties(headers={"x-death": [entry]})))
+    assert timer.time.seconds == 95.0
+    assert "3 waits in work.later" in timer.time.text
+
+
+@pytest.mark.parametrize("count", [2**62, -1])
+def test_no_message_can_make_a_job_wait_for_ever(count: int) -> None:
+    """Whatever an `x-death` says, the watch is bounded, and its words say what is lacking."""
+    (source,) = dead_letter_queues(_topology({"work.retry": 5}))
+    entry: dict[str, Any] = {
+        "queue": "work.retry",
+        "reason": "expired",
+        "count": count,
+        "time": count,
+    }
+    timer = WatchTimer(source)
+    timer.see(Received("work.dlq", "", "", b"", Properties(headers={"x-death": [entry]})))
+    assert 5.0 <= timer.time.seconds <= 480.0
