@@ -24,9 +24,10 @@ _PATIENCE_S = 30
 
 
 class PageServer:
-    """Runs while the block lasts. `admin` is for `create_app`."""
+    """Runs while the block lasts, on a free port unless one is named. `admin` is for `create_app`."""
 
-    def __init__(self, **admin: Any) -> None:
+    def __init__(self, *, port: int = 0, **admin: Any) -> None:
+        self._port = port
         self._admin = admin
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="page server")
@@ -56,7 +57,7 @@ class PageServer:
         with tempfile.TemporaryDirectory() as folder:
             async with seeded(Path(folder), **self._admin) as self.stage:
                 config = uvicorn.Config(
-                    self.stage.asgi, port=0, log_config=None, timeout_graceful_shutdown=1
+                    self.stage.asgi, port=self._port, log_config=None, timeout_graceful_shutdown=1
                 )
                 self._server = uvicorn.Server(config)
                 serving = asyncio.create_task(self._server.serve())

@@ -42,6 +42,10 @@ _POSTGRES = "postgresql://nobody@localhost/none"
         ("import hopback.observe.metrics", "prometheus_client", "metrics"),
         ("import hopback.runtime.tracing", "opentelemetry", "tracing"),
         (_MANAGEMENT, "httpx", "management"),
+        ("import hopback.integrations.faststream", "faststream", "faststream"),
+        ("import hopback.integrations.aio_pika", "aio_pika", "aio-pika"),
+        ("import hopback.integrations.pika", "pika", "pika"),
+        ("import hopback.integrations.celery", "celery", "celery"),
         (
             "from hopback.deadletters.archive import check_writable; check_writable('x.jsonl.zst')",
             "zstandard",

@@ -104,7 +104,7 @@ async def seeded(
     await publish(broker, *_orders())
     declared = (shop.app.topology, DESIGNS["file-pipeline"].build())
     view = EmbeddedManagement(broker)
-    settings = Settings(exports=exports)
+    settings = Settings(exports=exports, editing=True)
     async with Operations(
         broker, management=view, topologies=declared, settings=settings
     ) as operations:

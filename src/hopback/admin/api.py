@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from hopback.admin.auth import address_of, forbidden, unauthorized
-from hopback.admin.problems import Refused, problem_response, refusal_of
+from hopback.admin.problems import Refused, problem_response
 from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, encode
 from hopback.errors import BadRequest
@@ -206,7 +206,7 @@ def api_routes(endpoints: Iterable[ApiEndpoint], services: Services) -> list[Rou
     rows: dict[str, dict[str, ApiEndpoint]] = {}
     for each in endpoints:
         rows.setdefault(each.path, {})[each.method] = each
-    return [_route(path, methods, services) for path, methods in rows.items()]
+    return [_route(services.prefix + path, methods, services) for path, methods in rows.items()]
 
 
 def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Route:
@@ -215,7 +215,7 @@ def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Ro
         try:
             return await _answer(methods[method], request, services)
         except Exception as error:
-            refused = refusal_of(error)
+            refused = services.placed_refusal(error)
             if refused is None:
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
@@ -233,7 +233,7 @@ async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -
     query, body = _query(endpoint.query, request), await _body(endpoint, request)
     call: Call[Any, Any] = Call(request, services, principal, params, query, body)
     try:
-        return _response(endpoint, await endpoint.call(call))
+        return _response(endpoint, await endpoint.call(call), services)
     except Refused as refused:
         if refused.status == 403 and request.method in _UNSAFE:
             await services.denied(principal, request, refused, queue)
@@ -249,7 +249,7 @@ async def admit(
         found = await services.gate.identify(request)
         if found is None:
             raise unauthorized("Missing Authorization header.")
-        principal = found
+        principal = services.asking(found)
         services.gate.take_turn(principal.id)
         if not permits(principal):
             raise forbidden()
@@ -287,14 +287,18 @@ async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
         raise Refused(422, "invalid", f"The body: {error}.") from error
 
 
-def _response(endpoint: ApiEndpoint, found: object) -> Response:
+def _response(endpoint: ApiEndpoint, found: object, services: Services) -> Response:
     if isinstance(found, Response):
         return found
     answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found)
     status = answer.status or endpoint.status
-    content = b"" if answer.value is None else encode(answer.value)
+    content = b"" if answer.value is None else encode(services.placed(answer.value))
     media = None if answer.value is None else JSON
-    return Response(content, status, dict(answer.headers), media)
+    headers = {
+        name: services.prefix + value if name == "Location" else value
+        for name, value in answer.headers
+    }
+    return Response(content, status, headers, media)
 
 
 async def _admitted(services: Services, request: Request) -> Principal:

@@ -12,13 +12,15 @@ from hopback import __version__
 from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.problems import Refused
-from hopback.admin.roles import EVERYTHING, Grant, Role
+from hopback.admin.roles import EVERYTHING, Role
 from hopback.deadletters.contract import AuditEntry, AuditList, Moment
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import HopbackError
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hopback.admin.services import Services
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "NewKey",
     "ReadyAnswer",
     "key_answer",
+    "metrics_of",
     "metrics_text",
 ]
 
@@ -144,7 +147,7 @@ async def _list_keys(call: Call[Empty, None]) -> KeyList:
     """The API keys, without their secrets."""
     ring = call.services.gate.keys
     await ring.refresh(call.services.clock.now())
-    items = [key_answer(key) for key in ring.keys]
+    items = [key_answer(key) for key in call.services.keys]
     return KeyList(items, len(items))
 
 
@@ -157,7 +160,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
     now = services.clock.now()
     secret, key = new_key(
         body.name,
-        Grant(body.role, tuple(body.queues) or EVERYTHING),
+        services.grant(body.role, tuple(body.queues) or EVERYTHING),
         expires=now + body.days * _DAY_S,
         made_by=call.principal.name,
         now=now,
@@ -171,10 +174,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
 @ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, Reach.EVERYWHERE, status=204)
 async def _delete_key(call: Call[Empty, None]) -> None:
     """Let a key open no more."""
-    key_id = call.path["key"]
-    key = await call.services.gate.keys.remove(key_id)
-    if key is None:
-        raise Refused(404, "not-found", f"There is no key {key_id!r}.")
+    key = await call.services.remove_key(call.path["key"])
     details = {"key": key.id, "name": key.name}
     await call.operations.note("key.delete", details=details)
 
@@ -222,24 +222,37 @@ async def _metrics(call: Call[Empty, None]) -> Response:
 
 
 async def metrics_text(services: Services) -> str:
-    """Depths and jobs for Prometheus, from the cached sweep."""
-    swept = await services.sweep.get_or_last()
+    """Depths and jobs of one broker for Prometheus, from the cached sweep."""
+    await services.sweep.get_or_last()
+    return metrics_of([services])
+
+
+def metrics_of(brokers: Sequence[Services], *, labelled: bool = False) -> str:
+    """The metrics of these brokers as they were last read; `labelled` says of each whose it is."""
+    up, dead_letters, sessions = [], [], []
+    for each in brokers:
+        name = f'broker="{_escaped(each.name)}"' if labelled else ""
+        alone, beside = (f"{{{name}}}", f"{name},") if name else ("", "")
+        swept = each.sweep.known
+        up.append(
+            f"hopback_admin_broker_up{alone} {int(swept is not None and swept.error is None)}"
+        )
+        dead_letters += [
+            f'hopback_dead_letters{{{beside}queue="{_escaped(one.queue)}"}} {one.depth.total}'
+            for one in (() if swept is None else swept.queues)
+            if one.depth.total is not None
+        ]
+        sessions.append(f"hopback_admin_sessions{alone} {len(each.operations.sessions())}")
     lines = [
         "# HELP hopback_admin_broker_up Whether the broker answered the last sweep.",
         "# TYPE hopback_admin_broker_up gauge",
-        f"hopback_admin_broker_up {int(swept.error is None)}",
+        *up,
         "# HELP hopback_dead_letters Messages in each dead-letter queue.",
         "# TYPE hopback_dead_letters gauge",
-    ]
-    lines += [
-        f'hopback_dead_letters{{queue="{_escaped(each.queue)}"}} {each.depth.total}'
-        for each in swept.queues
-        if each.depth.total is not None
-    ]
-    lines += [
+        *dead_letters,
         "# HELP hopback_admin_sessions Open browse sessions.",
         "# TYPE hopback_admin_sessions gauge",
-        f"hopback_admin_sessions {len(services.operations.sessions())}",
+        *sessions,
     ]
     return "\n".join(lines) + "\n"
 

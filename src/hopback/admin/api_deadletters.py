@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
 from hopback.admin.auth import forbidden
-from hopback.admin.events import job_events
+from hopback.admin.events import job_events, search_events
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
 from hopback.deadletters import contract, requests
+from hopback.deadletters.candidates import CandidateList, QueueAnswer
 from hopback.deadletters.contract import (
     EditedCopy,
     FailureList,
@@ -43,6 +44,8 @@ from hopback.deadletters.requests import (
     RetryRequest,
     SessionRequest,
 )
+from hopback.deadletters.search import SearchRequest
+from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 from hopback.headers import timestamp
 from hopback.renamed import old_names
 
@@ -70,9 +73,9 @@ class MessagesQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GroupQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to group by."""
+    """What to group by: one of `GroupBy`, or a `header.NAME` or `payload.PATH`."""
 
-    by: GroupBy = GroupBy.FINGERPRINT
+    by: Annotated[str, Meta(max_length=512)] = GroupBy.FINGERPRINT.value
     filter: _Filter = ""
 
 
@@ -122,10 +125,73 @@ async def _show_overview(call: Call[Empty, None]) -> Overview:
     return Overview(items, len(items), Moment(swept.at), round(swept.age(now), 3))
 
 
+@DEADLETTERS.row("GET", "/admin/dlq/candidates", Role.VIEWER, answer=CandidateList)
+async def _list_candidates(call: Call[Empty, None]) -> CandidateList:
+    """Queues with messages and no consumer: are they dead letters? And what was answered before."""
+    found = await call.operations.candidates()
+    items = tuple(one for one in found.items if call.principal.allows(Role.VIEWER, one.queue))
+    answers = tuple(one for one in found.answers if call.principal.allows(Role.VIEWER, one.queue))
+    return CandidateList(items, len(items), sum(one.messages for one in items), answers)
+
+
+@DEADLETTERS.row(
+    "PUT", "/admin/dlq/candidates", Role.ADMIN, body=QueueAnswer, status=204, errors=(404,)
+)
+async def _answer_candidate(call: Call[Empty, QueueAnswer]) -> None:
+    """Say that a queue holds dead letters, or none; `forget` takes that back."""
+    call.need(Role.ADMIN, call.body.queue)
+    await call.operations.answer_candidate(call.body)
+
+
 @DEADLETTERS.row("GET", "/admin/dlq/queues/{queue}", Role.VIEWER, Reach.QUEUE, answer=QueueDetail)
 async def _show_queue(call: Call[Empty, None]) -> QueueDetail:
     """A dead-letter queue: type, cost of looking, targets, depth with its age."""
     return await call.operations.queue(call.path["queue"])
+
+
+@DEADLETTERS.row("GET", "/admin/dlq/errors", Role.OPERATOR, Reach.EVERYWHERE, answer=ErrorOverview)
+async def _list_errors(call: Call[Empty, None]) -> ErrorOverview:
+    """The errors of all queues, by the last survey of each; what is new since yesterday is marked."""
+    return await call.operations.errors()
+
+
+@DEADLETTERS.row(
+    "POST", "/admin/dlq/errors/survey", Role.OPERATOR, Reach.EVERYWHERE, answer=ErrorOverview
+)
+async def _survey_queues(call: Call[Empty, None]) -> ErrorOverview:
+    """Survey now every queue that looking does not harm and that nobody works on."""
+    return await call.operations.errors(survey=True)
+
+
+@DEADLETTERS.row(
+    "GET", "/admin/dlq/queues/{queue}/trend", Role.VIEWER, Reach.QUEUE, answer=QueueTrend
+)
+async def _show_trend(call: Call[Empty, None]) -> QueueTrend:
+    """How the depth of a queue went, for a month; kept in the store."""
+    return await call.operations.trend(call.path["queue"])
+
+
+@DEADLETTERS.row(
+    "POST",
+    "/admin/dlq/search",
+    Role.OPERATOR,
+    body=SearchRequest,
+    media=("text/event-stream",),
+    errors=(404, 409),
+)
+async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
+    """Look through whole queues, one or all, as server-sent events of type `search`; leaving cancels."""
+    asked = call.body
+    for queue in asked.queues:
+        call.need(Role.OPERATOR, queue)
+    if not asked.queues:
+        known = await call.operations.queues()
+        names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
+        asked = structs.replace(asked, queues=tuple(names))
+    found = call.operations.search(asked)
+    # What is wrong with the question is told before the stream begins: with a status of its own.
+    first = await anext(found)
+    return call.services.streams.open(search_events(first, found), call.principal)
 
 
 @DEADLETTERS.row(
@@ -292,6 +358,8 @@ async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     call.need(Role.OPERATOR, call.body.queue)
     if call.body.selection.ids and not call.body.selection.session:
         raise Refused(422, "invalid", "selection.ids: expected selection.session beside them.")
+    if call.body.change:
+        call.need(Role.ADMIN, call.body.queue)
     request = call.body.request(key=_key(call), operation=call.correlation)
     if isinstance(request, RedriveRequest):
         await need_target(call.operations, call.principal, request.queue, request.target)
@@ -330,7 +398,7 @@ async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
 async def _follow_job(call: Call[Empty, None]) -> Response:
     """The job now and after every change, as server-sent events of type `job`."""
     job = await _visible_job(call)
-    events = job_events(call.operations.events(job.id))
+    events = job_events(call.operations.events(job.id), call.services.placed)
     return call.services.streams.open(events, call.principal)
 
 

@@ -8,21 +8,29 @@ import os
 import re
 import secrets
 from contextlib import asynccontextmanager, suppress
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
+from hopback.admin.alert_sending import AlertSender
+from hopback.admin.alerting import Alerting, AlertSource
 from hopback.admin.api import admit, api_routes, sent_path
 from hopback.admin.api_access import ACCESS
+from hopback.admin.api_alerts import ALERTS
+from hopback.admin.api_brokers import BROKERS
 from hopback.admin.api_deadletters import DEADLETTERS
+from hopback.admin.api_notes import NOTES
 from hopback.admin.api_topology import TOPOLOGY
+from hopback.admin.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
 from hopback.admin.auth import (
     Gate,
     Jwks,
@@ -39,11 +47,13 @@ from hopback.admin.events import EventStreams
 from hopback.admin.keys import KeyRing
 from hopback.admin.livebroker import LiveBroker
 from hopback.admin.openapi import openapi_document
-from hopback.admin.overview import Sweep
+from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import problem_page
 from hopback.admin.pages_access import ACCESS_PAGES, sign_in_routes
+from hopback.admin.pages_alerts import ALERT_PAGES
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
+from hopback.admin.pages_notes import NOTE_PAGES
 from hopback.admin.pages_topology import TOPOLOGY_PAGES
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 from hopback.admin.rendering import renderer
@@ -51,19 +61,22 @@ from hopback.admin.roles import Role
 from hopback.admin.services import Denials, Services, who, write_denial
 from hopback.admin.settings import AdminSettings
 from hopback.clock import SystemClock
+from hopback.deadletters.archive import forget_exports
 from hopback.deadletters.journal import Retention, forget_old
+from hopback.deadletters.named_brokers import broker_path
+from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from jinja2 import Environment
     from starlette.requests import Request
-    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from hopback.admin.api import ApiEndpoint
     from hopback.admin.auth import EndedSessions
     from hopback.admin.keys import KeyStore
+    from hopback.admin.oidc import OidcSessionStore
     from hopback.admin.settings import RequestLimits
     from hopback.broker.port import Broker
     from hopback.clock import Clock
@@ -77,6 +90,8 @@ __all__ = [
     "CONTENT_SECURITY_POLICY",
     "ENDPOINTS",
     "LOOPBACK",
+    "AdminBroker",
+    "BrokerPaths",
     "Shell",
     "create_app",
     "host_of",
@@ -84,19 +99,34 @@ __all__ = [
     "too_large",
 ]
 
-ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *TOPOLOGY, *ACCESS)
-"""Every row of the API."""
+ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS)
+"""Every row of the API of one broker."""
 
 _LOG = logging.getLogger("hopback.admin")
 
 _COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most so much late
 
+_TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
+
+_DAY_S = 86_400.0  # seconds
 _RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
 
 _BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names under which a service that asks nobody who they are may be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminBroker:
+    """A broker beside the first: its name, the operations on it, and what they were made with."""
+
+    name: str
+    operations: Operations
+    broker: Broker
+    view: LiveView | None = None
+    vhost: str = "/"
+    topologies: tuple[Topology, ...] = ()
 
 
 def create_app(
@@ -112,6 +142,9 @@ def create_app(
     link: str | None = None,
     keys: KeyStore | None = None,
     ended: EndedSessions | None = None,
+    oidc: OidcSessionStore | None = None,
+    name: str = "",
+    others: Sequence[AdminBroker] = (),
 ) -> ASGIApp:
     """The admin service as an ASGI application.
 
@@ -119,29 +152,34 @@ def create_app(
     come in is in `settings`; without tokens and keys there, nobody is asked and only this machine is
     served. `link` is a secret that opens as an admin, once: the login link of the dev mode. `keys` is where
     API keys are kept that are made here (`hopback.store.keys.KeyTable`), `ended` where sessions that were
-    signed out (`hopback.store.keys.EndedSessionTable`); without, both end with the process.
+    signed out (`hopback.store.keys.EndedSessionTable`), `oidc` where those by a provider
+    (`hopback.store.keys.OidcSessionTable`); without, all of them end with the process.
+
+    `others` are further brokers, each served below `/brokers/NAME`; `name` is that of the first, which is
+    served there as well as under the paths without a name.
     """
     settings = settings or AdminSettings()
     clock = clock or SystemClock()
-    services = Services(
-        operations,
-        LiveBroker(broker, view, clock, vhost=vhost, declared=topologies),
-        _gate(
-            settings, os.environ if environment is None else environment, clock, link, keys, ended
-        ),
-        Sweep(operations.queues, clock),
-        settings,
-        clock,
-        Denials(clock, lambda denial: write_denial(operations, denial)),
-        EventStreams(settings.limits),
-    )
+    environment = os.environ if environment is None else environment
+    gate = _gate(settings, environment, clock, link, keys, ended, oidc)
+    first = AdminBroker(name, operations, broker, view, vhost, tuple(topologies))
+    brokers = _services((first, *others), settings, environment, clock, gate)
+    services = replace(brokers[0], prefix="")
     templates = renderer()
+    named = {
+        each.name: Router([*_broker_routes(each), *page_routes(each, templates)])
+        for each in brokers
+        if each.prefix
+    }
     inner = Starlette(
         routes=[
-            *_documented(services),
-            *api_routes(ENDPOINTS, services),
-            Route("/openapi.json", _openapi),
+            *_broker_routes(services),
+            *api_routes(BROKERS, services),
+            Route("/openapi.json", _openapi(tuple(named))),
+            *sign_in_routes(services, templates),
             *page_routes(services, templates),
+            Mount("/static", _Files(directory=Path(__file__).with_name("static"))),
+            *([BrokerPaths(named)] if named else []),
         ],
         exception_handlers={
             400: _refusing(services, templates, _BAD_PATH),
@@ -152,8 +190,56 @@ def create_app(
         },
         lifespan=_lifespan(services),
     )
-    hosts = None if services.gate.asks_who else LOOPBACK
+    hosts = None if gate.asks_who else LOOPBACK
     return Shell(inner, limits=settings.limits, hosts=hosts)
+
+
+def _services(
+    served: Sequence[AdminBroker],
+    settings: AdminSettings,
+    environment: Mapping[str, str],
+    clock: Clock,
+    gate: Gate,
+) -> list[Services]:
+    """What the answers about each broker are made from; gate, streams and alerts are those of all."""
+    parts = [(each, Sweep(each.operations.queues, clock), Insights()) for each in served]
+    senders = {
+        target.name: AlertSender(target, environment, clock, settings.alerts.link)
+        for target in settings.alerts.targets
+    }
+    sources = [
+        AlertSource(each.name, sweep, each.operations.jobs, each.operations.surveys.by_queue)
+        for each, sweep, _ in parts
+    ]
+    book = served[0].operations.alert_book
+    alerting = Alerting(settings.alerts, book, sources, senders, clock)
+    streams = EventStreams(settings.limits)
+    brokers: list[Services] = []
+    for each, sweep, insights in parts:
+        live = LiveBroker(each.broker, each.view, clock, vhost=each.vhost, declared=each.topologies)
+        made = Services(
+            each.operations,
+            live,
+            gate,
+            sweep,
+            settings,
+            clock,
+            Denials(clock, partial(write_denial, each.operations)),
+            streams,
+            alerting,
+            insights,
+            name=each.name,
+            prefix=broker_path(each.name) if each.name else "",
+            is_first=not brokers,
+            brokers=brokers,
+        )
+        brokers.append(made)
+    return brokers
+
+
+def _broker_routes(services: Services) -> list[Route]:
+    """The API of one broker, below its prefix."""
+    return [*_documented(services), *api_routes(ENDPOINTS, services)]
 
 
 def _gate(
@@ -163,6 +249,7 @@ def _gate(
     link: str | None,
     store: KeyStore | None,
     ended: EndedSessions | None,
+    oidc: OidcSessionStore | None,
 ) -> Gate:
     auth, limits = settings.auth, settings.limits
     keys = KeyRing(auth.keys, store)
@@ -180,17 +267,31 @@ def _gate(
             else Jwks(lambda: fetch_json(jwt.jwks_url), clock)
         )
         tokens = TokenReader(jwt, auth.grants, source)
+    secret, seconds = secret or new_secret(), auth.session_hours * 3600
+    sign_in = None
+    if auth.oidc is not None:
+        from hopback.admin.oidc import MemoryOidcSessions, OidcSignIn
+
+        variable = auth.oidc.client_secret_env
+        sign_in = OidcSignIn(
+            auth.oidc,
+            auth.grants,
+            client_secret=environment[variable] if variable else "",
+            session_secret=secret,
+            session_s=seconds,
+            store=oidc or MemoryOidcSessions(),
+            clock=clock,
+        )
     return Gate(
         clock=clock,
-        cookies=SessionCookies(
-            secret or new_secret(), keys, seconds=auth.session_hours * 3600, ended=ended
-        ),
+        cookies=SessionCookies(secret, keys, seconds=seconds, ended=ended, oidc=sign_in),
         keys=keys,
         turns=TurnKeeper(limits.requests_per_second, limits.burst, clock.now),
         sign_ins=TurnKeeper(limits.sign_ins_per_minute / 60, limits.sign_ins_per_minute, clock.now),
         failures=TurnKeeper(limits.failures_per_minute / 60, limits.failures_per_minute, clock.now),
         tokens=tokens,
         link=None if link is None else LoginLink(link),
+        oidc=sign_in,
         asks_who=settings.asks_who or link is not None,
     )
 
@@ -215,16 +316,21 @@ def _documented(services: Services) -> list[Route]:
     async def read() -> tuple[QueueSummary, ...]:
         return (await services.sweep.get()).queues
 
-    return documented_routes(services.operations, authorize, services.clock, read=read)
+    return documented_routes(
+        services.operations, authorize, services.clock, read=read, prefix=services.prefix
+    )
 
 
-async def _openapi(_request: Request) -> Response:
-    return Response(_openapi_json(), media_type="application/json")
+def _openapi(brokers: tuple[str, ...]) -> Callable[[Request], Awaitable[Response]]:
+    @cache
+    def written() -> bytes:
+        rows = (*ENDPOINTS, *BROKERS)
+        return msgspec.json.encode(openapi_document(rows, DOCUMENTED_PATHS, brokers))
 
+    async def answer(_request: Request) -> Response:
+        return Response(written(), media_type="application/json")
 
-@cache
-def _openapi_json() -> bytes:
-    return msgspec.json.encode(openapi_document(ENDPOINTS, DOCUMENTED_PATHS))
+    return answer
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:
@@ -258,18 +364,35 @@ def _lifespan(services: Services) -> Any:
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         """Keep the sweep and the counts of refusals going while the service runs."""
+        between_s = BETWEEN_SWEEPS_S / len(services.brokers)
         tasks = [
-            asyncio.create_task(services.sweep.run(), name="sweep"),
+            asyncio.create_task(each.sweep.run(between_s * number), name=f"sweep {each.name}")
+            for number, each in enumerate(services.brokers)
+        ]
+        tasks += [
             asyncio.create_task(_write_counts(services), name="counts of refusals"),
             asyncio.create_task(_keep_retention(services), name="retention"),
         ]
+        if services.settings.jobs.take_over:
+            tasks.append(asyncio.create_task(_take_over(services), name="take over jobs"))
+        minutes = services.settings.deadletters.survey_minutes
+        tasks += [
+            asyncio.create_task(
+                each.operations.surveys.keep(minutes * 60.0 if minutes else None),
+                name=f"surveys {each.name}",
+            )
+            for each in services.brokers
+        ]
+        if services.alerting.has_rules:
+            tasks.append(asyncio.create_task(services.alerting.run(), name="alerts"))
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await services.denials.flush(everything=True)
+            for each in services.brokers:
+                await each.denials.flush(everything=True)
 
     return lifespan
 
@@ -277,16 +400,37 @@ def _lifespan(services: Services) -> Any:
 async def _write_counts(services: Services) -> None:
     while True:
         await asyncio.sleep(_COUNTS_EVERY_S)
-        await services.denials.flush()
+        for each in services.brokers:
+            await each.denials.flush()
+
+
+async def _take_over(services: Services) -> None:
+    """Go on with jobs whose processes are gone, of every broker that answers."""
+    while True:
+        await asyncio.sleep(_TAKE_OVER_EVERY_S)
+        for each in services.brokers:
+            try:
+                for job in await each.operations.take_over():
+                    _LOG.warning(
+                        "job %s of %s goes on here: its process is gone", job.id, job.queue
+                    )
+            except HopbackError as error:  # a broker or database that is away is asked again
+                _LOG.info("jobs of %s could not be looked after: %s", each.live.address, error)
 
 
 async def _keep_retention(services: Services) -> None:
     """Delete what is older than it is kept: now, and again in a while."""
     said = services.settings.retention
     retention = Retention(said.audit_days, said.job_days)
+    operations = services.operations
     while True:
         try:
-            await forget_old(services.operations.journal, services.clock, retention)
+            await forget_old(operations.journal, services.clock, retention)
+            if said.export_days and operations.settings.exports is not None:
+                before = services.clock.now() - said.export_days * _DAY_S
+                gone = await asyncio.to_thread(forget_exports, operations.settings.exports, before)
+                if gone:
+                    await operations.note("exports.retention", details={"files": gone})
         except Exception as error:  # a database that is away today is tried again
             _LOG.warning("old jobs and audit could not be deleted", exc_info=error)
         await asyncio.sleep(_RETENTION_EVERY_S)
@@ -318,8 +462,7 @@ class Shell:
         self, app: ASGIApp, *, limits: RequestLimits, hosts: frozenset[str] | None
     ) -> None:
         self._app = app
-        self._most = limits.request_bytes
-        self._seconds = limits.request_seconds
+        self._limits = limits
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -334,8 +477,11 @@ class Shell:
         scope["state"] = {**scope.get("state", {}), "correlation": correlation}
         sending = _Sending(send, correlation)
         try:
-            self._check(headers)
-            await self._app(scope, _bounded(receive, self._most, self._seconds), sending)
+            imports = IMPORT_PATH.fullmatch(sent_path(scope)) is not None
+            most = self._limits.import_bytes if imports else self._limits.request_bytes
+            seconds = self._limits.import_seconds if imports else self._limits.request_seconds
+            self._check(headers, most)
+            await self._app(scope, _bounded(receive, most, seconds), sending)
         except Exception as error:  # the last resort: what nobody caught is answered and logged
             refused = refusal_of(error)
             if refused is None:
@@ -346,7 +492,7 @@ class Shell:
             elif not sending.ended:
                 raise  # a cut answer must not look like a whole one: the server closes the line
 
-    def _check(self, headers: Headers) -> None:
+    def _check(self, headers: Headers, most: int) -> None:
         if self._hosts is not None and host_of(headers) not in self._hosts:
             raise Refused(
                 421,
@@ -356,8 +502,8 @@ class Shell:
         length = headers.get("content-length", "0")
         if not re.fullmatch(r"[0-9]{1,18}", length):
             raise Refused(400, "bad-request", "Content-Length: expected a number.")
-        if int(length) > self._most:
-            raise too_large(self._most)
+        if int(length) > most:
+            raise too_large(most)
 
 
 class _Sending:
@@ -436,8 +582,36 @@ class _Files(StaticFiles):
 
 
 def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
-    """The routes of the page, with its files and its live line."""
-    parts = (DEADLETTER_PAGES, JOB_PAGES, TOPOLOGY_PAGES, ACCESS_PAGES)
-    pages = [route for part in parts for route in part.routes(services, templates)]
-    files = _Files(directory=Path(__file__).with_name("static"))
-    return [*sign_in_routes(services, templates), *pages, Mount("/static", files)]
+    """The routes of one broker's pages, with their live lines."""
+    parts = (
+        DEADLETTER_PAGES,
+        ARCHIVE_PAGES,
+        NOTE_PAGES,
+        JOB_PAGES,
+        ALERT_PAGES,
+        TOPOLOGY_PAGES,
+        ACCESS_PAGES,
+    )
+    return [route for part in parts for route in part.routes(services, templates)]
+
+
+class BrokerPaths(BaseRoute):
+    """Leads a path below `/brokers/NAME` to the routes of that broker, found by name."""
+
+    def __init__(self, routers: Mapping[str, Router]) -> None:
+        self._routers = routers
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether it names a broker that is served here."""
+        _, first, name, *_ = *sent_path(scope).split("/", 3), "", ""
+        known = scope["type"] == "http" and first == "brokers" and unquote(name) in self._routers
+        return (Match.FULL if known else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the broker's own routes answer, whichever way its name was encoded."""
+        _, _, sent, *rest = sent_path(scope).split("/", 3)
+        name = unquote(sent)
+        path = "/".join([broker_path(name), *rest])
+        await self._routers[name](
+            {**scope, "raw_path": path.encode("latin-1"), "path": unquote(path)}, receive, send
+        )

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.admin.keys import KeyRing
+    from hopback.admin.oidc import OidcSignIn
     from hopback.admin.settings import GrantSettings, JwtSettings
     from hopback.clock import Clock
 
 __all__ = [
+    "CALLBACK",
     "COOKIE",
     "LOCAL",
     "BadToken",
@@ -43,6 +45,7 @@ __all__ = [
     "Jwks",
     "KeySource",
     "LoginLink",
+    "Person",
     "SessionCookies",
     "SharedSecret",
     "TokenReader",
@@ -58,7 +61,7 @@ __all__ = [
 ]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_EVERYTHING = (Grant(Role.ADMIN),)
+_EVERYTHING = (Grant(Role.ADMIN, broker="*"),)
 
 LOCAL = Principal("local", "local", "local", _EVERYTHING)
 """The caller of a service that asks nobody who they are."""
@@ -95,6 +98,7 @@ class Gate:
     failures: TurnKeeper
     tokens: TokenReader | None = None
     link: LoginLink | None = None
+    oidc: OidcSignIn | None = None
     asks_who: bool = True
 
     async def identify(self, request: Request) -> Principal | None:
@@ -226,6 +230,9 @@ def new_secret() -> str:
     return secrets.token_urlsafe(32)
 
 
+CALLBACK = "/login/oidc/callback"
+"""Where a provider sends people back to; it is to be registered there."""
+
 COOKIE = "hopback_session"
 """The cookie's name; on HTTPS it has the prefix `__Host-`, which binds it to this host."""
 
@@ -262,26 +269,38 @@ class SessionCookies:
     """Makes and reads the cookies of the page."""
 
     def __init__(
-        self, secret: str, keys: KeyRing, *, seconds: float, ended: EndedSessions | None = None
+        self,
+        secret: str,
+        keys: KeyRing,
+        *,
+        seconds: float,
+        ended: EndedSessions | None = None,
+        oidc: OidcSignIn | None = None,
     ) -> None:
         self._secret = secret
         self._keys = keys
+        self._oidc = oidc
         self._store: EndedSessions = ended or _InThisProcess()
         self._ended: dict[str, float] = {}
         self._read_at = float("-inf")
         self.seconds = seconds
 
-    def write(self, principal: Principal, now: float) -> tuple[str, int]:
-        """The value for someone who signed in, and how many seconds it is good for."""
+    def write(self, principal: Principal, now: float, session: str = "") -> tuple[str, int]:
+        """The value for someone who signed in, and how many seconds it is good for.
+
+        `session` is the id under which something else is known of them already.
+        """
         end = min(now + self.seconds, principal.until or float("inf"))
+        granted = (*principal.grants, *principal.elsewhere)
         claims: dict[str, Any] = {
             "aud": _AUDIENCE,
             "exp": int(end),
-            "jti": secrets.token_urlsafe(_ID_BYTES),
+            "jti": session or secrets.token_urlsafe(_ID_BYTES),
             "sub": principal.id,
             "name": principal.name,
             "kind": principal.kind,
-            "grants": [[grant.role.value, *grant.queues] for grant in principal.grants],
+            "grants": [[grant.role.value, *grant.queues] for grant in granted],
+            "brokers": [grant.broker for grant in granted],
         }
         return jwt.encode(claims, self._secret, algorithm="HS256"), max(int(end - now), 0)
 
@@ -293,17 +312,32 @@ class SessionCookies:
         if claims["kind"] == "key":
             key = self._keys.get(claims["sub"].removeprefix("key:"), now)
             return None if key is None else key.principal()
-        grants = tuple(Grant(Role(role), tuple(queues)) for role, *queues in claims["grants"])
+        if claims["kind"] == "oidc":  # its roles are those of today, and it may have ended
+            return None if self._oidc is None else await self._oidc.known(claims["jti"], now)
+        said = claims["grants"]
+        # A cookie from before there were several brokers names none.
+        brokers = claims.get("brokers") or [""] * len(said)
+        grants = tuple(
+            Grant(Role(role), tuple(queues), broker)
+            for (role, *queues), broker in zip(said, brokers, strict=True)
+        )
         return Principal(
             claims["sub"], claims["name"], claims["kind"], grants, float(claims["exp"])
         )
 
-    async def end(self, value: str, now: float) -> None:
-        """Let this session open nothing any more; a value that is no session of ours is no error."""
+    async def end(self, value: str, now: float) -> str:
+        """Let this session open nothing any more; a value that is no session of ours is no error.
+
+        Where to go to sign out at the provider as well; empty if there is none.
+        """
         claims = await self._claims(value, now)
-        if claims is not None:
-            self._ended[claims["jti"]] = float(claims["exp"])
-            await self._store.add(claims["jti"], float(claims["exp"]), now)
+        if claims is None:
+            return ""
+        self._ended[claims["jti"]] = float(claims["exp"])
+        await self._store.add(claims["jti"], float(claims["exp"]), now)
+        if claims["kind"] == "oidc" and self._oidc is not None:
+            return await self._oidc.end(claims["jti"])
+        return ""
 
     async def _claims(self, value: str, now: float) -> dict[str, Any] | None:
         """What the cookie says, if we wrote it and the session goes on."""
@@ -395,17 +429,18 @@ class Jwks:
         self._keys = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
 
 
-async def fetch_json(url: str) -> Any:
-    """A JSON document from the net, bounded in time and size.
+async def fetch_json(url: str, *, bearer: str = "") -> Any:
+    """A JSON document from the net, bounded in time and size; `bearer` is shown to whoever has it.
 
     Redirects are not followed and proxies of the environment not used: who answers here says whom we
     believe.
     """
     import httpx
 
+    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     async with (
         httpx.AsyncClient(timeout=_FETCH_S, follow_redirects=False, trust_env=False) as client,
-        client.stream("GET", url) as answer,
+        client.stream("GET", url, headers=headers) as answer,
     ):
         answer.raise_for_status()
         body = b""
@@ -414,6 +449,15 @@ async def fetch_json(url: str) -> Any:
             if len(body) > _MOST_BYTES:
                 raise BadToken("the issuer's document is too large")
     return json.loads(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Whom a token is about."""
+
+    subject: str
+    name: str
+    roles: tuple[str, ...]
 
 
 class TokenReader:
@@ -426,8 +470,21 @@ class TokenReader:
         self._grants = grants
         self._keys = keys
 
+    @property
+    def leeway_s(self) -> int:
+        """By how much clocks may differ, in seconds."""
+        return self._settings.leeway_seconds
+
     async def read(self, token: str) -> Principal:
         """Who it is; BadToken says why it is not believed."""
+        claims = await self.claims(token)
+        found = self.person(claims)
+        return self.granted(
+            "token", found.subject, found.name, found.roles, until=float(claims["exp"])
+        )
+
+    async def claims(self, token: str) -> dict[str, Any]:
+        """What it says; BadToken says why it is not believed."""
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in self._settings.allowed:
@@ -444,7 +501,7 @@ class TokenReader:
             value = claims.get(name, 0)
             if not isinstance(value, int | float) or not 0 <= value <= _LAST_MOMENT:
                 raise BadToken(_ODD_TIME)
-        return self._principal(claims)
+        return claims
 
     def _decoded(self, token: str, key: Any) -> dict[str, Any]:
         settings = self._settings
@@ -458,14 +515,20 @@ class TokenReader:
             options={"require": ["exp", "iss", "aud", "sub"]},
         )
 
-    def _principal(self, claims: Mapping[str, Any]) -> Principal:
+    def person(self, claims: Mapping[str, Any]) -> Person:
+        """Whom the claims are about, and what roles they name."""
         subject = str(claims["sub"])
         name = claim_at(claims, self._settings.name_claim)
         found = claim_at(claims, self._settings.roles_claim)
         roles = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-        grants = tuple(self._granted(str(role) for role in roles))
         shown = name if isinstance(name, str) and name else subject
-        return Principal(f"token:{subject}", shown, "token", grants, float(claims["exp"]))
+        return Person(subject, shown, tuple(map(str, roles)))
+
+    def granted(
+        self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
+    ) -> Principal:
+        """Somebody with these roles, known by that kind of sign-in until then."""
+        return Principal(f"{kind}:{subject}", name, kind, tuple(self._granted(roles)), until)
 
     def _granted(self, roles: Iterable[str]) -> Iterable[Grant]:
         """By the table of the settings; without one, our own role names mean themselves."""

@@ -54,7 +54,7 @@ _MOST_BODY_BYTES = 10_000  # a body holds one number
 _PEEK_BYTES = 16 * 1024 * 1024  # a hundred messages of usual size; the answer is one piece of JSON
 _PEEK_S = 30.0  # by then the answer is out, or the caller has gone
 _CORRELATION = re.compile(r"[!-~]{1,128}")
-_WENT_ON = frozenset({JobState.FAILED, JobState.INTERRUPTED, JobState.CANCELLED})
+_WENT_ON = frozenset({JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED, JobState.CANCELLED})
 
 
 Authorize: TypeAlias = "Callable[[Request], Awaitable[Who]]"
@@ -70,15 +70,16 @@ def documented_routes(
     *,
     queues: Collection[str] | None = None,
     read: ReadQueues | None = None,
+    prefix: str = "",
 ) -> list[Route]:
-    """The routes. `queues` are the names that are accepted; None accepts every one that is known.
+    """The routes, below `prefix`. `queues` are the names that are accepted; None accepts all that are known.
 
     `read` gives the queues with their depths; the operations do, unless somebody else is quicker.
     """
-    made = _Documented(operations, authorize, clock, queues, read or operations.queues)
-    path = "/admin/dlq/queues/{queue}"
+    made = _Documented(operations, authorize, clock, queues, read or operations.queues, prefix)
+    path = f"{prefix}/admin/dlq/queues/{{queue}}"
     return [
-        PathRoute("/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
+        PathRoute(f"{prefix}/admin/dlq/queues", made.answering(made.list_queues), methods=["GET"]),
         PathRoute(f"{path}/messages", made.answering(made.peek), methods=["GET"]),
         PathRoute(f"{path}/re-drive", made.answering(made.redrive), methods=["POST"]),
     ]
@@ -91,6 +92,7 @@ class _Documented:
     clock: Clock
     queues: Collection[str] | None
     read: ReadQueues
+    prefix: str
 
     def answering(
         self, work: Callable[[Request, Who], Awaitable[Response]]
@@ -129,7 +131,7 @@ class _Documented:
         try:
             session = await self.operations.open_session(summary["queue"], window, by=who)
         except UnsafeOperation as unsafe:
-            raise _too_dear(unsafe, summary["queue"]) from unsafe
+            raise _too_dear(unsafe, summary["queue"], self.prefix) from unsafe
         try:
             page = await self.operations.messages(session.id, size=limit)
             shown = [
@@ -218,9 +220,9 @@ class _Documented:
         return Response(json.dumps(body), refused.status, headers, MEDIA_TYPE)
 
 
-def _too_dear(unsafe: UnsafeOperation, queue: str) -> Refused:
+def _too_dear(unsafe: UnsafeOperation, queue: str, prefix: str) -> Refused:
     """Looking could lose messages: the price, and how to look all the same."""
-    url = f"/admin/dlq/queues/{quote(queue, safe='')}/sessions"
+    url = f"{prefix}/admin/dlq/queues/{quote(queue, safe='')}/sessions"
     more = {
         "remedy": unsafe.remedy,
         "browse": {

@@ -7,23 +7,31 @@ from collections import Counter
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from starlette.responses import StreamingResponse
-
 from hopback.admin.problems import Refused
+from hopback.admin.streaming import StreamedResponse
 from hopback.deadletters.codec import encode
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+    from starlette.responses import StreamingResponse
     from starlette.types import Receive, Scope, Send
 
     from hopback.admin.overview import Sweep
     from hopback.admin.roles import Principal
     from hopback.admin.settings import RequestLimits
     from hopback.deadletters.contract import Job
+    from hopback.deadletters.search import SearchProgress
 
-__all__ = ["EventStreams", "changes_of_board", "changes_of_job", "job_events", "newest"]
+__all__ = [
+    "EventStreams",
+    "changes_of_board",
+    "changes_of_job",
+    "job_events",
+    "newest",
+    "search_events",
+]
 
 _QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
 _BETWEEN_S = 0.1  # ten a second are as many as an eye can follow
@@ -36,15 +44,31 @@ _CHANGE = b"event: change\ndata: {}\n\n"
 _END = b"event: end\ndata: {}\n\n"
 
 
-async def job_events(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
-    """Each change, at most ten a second, and `end` when the job runs no more."""
+async def job_events(
+    jobs: AsyncIterator[Job], place: Callable[[Job], object] = lambda job: job
+) -> AsyncIterator[bytes]:
+    """Each change, at most ten a second, and `end` when the job runs no more.
+
+    `place` puts the paths in a job where they belong.
+    """
     async with aclosing(newest(jobs)) as found:
         async for job in found:
             if job is None:
                 yield _STILL_HERE
                 continue
-            data = encode(job)
+            data = encode(place(job))
             yield b"event: job\nid: %d\ndata: %s\n\n" % (job.changes, data)
+    yield _END
+
+
+async def search_events(
+    first: SearchProgress, found: AsyncGenerator[SearchProgress, None]
+) -> AsyncIterator[bytes]:
+    """How far a search is and what it found, as events of type `search`, and `end` after the last."""
+    async with aclosing(found):
+        yield b"event: search\ndata: %s\n\n" % encode(first)
+        async for progress in found:
+            yield b"event: search\ndata: %s\n\n" % encode(progress)
     yield _END
 
 
@@ -56,13 +80,18 @@ async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
     yield _END
 
 
-async def changes_of_board(sweep: Sweep, shown_at: float) -> AsyncIterator[bytes]:
-    """Say when depths or jobs are others than at that moment, at most once a second."""
+async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncIterator[bytes]:
+    """Say when depths or jobs are others than at that moment, at most once a second.
+
+    One broker is read as often for it; many are read beside, as often as they are anyway.
+    """
     quiet_s = 0.0
     while True:
-        await sweep.get_or_last()
-        if sweep.changed_at > shown_at + _ROUNDED_S:
-            shown_at = sweep.changed_at
+        if len(sweeps) == 1:
+            await sweeps[0].get_or_last()
+        changed_at = max(each.changed_at for each in sweeps)
+        if changed_at > shown_at + _ROUNDED_S:
+            shown_at = changed_at
             yield _CHANGE
             quiet_s = 0.0
         elif quiet_s >= _QUIET_S:
@@ -127,7 +156,7 @@ class EventStreams:
         return _EventResponse(events, self._open, principal.id)
 
 
-class _EventResponse(StreamingResponse):
+class _EventResponse(StreamedResponse):
     """Gives its place back when it ends, even if nothing of it was ever sent."""
 
     def __init__(self, events: AsyncIterator[bytes], opened: Counter[str], caller: str) -> None:

@@ -141,7 +141,7 @@ class KeyRing:
                 said.hash[7:19],
                 said.name,
                 said.hash,
-                Grant(said.role, said.queues),
+                Grant(said.role, said.queues, said.broker),
                 said.expires,
                 "settings",
             )
@@ -169,6 +169,10 @@ class KeyRing:
         """Let this key open."""
         await self._store.add(key.id, msgspec.json.encode(key).decode())
         self._kept[key.id] = key
+
+    def of(self, broker: str, *, is_first: bool) -> tuple[ApiKey, ...]:
+        """The keys whose grants hold for that broker."""
+        return tuple(key for key in self.keys if key.grant.holds_at(broker, is_first=is_first))
 
     async def remove(self, key_id: str) -> ApiKey | None:
         """Let that key open no more; the key, if there was one. Those of the settings stay."""

@@ -14,7 +14,7 @@ from hopback.admin.problems import MEDIA_TYPE
 from hopback.deadletters.codec import schemas as schemas_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["ProblemDocument", "openapi_document"]
 
@@ -36,10 +36,23 @@ class ProblemDocument(msgspec.Struct, frozen=True, rename="camel"):
     correlation_id: str
 
 
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""One server-sent event; its data is JSON."""
+
+
 def openapi_document(
-    endpoints: Iterable[ApiEndpoint], further: Mapping[str, Any] | None = None
+    endpoints: Iterable[ApiEndpoint],
+    further: Mapping[str, Any] | None = None,
+    brokers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The whole document; `further` are paths that others wrote."""
+    """The whole document; `further` are paths that others wrote.
+
+    `brokers` are the names of those that are served: the same paths hold below each of them.
+    """
     rows = list(endpoints)
     types: list[Any] = [ProblemDocument]
     for row in rows:
@@ -58,6 +71,7 @@ def openapi_document(
             "description": "Dead letters, jobs and topology of a RabbitMQ. Times are RFC 3339, UTC.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
+        **_servers(brokers),
         "security": [{"bearer": []}],
         "paths": paths,
         "components": {
@@ -70,6 +84,22 @@ def openapi_document(
                 }
             },
         },
+    }
+
+
+def _servers(brokers: Sequence[str]) -> dict[str, Any]:
+    if not brokers:
+        return {}
+    name = {"default": brokers[0], "enum": list(brokers)}
+    return {
+        "servers": [
+            {"url": "/", "description": f"The first broker: {brokers[0]}."},
+            {
+                "url": "/brokers/{broker}",
+                "description": "The broker of that name; `/admin/brokers` is only without one.",
+                "variables": {"broker": name},
+            },
+        ]
     }
 
 
@@ -138,6 +168,8 @@ def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
                 success["content"][media] = {"schema": schema}
             elif media.endswith("+json"):
                 success["content"][media] = {"schema": {"type": "object"}}
+            elif media == "text/event-stream":
+                success["content"][media] = {"schema": _EVENT}
     found = {str(row.status): success}
     for status, kind in row.further:
         content = {JSON: {"schema": schemas[id(kind)]}}

@@ -6,24 +6,35 @@ import asyncio
 from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hopback.deadletters.requests import GroupBy
+from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import QueueSummary, SessionView
     from hopback.deadletters.service import Operations
 
-__all__ = ["Insight", "Insights", "Sweep", "Swept"]
+__all__ = [
+    "BETWEEN_SWEEPS_S",
+    "Insight",
+    "Insights",
+    "RecentReading",
+    "Sweep",
+    "Swept",
+    "read_all",
+]
 
 _FRESH_S = 1.0  # one sweep a second, however many ask
 # A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
 _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
-_BESIDE_S = 5.0  # when nobody asks: as often as a sample is kept
+BETWEEN_SWEEPS_S = 5.0
+"""How often a broker is read when nobody asks (seconds): as often as a sample is kept."""
+_PATIENCE_S = 2.0  # for a broker that was never read: a list over many must not wait for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +85,40 @@ class Sweep:
             return Swept((), self._clock.now(), error)
         return Swept(self._last.queues, self._last.at, self._error)
 
+    @property
+    def known(self) -> Swept | None:
+        """What was read, without asking; None before the first sweep has ended."""
+        if self._last is None and self._error is None:
+            return None
+        return self.last
+
+    def forget(self) -> None:
+        """The next one that asks gets a new sweep: what is a dead-letter queue has changed."""
+        self._last = None
+
+    @property
+    def last(self) -> Swept:
+        """What is known without asking: a page that only wants to know is not kept waiting."""
+        if self._last is None:
+            return Swept((), self._clock.now(), self._error)
+        return Swept(self._last.queues, self._last.at, self._error)
+
     def trend(self, queue: str) -> tuple[tuple[float, int], ...]:
         """Depths of the last minutes, the oldest first."""
         return tuple(self._trends.get(queue, ()))
 
-    async def run(self) -> None:
-        """Sweep from time to time even if nobody asks, so that trends have a past."""
+    async def run(self, delay: float = 0.0) -> None:
+        """Sweep from time to time even if nobody asks, so that trends have a past; the second time later.
+
+        `delay` keeps the sweeps of many brokers from falling into the same moment.
+        """
+        with suppress(Exception):
+            await self.get()
+        await asyncio.sleep(delay)
         while True:
             with suppress(Exception):  # the next one that asks is told
                 await self.get()
-            await asyncio.sleep(_BESIDE_S)
+            await asyncio.sleep(BETWEEN_SWEEPS_S)
 
     def _is_due(self) -> bool:
         now = self._clock.now()
@@ -128,6 +163,50 @@ class Sweep:
             past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
             if total is not None and (not past or swept.at - past[-1][0] >= _BETWEEN_SAMPLES_S):
                 past.append((swept.at, total))
+
+
+async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
+    """What is known of each broker; None for one that has not answered yet, for which nobody waits long.
+
+    What was read once is read again beside, every few seconds: a list over many brokers asks none of them.
+    """
+    unread = [each for each in sweeps if each.known is None]
+    if unread:
+        tasks = [asyncio.ensure_future(each.get_or_last()) for each in unread]
+        _, waiting = await asyncio.wait(tasks, timeout=_PATIENCE_S)
+        for task in waiting:
+            task.cancel()
+    return [each.known for each in sweeps]
+
+
+_ASKED_EVERY_S = (
+    10.0  # what the survey found, and queues that nobody knows, do not change by the second
+)
+_T = TypeVar("_T")
+
+
+class RecentReading(Generic[_T]):
+    """Something that the list shows beside the queues, some seconds old; None where it is not known."""
+
+    def __init__(self) -> None:
+        self._found: _T | None = None
+        self._at = float("-inf")
+
+    async def get(self, read: Callable[[], Awaitable[_T]], now: float) -> _T | None:
+        """What was read last, or now if that is too old."""
+        if not 0 <= now - self._at < _ASKED_EVERY_S:
+            self._at = now
+            try:
+                self._found = await read()
+            except (
+                HopbackError
+            ):  # the list itself says that the broker or the store does not answer
+                self._found = None
+        return self._found
+
+    def forget(self) -> None:
+        """Something has changed: read it anew."""
+        self._at = float("-inf")
 
 
 _MOST = 1000  # queues; a name and a few numbers each

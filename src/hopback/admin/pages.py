@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from hopback.admin.api import PathRoute
 from hopback.admin.auth import forbidden
 from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.rendering import visible
 from hopback.deadletters.requests import HIGHEST_RATE, Target, TargetKind
 
 if TYPE_CHECKING:
@@ -26,9 +27,22 @@ if TYPE_CHECKING:
     from hopback.admin.services import Services
     from hopback.deadletters.service import Operations
 
-__all__ = ["Page", "Pages", "Visit", "chosen", "form_fields", "problem_page", "see_other"]
+__all__ = [
+    "NOTICE_READ",
+    "BrokerSwitch",
+    "Page",
+    "Pages",
+    "Visit",
+    "broker_switch",
+    "chosen",
+    "form_fields",
+    "frame_values",
+    "own_page",
+    "problem_page",
+    "see_other",
+]
 
-_SECTIONS = ("/jobs", "/topology", "/checks", "/audit", "/you")
+_SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
 _MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
 _LONGEST_RATE = 20  # digits of a rate; float() reads thousands of them, and nobody types so many
 
@@ -44,6 +58,11 @@ class Visit:
     fields: list[tuple[str, str]]
     """What the query and the form say, in their order."""
     templates: Environment
+
+    @property
+    def base(self) -> str:
+        """What the paths of this broker's pages begin with."""
+        return self.services.prefix
 
     @property
     def operations(self) -> Operations:
@@ -74,21 +93,26 @@ class Visit:
 
     def rate(self) -> float | None:
         """Messages per second, None if nothing is said; Refused if it is no rate."""
-        text = self.field("rate")
+        expected = f"a number above 0 and up to {HIGHEST_RATE:,}"
+        return self._decimal("rate", lambda rate: 0 < rate <= HIGHEST_RATE, expected)
+
+    def seconds(self, name: str, *, most: float) -> float | None:
+        """A span of time, None if nothing is said; Refused if it is none, or too long."""
+        return self._decimal(name, lambda span: 0 <= span <= most, f"seconds from 0 to {most:g}")
+
+    def _decimal(self, name: str, fits: Callable[[float], bool], expected: str) -> float | None:
+        text = self.field(name)
         if not text:
             return None
         try:
-            rate = float(text[:_LONGEST_RATE])
+            value = float(text[:_LONGEST_RATE])
         except ValueError:
-            rate = 0.0
-        if not 0 < rate <= HIGHEST_RATE or len(text) > _LONGEST_RATE:
+            value = float("nan")
+        if len(text) > _LONGEST_RATE or not fits(value):
             raise Refused(
-                400,
-                "bad-field",
-                f"rate: expected a number above 0 and up to {HIGHEST_RATE:,},"
-                f" got {_shortened(text)!r}.",
+                400, "bad-field", f"{name}: expected {expected}, got {_shortened(text)!r}."
             )
-        return rate
+        return value
 
     def need(self, role: Role, queue: str) -> None:
         """Refuse unless the visitor has the role for that queue."""
@@ -97,17 +121,35 @@ class Visit:
 
     def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """The answer."""
-        path = self.request.url.path
-        section = next((each for each in _SECTIONS if path.startswith(each)), "/")
         text = self.templates.get_template(template).render(
-            me=self.principal,
-            broker=self.services.live.address,
-            now=self.services.clock.now(),
-            section=section,
+            **frame_values(self.services, self.request, self.principal),
             told=[_TOLD[code] for code in self.all("told")[:1] if code in _TOLD],
             **values,
         )
         return HTMLResponse(text, status)
+
+
+NOTICE_READ = "hopback_notice_read"
+"""The cookie of somebody who has read that no sign-in is configured."""
+
+
+def frame_values(
+    services: Services, request: Request, principal: Principal | None
+) -> dict[str, Any]:
+    """What the layout around every page shows; None for somebody who is not known."""
+    path = request.url.path
+    own = path.removeprefix(services.prefix)
+    section = next((each for each in _SECTIONS if own.startswith(each)), "/")
+    return {
+        "me": principal,
+        "base": services.prefix,
+        "switch": None if principal is None else broker_switch(services, principal, section),
+        "broker": "" if principal is None else services.live.address,
+        "now": services.clock.now(),
+        "section": section,
+        "here": path,
+        "notice_read": NOTICE_READ in request.cookies,
+    }
 
 
 Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
@@ -119,6 +161,7 @@ class Pages:
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, str, Page]] = []
+        self._uploads: set[str] = set()
 
     def get(self, path: str) -> Callable[[Page], Page]:
         """Add a page."""
@@ -126,6 +169,11 @@ class Pages:
 
     def post(self, path: str) -> Callable[[Page], Page]:
         """Add what a form of a page is sent to."""
+        return self._adding("POST", path)
+
+    def upload(self, path: str) -> Callable[[Page], Page]:
+        """Add what a form with a file is sent to; it reads the body itself, as it comes."""
+        self._uploads.add(path)
         return self._adding("POST", path)
 
     def _adding(self, method: str, path: str) -> Callable[[Page], Page]:
@@ -138,13 +186,22 @@ class Pages:
     def routes(self, services: Services, templates: Environment) -> list[Route]:
         """The pages as routes."""
         return [
-            PathRoute(path, partial(_respond, services, templates, answer), methods=[method])
+            PathRoute(
+                services.prefix + path,
+                partial(_respond, services, templates, answer, reads=path not in self._uploads),
+                methods=[method],
+            )
             for method, path, answer in self._rows
         ]
 
 
 async def _respond(
-    services: Services, templates: Environment, answer: Page, request: Request
+    services: Services,
+    templates: Environment,
+    answer: Page,
+    request: Request,
+    *,
+    reads: bool = True,
 ) -> Response:
     principal = services.nobody
     try:
@@ -153,15 +210,24 @@ async def _respond(
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             onward = here if request.method == "GET" else "/"
             return see_other(f"/login?next={quote(onward, safe='')}")
-        principal = found
+        principal = services.asking(found)
         services.gate.take_turn(principal.id)
-        if principal.role is None and request.url.path != "/you":
-            raise forbidden("You are known here, but have no role; an admin can give you one.")
+        path = request.url.path.removeprefix(services.prefix)
+        if principal.role is None and path not in _without_role(services, principal):
+            where = f" for broker {services.name!r}" if principal.elsewhere else ""
+            raise forbidden(
+                f"You are known here, but have no role{where}; an admin can give you one."
+            )
         fields = list(request.query_params.multi_items())
-        if request.method == "POST":
+        if request.method == "POST" and reads:
             fields += await form_fields(request)
         visit = Visit(request, services, principal, request.path_params, fields, templates)
-        return await answer(visit)
+        response = await answer(visit)
+        onward = response.headers.get("location", "")
+        if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
+            # A page leads on to pages of its own broker.
+            response.headers["location"] = services.prefix + onward
+        return response
     except Exception as error:
         refused = refusal_of(error)
         if refused is None:
@@ -169,6 +235,31 @@ async def _respond(
         if request.method != "GET" and refused.status in (401, 403):
             await services.denied(principal, request, refused, "")
         return problem_page(services, templates, request, principal, refused)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSwitch:
+    """The way from a page to the same one of another broker: the name here, and links by name."""
+
+    here: str
+    links: tuple[tuple[str, str], ...]
+
+
+def broker_switch(services: Services, principal: Principal, section: str) -> BrokerSwitch | None:
+    """The brokers that they may see, each with the path of this section; None where there is one."""
+    if len(services.brokers) < 2:
+        return None
+    seen = [each for each in services.brokers if each.asking(principal).role is not None]
+    return BrokerSwitch(
+        "" if services.spans_brokers and section == "/" else services.name,
+        tuple((each.name, f"{each.prefix}{section}") for each in seen),
+    )
+
+
+def _without_role(services: Services, principal: Principal) -> frozenset[str]:
+    """The pages for somebody who has no role for this broker: of themselves, and over all brokers."""
+    over_all = {"/", "/live", "/alive"} if services.spans_brokers and principal.elsewhere else set()
+    return frozenset({"/you", *over_all})
 
 
 def problem_page(
@@ -181,15 +272,12 @@ def problem_page(
     """A refusal as a page."""
     known = principal.grants != () or principal.kind != "nobody"
     text = templates.get_template("problem.html").render(
-        me=principal if known else None,
-        broker=services.live.address if known else "",
-        now=services.clock.now(),
-        section="",
+        **frame_values(services, request, principal if known else None),
         told=[],
         title=_TITLES.get(refused.status, "That did not work"),
         detail=refused.detail,
         remedy=refused.more.get("remedy", ""),
-        ways=_ways(refused),
+        ways=_ways(refused, request),
         correlation=request.state.correlation,
     )
     return HTMLResponse(text, refused.status, refused.headers)
@@ -205,8 +293,10 @@ _TOLD = {
     "released": "The messages are back in the queue, in their order.",
     "looked": "The queue was searched for messages that this job had sent.",
     "copy-sent": "The changed copy is on its way; this message stays where it is until you discard it.",
+    "surveyed": "Every queue that looking does not harm was surveyed.",
     "limit-restored": "The delivery limit holds again.",
     "key-deleted": "The key opens no more.",
+    "filter-saved": "The filter is saved for everybody who looks at this queue.",
     "signed-out": "You are signed out.",
 }
 _TITLES = {
@@ -220,12 +310,15 @@ _TITLES = {
 }
 
 
-def _ways(refused: Refused) -> list[tuple[str, str]]:
-    """Where to go from here."""
-    job = refused.more.get("job")
+def _ways(refused: Refused, request: Request) -> list[tuple[str, str]]:
+    """Where to go from here, the way that helps most first."""
+    job, queue = refused.more.get("job"), request.query_params.get("queue", "")
     ways = [("/", "Dead letters")]
     if isinstance(job, str):
         ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
+    # The address of a browse session says of which queue it is: that outlives the session.
+    if request.url.path.startswith("/sessions/") and refused.status == 404 and queue:
+        ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
     return ways
 
 
@@ -246,6 +339,12 @@ def chosen(kind: str, queue: str) -> Target:
     if kind == TargetKind.QUEUE.value:
         return Target(TargetKind.QUEUE, "", queue)
     return Target(TargetKind(kind)) if kind in set(TargetKind) else Target()
+
+
+def own_page(path: str) -> str:
+    """A page of ours, never another site."""
+    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if plain else "/"
 
 
 def see_other(url: str) -> Response:

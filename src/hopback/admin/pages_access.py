@@ -9,11 +9,18 @@ from urllib.parse import quote
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from hopback.admin.auth import address_of, cookie_name, forbidden
+from hopback.admin.auth import CALLBACK, address_of, cookie_name, forbidden
 from hopback.admin.keys import new_key
-from hopback.admin.pages import Pages, form_fields, see_other
+from hopback.admin.pages import (
+    NOTICE_READ,
+    Pages,
+    form_fields,
+    frame_values,
+    own_page,
+    see_other,
+)
 from hopback.admin.problems import Refused
-from hopback.admin.roles import EVERYTHING, Grant, Role
+from hopback.admin.roles import EVERYTHING, Role
 from hopback.deadletters.requests import AuditQuery
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ __all__ = ["ACCESS_PAGES", "sign_in_routes"]
 
 _OLDER = 100  # entries of the audit on one page
 _DAY_S = 86_400.0  # seconds
+_NOTICE_S = 30 * 86_400  # a month: long enough not to nag, short enough to be said again
 
 
 ACCESS_PAGES = Pages()
@@ -43,6 +51,8 @@ def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
     return [
         Route("/login", door.show, methods=["GET"]),
         Route("/login", door.sign_in, methods=["POST"]),
+        Route("/login/oidc", door.begin, methods=["GET"]),
+        Route(CALLBACK, door.finish, methods=["GET"]),
         Route("/logout", door.sign_out, methods=["POST"]),
     ]
 
@@ -55,14 +65,14 @@ class _SignIn:
     async def show(self, request: Request) -> Response:
         """The form; a login link signs in at once."""
         token = request.query_params.get("token")
-        onward = _own_page(request.query_params.get("next", "/"))
+        onward = own_page(request.query_params.get("next", "/"))
         if token is not None:
             return await self._welcome_or_refuse(
                 request, onward, lambda gate: gate.follow_link(request, token)
             )
         if not self._services.gate.asks_who:
             return see_other("/")
-        return self._form(onward)
+        return self._form(request, onward)
 
     async def sign_in(self, request: Request) -> Response:
         """Exchange a key or token for a cookie."""
@@ -70,10 +80,10 @@ class _SignIn:
         try:
             self._services.gate.refuse_foreign(request)
         except Refused as refused:
-            return self._form("/", refused.detail, refused.status)
+            return self._form(request, "/", refused.detail, refused.status)
         secret = fields.get("secret", "").strip()
         return await self._welcome_or_refuse(
-            request, _own_page(fields.get("next", "/")), lambda gate: gate.sign_in(secret)
+            request, own_page(fields.get("next", "/")), lambda gate: gate.sign_in(secret)
         )
 
     async def sign_out(self, request: Request) -> Response:
@@ -82,17 +92,63 @@ class _SignIn:
         try:
             gate.refuse_foreign(request)
         except Refused as refused:
-            return self._form("/", refused.detail, refused.status)
-        value = request.cookies.get(cookie_name(secure=secure))
+            return self._form(request, "/", refused.detail, refused.status)
+        value, elsewhere = request.cookies.get(cookie_name(secure=secure)), ""
         now = self._services.clock.now()
         if value is not None and (principal := await gate.cookies.read(value, now)) is not None:
-            await gate.cookies.end(value, now)
+            elsewhere = await gate.cookies.end(value, now)
             await self._services.acting_as(principal).note(
                 "access.sign-out", details={"address": address_of(request)}
             )
-        answer = see_other("/login")
+        answer = see_other("/login") if not elsewhere else self._leave(request, elsewhere)
         answer.delete_cookie(cookie_name(secure=secure), secure=secure, httponly=True)
         return answer
+
+    async def begin(self, request: Request) -> Response:
+        """Send somebody to the provider."""
+        gate, secure = self._services.gate, request.url.scheme == "https"
+        onward = own_page(request.query_params.get("next", "/"))
+        if gate.oidc is None:
+            return see_other("/login")
+        try:
+            gate.take_sign_in(address_of(request))
+            attempt = await gate.oidc.begin(onward)
+        except Refused as refused:
+            return self._form(request, onward, refused.detail, refused.status)
+        answer = see_other(attempt.url)
+        answer.set_cookie(
+            _attempt_cookie(secure=secure),
+            attempt.cookie,
+            max_age=attempt.seconds,
+            httponly=True,
+            secure=secure,
+            samesite="lax",
+        )
+        return answer
+
+    async def finish(self, request: Request) -> Response:
+        """Believe what the provider says of somebody, or say why not."""
+        gate, secure = self._services.gate, request.url.scheme == "https"
+        if gate.oidc is None:
+            return see_other("/login")
+        cookie = request.cookies.get(_attempt_cookie(secure=secure))
+        try:
+            gate.take_sign_in(address_of(request))
+            found = await gate.oidc.finish(dict(request.query_params), cookie)
+            principal, session, onward = found
+            answer = await self._welcome(request, own_page(onward), principal, session)
+        except Refused as refused:
+            await self._services.denied(self._services.nobody, request, refused, "")
+            answer = self._form(request, "/", refused.detail, refused.status)
+        answer.delete_cookie(_attempt_cookie(secure=secure), secure=secure, httponly=True)
+        return answer
+
+    def _leave(self, request: Request, elsewhere: str) -> Response:
+        """By a page of ours: a form may only lead to ourselves, whatever redirects follow."""
+        text = self._templates.get_template("signed_out.html").render(
+            **frame_values(self._services, request, None), told=[], elsewhere=elsewhere
+        )
+        return HTMLResponse(text)
 
     async def _welcome_or_refuse(
         self,
@@ -107,11 +163,17 @@ class _SignIn:
             principal = await found if isinstance(found, Awaitable) else found
         except Refused as refused:
             await self._services.denied(self._services.nobody, request, refused, "")
-            return self._form(onward, refused.detail, refused.status)
+            return self._form(request, onward, refused.detail, refused.status)
+        return await self._welcome(request, onward, principal)
+
+    async def _welcome(
+        self, request: Request, onward: str, principal: Principal, session: str = ""
+    ) -> Response:
         await self._services.acting_as(principal).note(
-            "access.sign-in", details={"address": address}
+            "access.sign-in", details={"address": address_of(request), "by": principal.kind}
         )
-        value, seconds = self._services.gate.cookies.write(principal, self._services.clock.now())
+        now = self._services.clock.now()
+        value, seconds = self._services.gate.cookies.write(principal, now, session)
         secure = request.url.scheme == "https"
         answer = see_other(onward)
         answer.set_cookie(
@@ -124,17 +186,33 @@ class _SignIn:
         )
         return answer
 
-    def _form(self, onward: str, trouble: str = "", status: int = 200) -> Response:
+    def _form(
+        self, request: Request, onward: str, trouble: str = "", status: int = 200
+    ) -> Response:
+        oidc = self._services.gate.oidc
         text = self._templates.get_template("login.html").render(
-            me=None, told=[], section="", next=onward, trouble=trouble
+            **frame_values(self._services, request, None),
+            told=[],
+            next=onward,
+            trouble=trouble,
+            provider="" if oidc is None else oidc.settings.label,
         )
         return HTMLResponse(text, status)
 
 
-def _own_page(path: str) -> str:
-    """A page of ours, never another site."""
-    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if plain else "/"
+def _attempt_cookie(*, secure: bool) -> str:
+    """The cookie of a sign-in by the provider that has begun."""
+    return "__Host-hopback_oidc" if secure else "hopback_oidc"
+
+
+@ACCESS_PAGES.post("/notice/read")
+async def _notice_read(visit: Visit) -> Response:
+    answer = see_other(own_page(visit.field("next", "/")))
+    secure = visit.request.url.scheme == "https"
+    answer.set_cookie(
+        NOTICE_READ, "1", max_age=_NOTICE_S, httponly=True, secure=secure, samesite="lax"
+    )
+    return answer
 
 
 @ACCESS_PAGES.get("/you")
@@ -146,7 +224,7 @@ def _you_page(visit: Visit, secret: str) -> Response:
     return visit.page(
         "you.html",
         manages=visit.principal.allows_everywhere(Role.ADMIN) and visit.services.gate.asks_who,
-        keys=visit.services.gate.keys.keys,
+        keys=visit.services.keys,
         keys_last=visit.services.gate.keys.lasts,
         secret=secret,
     )
@@ -168,7 +246,7 @@ async def _make_key(visit: Visit) -> Response:
     queues = tuple(visit.field("queues").replace(",", " ").split()) or EVERYTHING
     secret, key = new_key(
         name,
-        Grant(Role(role), queues),
+        services.grant(Role(role), queues),
         expires=now + days * _DAY_S,
         made_by=visit.principal.name,
         now=now,
@@ -182,9 +260,7 @@ async def _make_key(visit: Visit) -> Response:
 @ACCESS_PAGES.post("/keys/{key}/delete")
 async def _delete_key(visit: Visit) -> Response:
     _need_admin(visit)
-    key = await visit.services.gate.keys.remove(visit.path["key"])
-    if key is None:
-        raise Refused(404, "not-found", f"There is no key {visit.path['key']!r}.")
+    key = await visit.services.remove_key(visit.path["key"])
     details = {"key": key.id, "name": key.name}
     await visit.operations.note("key.delete", details=details)
     return see_other("/you?told=key-deleted")

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hopback.admin.events import changes_of_board
+from msgspec import structs
+from starlette.responses import JSONResponse
+
+from hopback.admin.auth import forbidden
+from hopback.admin.events import changes_of_board, search_events
+from hopback.admin.overview import read_all
 from hopback.admin.pages import Pages, chosen, see_other
 from hopback.admin.problems import Refused, refusal_of
-from hopback.admin.rendering import Form, diff_lines, payload_of, visible
+from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
+from hopback.deadletters.candidates import CandidateAnswer, QueueAnswer
 from hopback.deadletters.contract import Page
+from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.message import (
     amqp_type,
     plain_headers,
@@ -23,22 +30,32 @@ from hopback.deadletters.message import (
     plain_value,
     pretty_json,
 )
-from hopback.deadletters.requests import Edit, EditRequest, GroupBy, Window
+from hopback.deadletters.requests import SMALL_WINDOW, Edit, EditRequest, GroupBy, Window
+from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed
+from hopback.fields import Timestamp
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from hopback.admin.overview import Insight, Swept
     from hopback.admin.pages import Visit
+    from hopback.admin.services import Services
+    from hopback.deadletters.candidates import CandidateList
     from hopback.deadletters.contract import Group, QueueSummary, SessionView
+    from hopback.deadletters.notes import GroupNote
+    from hopback.deadletters.surveys import ErrorGroup
     from hopback.message import Delivery
 
-__all__ = ["DEADLETTER_PAGES", "EditForm", "group_filter"]
+__all__ = ["DEADLETTER_PAGES", "BoardBroker", "BoardRow", "EditForm", "group_filter"]
 
 # As much as one page can show and a reader takes in; the API gives the rest.
 _PAGE = 50
+_NOTES = 5  # on the page of a queue; each group has a page with all of its own
 _GROUPS = 100
+_BOARD_ROWS = 200  # the fullest queues of many brokers; a search finds the others
 _VALUE_SHOWN = 2000  # characters of a header
+_NEARLY = 0.95  # of what a session holds: the next message would not have fitted
 _EDITABLE_BYTES = 64 * 1024  # what a field of a form holds with ease; the API takes any body
 
 
@@ -46,37 +63,209 @@ DEADLETTER_PAGES = Pages()
 """The rows of this part."""
 
 
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """A dead-letter queue in the list, of the broker it is on."""
+
+    services: Services
+    summary: QueueSummary
+
+    @property
+    def trend(self) -> tuple[tuple[float, int], ...]:
+        """Its depths of the last minutes."""
+        return self.services.sweep.trend(self.summary.queue)
+
+    @property
+    def insight(self) -> Insight | None:
+        """What was last seen inside."""
+        return self.services.insights.known.get(self.summary.queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is anything to be seen of it."""
+        one = self.summary
+        return one.exists and bool(one.depth.total or one.active_job or one.held_back)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardBroker:
+    """A broker in the list: what is known of it, and of its queues those that the visitor may see."""
+
+    services: Services
+    swept: Swept | None
+    rows: tuple[BoardRow, ...]
+
+    @property
+    def total(self) -> int:
+        """All its dead letters."""
+        return sum(row.summary.depth.total or 0 for row in self.rows)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing newer is known; empty if nothing stands in the way."""
+        if self.swept is None:
+            return "it has not answered yet"
+        return "" if self.swept.error is None else str(self.swept.error)
+
+
+async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
+    """This broker, read now; or all that the visitor may see, as they were last read."""
+    if not visit.services.spans_brokers:
+        seen = [visit.services]
+        found: list[Swept | None] = [await visit.services.sweep.get_or_last()]
+    else:
+        seen = [
+            each for each in visit.services.brokers if each.asking(visit.principal).role is not None
+        ]
+        found = await read_all([each.sweep for each in seen])
+    shown = []
+    for services, swept in zip(seen, found, strict=True):
+        principal = services.asking(visit.principal)
+        queues = () if swept is None else swept.queues
+        rows = (
+            BoardRow(services, one) for one in queues if principal.allows(Role.VIEWER, one.queue)
+        )
+        shown.append(BoardBroker(services, swept, tuple(rows)))
+    return shown
+
+
 @DEADLETTER_PAGES.get("/")
 async def _board(visit: Visit) -> Response:
-    services = visit.services
-    swept = await services.sweep.get_or_last()
-    seen = [one for one in swept.queues if visit.principal.allows(Role.VIEWER, one.queue)]
-    full = [
-        one for one in seen if one.exists and (one.depth.total or one.active_job or one.held_back)
-    ]
-    full.sort(key=lambda one: (-(one.depth.total or 0), one.queue))
+    brokers = await _shown_brokers(visit)
+    rows = [row for broker in brokers for row in broker.rows]
+    wanted, several = visit.field("find").strip().lower(), visit.services.spans_brokers
+    found = [row for row in rows if wanted in f"{row.services.name} {row.summary.queue}".lower()]
+    full = [row for row in found if row.is_full]
+    full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
+    shown = full[:_BOARD_ROWS] if several else full
+    quiet = [row for row in found if row.summary.exists and not row.is_full]
+    errors = await _errors(visit)
+    read = [broker.swept.at for broker in brokers if broker.swept is not None]
     return visit.page(
         "dead_letters.html",
-        headline=_headline(full, seen),
-        queues=seen,
-        full=full,
-        quiet=[one for one in seen if one.exists and one not in full],
-        missing=[one for one in seen if not one.exists],
-        trends={one.queue: services.sweep.trend(one.queue) for one in full},
-        insights=services.insights.known,
-        at=swept.at,
-        sources=", ".join(sorted({one.depth.source for one in seen})),
-        error=None if swept.error is None else str(swept.error),
+        headline=_headline(rows),
+        brokers=brokers,
+        several=several,
+        find=visit.field("find"),
+        rows=rows,
+        full=shown,
+        most=max((row.summary.depth.total or 0 for row in shown), default=0),
+        unshown=len(full) - len(shown),
+        quiet=quiet[: _BOARD_ROWS if several else None],
+        quiet_count=len(quiet),
+        missing=[row for row in found if not row.summary.exists],
+        at=min(read, default=visit.services.clock.now()),
+        live_at=max(read, default=visit.services.clock.now()),
+        sources=", ".join(sorted({row.summary.depth.source for row in rows})),
+        candidates=await _candidates(visit),
+        errors=errors[:_SHOWN_ERRORS],
+        surveyed=_top_errors(errors),
+        surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
     )
 
 
-def _headline(full: list[QueueSummary], seen: list[QueueSummary]) -> str:
-    total = sum(one.depth.total or 0 for one in full)
+async def _candidates(visit: Visit) -> CandidateList | None:
+    """The queues that are asked about, and what was answered; None for whoever may not answer."""
+    if visit.services.spans_brokers or not visit.principal.allows_everywhere(Role.ADMIN):
+        return None
+    return await visit.services.asked.get(visit.operations.candidates, visit.services.clock.now())
+
+
+_SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
+
+
+async def _errors(visit: Visit) -> list[ErrorGroup]:
+    """The most frequent errors that a survey found in queues that the visitor may look into."""
+    if visit.services.spans_brokers:
+        return []
+    found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
+    shown = []
+    for one in () if found is None else found.items:
+        seen = tuple(at for at in one.queues if visit.principal.allows(Role.OPERATOR, at.queue))
+        if seen:
+            count = sum(at.count for at in seen)
+            shown.append(structs.replace(one, queues=seen, count=count))
+    return sorted(shown, key=lambda one: (not one.is_new, -one.count))
+
+
+def _top_errors(errors: list[ErrorGroup]) -> dict[str, tuple[str, int]]:
+    """The most frequent error of each queue, and how often it stands there."""
+    found: dict[str, tuple[str, int]] = {}
+    for one in errors:
+        for at in one.queues:
+            if at.count > found.get(at.queue, ("", 0))[1]:
+                found[at.queue] = (one.error or one.reason, at.count)
+    return found
+
+
+@DEADLETTER_PAGES.post("/errors/survey")
+async def _survey(visit: Visit) -> Response:
+    if not visit.principal.allows_everywhere(Role.OPERATOR):
+        raise forbidden("A survey of all queues needs the role operator for all queues.")
+    await visit.operations.errors(survey=True)
+    visit.services.errors.forget()
+    return see_other("/?told=surveyed")
+
+
+@DEADLETTER_PAGES.get("/search")
+async def _search(visit: Visit) -> Response:
+    swept, find = await visit.services.sweep.get_or_last(), visit.field("find").strip()
+    trouble = ""
+    try:
+        parse_filter(find)
+    except BadFilter as error:
+        trouble = str(error)
+    return visit.page(
+        "search.html",
+        find=find,
+        queue=visit.field("in"),
+        queues=[
+            one.queue
+            for one in swept.queues
+            if one.exists and visit.principal.allows(Role.OPERATOR, one.queue)
+        ],
+        trouble=trouble,
+    )
+
+
+@DEADLETTER_PAGES.get("/search/events")
+async def _search_events(visit: Visit) -> Response:
+    """What a search finds, as it goes on; in the queue that is named, or in all they may look into."""
+    named = visit.field("in")
+    if named:
+        visit.need(Role.OPERATOR, named)
+        queues: tuple[str, ...] = (named,)
+    else:
+        known = await visit.operations.queues()
+        allowed = (one for one in known if visit.principal.allows(Role.OPERATOR, one.queue))
+        queues = tuple(one.queue for one in allowed if one.exists)
+    if not queues:
+        raise forbidden("A search needs the role operator for a queue.")
+    found = visit.operations.search(SearchRequest(visit.field("find").strip(), queues))
+    first = await anext(found)  # what is wrong with the question is told before the stream begins
+    return visit.services.streams.open(search_events(first, found), visit.principal)
+
+
+@DEADLETTER_PAGES.post("/candidates")
+async def _answer_candidate(visit: Visit) -> Response:
+    queue, answer = visit.field("queue"), visit.field("answer")
+    visit.need(Role.ADMIN, queue)
+    if answer not in set(CandidateAnswer):
+        raise Refused(400, "bad-field", f"answer: expected one of {', '.join(CandidateAnswer)}.")
+    said = QueueAnswer(queue, CandidateAnswer(answer), visit.field("main_queue").strip())
+    await visit.operations.answer_candidate(said)
+    visit.services.asked.forget()
+    visit.services.sweep.forget()
+    return see_other("/")
+
+
+def _headline(rows: list[BoardRow]) -> str:
+    depths = [row.summary.depth.total or 0 for row in rows if row.summary.exists]
+    total, holding = sum(depths), sum(map(bool, depths))
     if not total:
         return "No dead letters"
     dead_letters = f"{total:,} dead letter{'s' if total != 1 else ''}"
-    holding = sum(bool(one.depth.total) for one in full)
-    return f"{dead_letters} in {holding} of {len(seen)} queues"
+    return f"{dead_letters} in {holding} of {len(rows)} queues"
 
 
 @DEADLETTER_PAGES.get("/live")
@@ -86,7 +275,30 @@ async def _live(visit: Visit) -> Response:
     shown_at = (
         float(at) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", at) else services.clock.now()
     )
-    return services.streams.open(changes_of_board(services.sweep, shown_at), visit.principal)
+    sweeps = [services.sweep]
+    if services.spans_brokers and visit.field("over") == "all":
+        sweeps = [
+            each.sweep for each in services.brokers if each.asking(visit.principal).role is not None
+        ]
+    elif visit.principal.role is None:
+        raise forbidden()
+    return services.streams.open(changes_of_board(sweeps, shown_at), visit.principal)
+
+
+@DEADLETTER_PAGES.get("/alive")
+async def _alive(visit: Visit) -> Response:
+    """What a page that stands open asks every few seconds: does what it shows still hold?"""
+    swept, asked = visit.services.sweep.last, visit.field("session")
+    held = any(
+        view.id == asked and visit.principal.allows(Role.OPERATOR, view.queue)
+        for view in visit.operations.sessions()
+    )
+    told = swept.error is not None and visit.principal.role is not None
+    broker = visible(str(swept.error)) if told else ""
+    return JSONResponse(
+        {"held": held, "broker": broker, "readAt": swept.at},
+        headers={"Cache-Control": "no-store"},
+    )
 
 
 @DEADLETTER_PAGES.get("/queues/{queue}")
@@ -99,6 +311,9 @@ async def _queue(visit: Visit) -> Response:
         operator=visit.principal.allows(Role.OPERATOR, name),
         sessions=[view for view in operations.sessions() if view.queue == name],
         jobs=await operations.jobs(queue=name, limit=5),
+        past=await operations.trend(name),
+        saved=await operations.notes.filters(name),
+        notes=(await operations.notes.of(name))[:_NOTES],
     )
 
 
@@ -111,12 +326,19 @@ async def _look(visit: Visit) -> Response:
     visit.services.check_room(visit.principal)
     view = await operations.open_session(
         name,
-        Window(limit, seconds=minutes * 60.0),
+        Window(limit, seconds=minutes * 60.0, skip=visit.number("skip", 0)),
         forced=visit.field("how") == "force",
         lift=visit.field("how") == "lift",
     )
     await visit.services.insights.remember(operations, view)
-    return see_other(f"/sessions/{quote(view.id, safe='')}")
+    chosen = visit.field("filter")
+    onward = f"&filter={quote(chosen, safe='')}#messages" if chosen else ""
+    return see_other(_session_url(view) + onward)
+
+
+def _session_url(view: SessionView) -> str:
+    """The address of a browse session; that it names the queue outlives the session."""
+    return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
 
 
 def _held(visit: Visit) -> SessionView:
@@ -136,22 +358,34 @@ async def _restore_limit(visit: Visit) -> Response:
 @DEADLETTER_PAGES.get("/sessions/{session}")
 async def _session(visit: Visit) -> Response:
     view, operations = _held(visit), visit.operations
-    by = GroupBy(visit.field("by")) if visit.field("by") in set(GroupBy) else GroupBy.FINGERPRINT
+    by = visit.field("by").strip() or GroupBy.FINGERPRINT.value
     text, cursor = visit.field("filter"), visit.number("cursor", 0)
     bad_filter, page = "", Page((), 0, None)
     try:
         page = await operations.messages(view.id, text, cursor=cursor, size=_PAGE)
     except BadFilter as error:
         bad_filter = str(error)
-    groups = (await operations.groups(view.id, by)).items
+    bad_by = ""
+    groups: tuple[Group, ...] = ()
+    try:
+        groups = (await operations.groups(view.id, by, "" if bad_filter else text)).items
+    except BadRequest as error:
+        bad_by = str(error)
     shown = groups[:_GROUPS]
     return visit.page(
         "session.html",
         view=view,
-        by=by.value,
+        depth=await _depth(visit, view),
+        by_bytes=not view.complete and view.held_bytes > _NEARLY * SMALL_WINDOW.max_bytes,
+        by=by,
+        bad_by=bad_by,
         groups=shown,
         more_groups=len(groups) - len(shown),
-        group_filters={group.key: group_filter(by, group) for group in shown},
+        group_filters={
+            group.key: " ".join(filter(None, (text, group_filter(by, group)))) for group in shown
+        },
+        notes=await _notes(visit, view, by),
+        saved=await operations.notes.filters(view.queue),
         filter=text,
         bad_filter=bad_filter,
         page=page,
@@ -159,9 +393,25 @@ async def _session(visit: Visit) -> Response:
     )
 
 
-def group_filter(by: GroupBy, group: Group) -> str:
+async def _notes(visit: Visit, view: SessionView, by: str) -> dict[str, list[GroupNote]]:
+    """What was written about the groups, by their keys."""
+    found: dict[str, list[GroupNote]] = {}
+    if by == GroupBy.FINGERPRINT:
+        for note in await visit.operations.notes.of(view.queue):
+            found.setdefault(note.group, []).append(note)
+    return found
+
+
+async def _depth(visit: Visit, view: SessionView) -> int:
+    """How many messages the queue has, as the list says; never fewer than are held of it."""
+    swept = await visit.services.sweep.get_or_last()
+    rows = [one for one in swept.queues if one.queue == view.queue]
+    return max((row.depth.total or 0 for row in rows), default=0)
+
+
+def group_filter(by: str, group: Group) -> str:
     """The filter that matches exactly the messages of a group."""
-    field = "group" if by is GroupBy.FINGERPRINT else by.value
+    field = "group" if by == GroupBy.FINGERPRINT else str(by)
     escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
 
@@ -171,7 +421,7 @@ async def _renew(visit: Visit) -> Response:
     view = _held(visit)
     await visit.operations.renew(view.id)
     await visit.operations.note("session.renew", queue=view.queue, details={"session": view.id})
-    return see_other(f"/sessions/{quote(view.id, safe='')}")
+    return see_other(_session_url(view))
 
 
 @DEADLETTER_PAGES.post("/sessions/{session}/release")
@@ -192,12 +442,16 @@ async def _message(visit: Visit) -> Response:
     delivery = visit.operations.delivery(view.id, message.dead_letter.id)
     headers, more_headers = plain_headers(delivery.properties.headers)
     payload = payload_of(delivery.body, Form(form), delivery.properties.content_encoding)
+    failure, recorded_by = message.failure, message.dead_letter.recorded_by
+    by = "" if recorded_by == "hopback" else recorded_by
     return visit.page(
         "message.html",
         message=message,
         dead_letter=message.dead_letter,
         session=view.id,
         payload=payload,
+        failure=failure if failure is not None and failure.stack else None,
+        recorded_by=by,
         form=form,
         content_type=delivery.properties.content_type or "",
         properties=list(_properties(delivery).items()),
@@ -361,12 +615,27 @@ def _lines(body: bytes) -> list[str]:
 def _properties(delivery: Delivery) -> dict[str, str]:
     named = {"exchange": delivery.exchange, "routingKey": delivery.routing_key}
     named |= {name: str(value) for name, value in plain_properties(delivery.properties).items()}
+    sent = delivery.properties.timestamp
+    if sent is not None:
+        named["timestamp"] = f"{clock_words(sent)} ({named['timestamp']})"
     return named | {"redelivered": "yes" if delivery.redelivered else "no"}
+
+
+def _dated(value: Any) -> Any:
+    """Moments of AMQP, as in `x-death`, with their day and hour beside the number."""
+    match value:
+        case Timestamp():
+            return f"{clock_words(value)} ({int(value)})"
+        case dict():
+            return {key: _dated(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_dated(inner) for inner in value]
+    return value
 
 
 def _shown(value: Any) -> str:
     """A header's value as text: plain ones as they are, the rest as JSON."""
-    plain = plain_value(value)
+    plain = plain_value(_dated(value))
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
     cut = text[:_VALUE_SHOWN]
     return visible(cut, lines=True) + ("…" if len(text) > len(cut) else "")

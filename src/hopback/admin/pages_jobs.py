@@ -15,18 +15,24 @@ from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job
 from hopback.admin.pages import Pages, chosen, see_other
 from hopback.admin.problems import Refused, refusal_of
-from hopback.admin.rendering import span_words
+from hopback.admin.rendering import span_words, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
+from hopback.deadletters.codec import from_json
+from hopback.deadletters.contract import Price
+from hopback.deadletters.patch import Patch
 from hopback.deadletters.requests import (
+    LONGEST_WATCH_S,
+    MOST_HELD,
     RAMP,
     DiscardRequest,
     FromHead,
     FromSession,
     Pace,
     RedriveRequest,
+    Window,
 )
-from hopback.errors import HopbackError, NoSuch
+from hopback.errors import BadRequest, HopbackError, NoSuch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +40,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.admin.pages import Visit
-    from hopback.deadletters.contract import Job
+    from hopback.deadletters.contract import Job, JobPlan
+    from hopback.deadletters.patch import PatchOperation
     from hopback.deadletters.requests import Request, Selection
 
 __all__ = ["JOB_PAGES", "ActForm"]
 
+_LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
 _STAYS = frozenset({400, 409, 422})
 
 
@@ -59,7 +67,9 @@ class ActForm:
     target_queue: str
     ramp: bool
     rate: float | None
+    watch: float | None
     export: bool
+    change: str
     reason: str
     confirm: str
     expected: int | None
@@ -79,7 +89,9 @@ class ActForm:
             target_queue=visit.field("target_queue"),
             ramp=visit.field("ramp") == "1" or not (sent and _was_on(visit, 2)),
             rate=visit.rate(),
+            watch=visit.seconds("watch", most=LONGEST_WATCH_S),
             export=visit.field("export") == "1" or not (sent and _was_on(visit, 2)),
+            change=visit.field("change").strip(),
             reason=visit.field("reason").strip(),
             confirm=visit.field("confirm"),
             expected=visit.number("expected", 0) if visit.field("expected") else None,
@@ -92,6 +104,22 @@ class ActForm:
         if self.session:
             return FromSession(self.session, self.ids, "" if self.ids else self.filter)
         return FromHead(self.limit, self.filter)
+
+    @property
+    def steps(self) -> tuple[PatchOperation, ...]:
+        """The change of each message; BadRequest of the field `change` if it cannot be read."""
+        if not self.change:
+            return ()
+        try:
+            steps: tuple[PatchOperation, ...] = from_json(Patch, self.change)
+        except BadRequest as wrong:
+            place = "" if wrong.field == "body" else f"at {wrong.field}, "
+            what = wrong.expected.removeprefix("JSON: ")
+            what = what if what.startswith("JSON") else what[:1].lower() + what[1:]
+            raise BadRequest("change", f"a JSON patch: {place}{what}") from None
+        if not steps:
+            raise BadRequest("change", "a JSON patch of at least one step, got none")
+        return steps
 
     def carried(self, step: int) -> Iterator[tuple[str, str]]:
         """What the other steps said, for hidden fields of this one."""
@@ -107,7 +135,9 @@ class ActForm:
             yield "target_queue", self.target_queue
             yield "ramp", "1" if self.ramp else "0"
             yield "rate", "" if self.rate is None else f"{self.rate:g}"
+            yield "watch", "" if self.watch is None else f"{self.watch:g}"
             yield "export", "1" if self.export else "0"
+            yield "change", self.change
             yield "reason", self.reason
 
 
@@ -136,6 +166,8 @@ async def _step(visit: Visit, kind: str) -> Response:
     opened = {view.id: view.queue for view in visit.operations.sessions()}
     if opened.get(form.session, queue) != queue:
         raise NoSuch("session", form.session)
+    if form.change and kind == "re-drive":
+        visit.need(Role.ADMIN, queue)
     if visit.request.method == "GET" or step == "1":
         return await _first(visit, kind, form)
     if step == "2":
@@ -157,20 +189,30 @@ async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> R
     return _shown(
         visit, kind, form, 1, trouble,
         depth=detail.depth.ready, cost=detail.cost, held=held, matching=matching,
+        busy=detail.active_job,
     )  # fmt: skip
 
 
-async def _second(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
-    detail = await visit.operations.queue(visit.path["queue"])
-    return _shown(visit, kind, form, 2, trouble, targets=detail.targets)
+async def _second(
+    visit: Visit, kind: str, form: ActForm, trouble: str = "", bad_change: str = ""
+) -> Response:
+    queue = visit.path["queue"]
+    detail = await visit.operations.queue(queue)
+    editing = visit.operations.settings.editing and visit.principal.allows(Role.ADMIN, queue)
+    return _shown(
+        visit, kind, form, 2, trouble,
+        targets=detail.targets, busy=detail.active_job, longest_watch=LONGEST_WATCH_S,
+        editing=editing, bad_change=bad_change,
+    )  # fmt: skip
 
 
 async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
+    queue = visit.path["queue"]
     if not form.reason:
         return await _second(visit, kind, form, "Why: expected a reason; everyone reads it later.")
     try:
         # Nobody has typed the name yet: a plan discards nothing.
-        meant = replace(form, confirm=visit.path["queue"])
+        meant = replace(form, confirm=queue)
         plan = await visit.operations.plan(await _granted(visit, kind, meant))
     except HopbackError as error:
         return await _back(visit, kind, form, error)
@@ -180,8 +222,25 @@ async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> 
     return _shown(
         visit, kind, form, 3, trouble,
         plan=plan, expected=max(expected - left, 0), selected=plan.selected,
-        key=form.key or secrets.token_hex(12),
+        busy=None, target_words=await _target_words(visit, queue, plan.target),
+        key=form.key or secrets.token_hex(12), changes=_changes(plan),
     )  # fmt: skip
+
+
+def _changes(plan: JobPlan) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Of each sample its id, why it stays as it is, and the lines of its difference with their marks."""
+    shown = []
+    for sample in plan.changes:
+        lines: list[tuple[str, str]] = []
+        for line in sample.diff[2:] if len(sample.diff) > 2 else sample.diff:
+            if not line.startswith(("+", "-", " ")):  # what lies between two places, or beyond
+                lines.append(("…", "" if line.startswith("@@") else visible(line)))
+            else:
+                lines.append((line[0], visible(line[1:])))
+        if lines and lines[0] == ("…", ""):
+            del lines[0]
+        shown.append((sample.id, sample.problem, lines))
+    return shown
 
 
 async def _begin(visit: Visit, kind: str, form: ActForm) -> Response:
@@ -201,6 +260,8 @@ async def _back(visit: Visit, kind: str, form: ActForm, error: HopbackError) -> 
     refused = refusal_of(error)
     if refused is None or refused.status not in _STAYS or "job" in refused.more:
         raise error
+    if isinstance(error, BadRequest) and error.field == "change":
+        return await _second(visit, kind, form, bad_change=f"Expected {error.expected}.")
     return await _second(visit, kind, form, f"{error}. {error.remedy}")
 
 
@@ -223,8 +284,9 @@ def _request(visit: Visit, kind: str, form: ActForm) -> Request:
     }
     if kind == "discard":
         return DiscardRequest(**common, confirm=form.confirm, export=form.export)
-    pace = Pace(form.rate, ramp=RAMP if form.ramp else ())
-    return RedriveRequest(**common, target=chosen(form.target, form.target_queue), pace=pace)
+    pace = Pace(form.rate, ramp=RAMP if form.ramp else (), watch_s=form.watch)
+    target = chosen(form.target, form.target_queue)
+    return RedriveRequest(**common, target=target, pace=pace, change=form.steps)
 
 
 def _shown(
@@ -273,8 +335,36 @@ async def _job(visit: Visit) -> Response:
     job = await _seen(visit)
     failures = await visit.operations.failures(job.id, limit=50)
     return visit.page(
-        "job.html", job=job, failures=failures, steers=_steers(visit, job), speed=_speed(job)
+        "job.html",
+        job=job,
+        failures=failures,
+        steers=_steers(visit, job),
+        may_download=visit.principal.allows(Role.OPERATOR, job.queue),
+        speed=_speed(job),
+        target_words=await _target_words(visit, job.queue, job.target),
     )
+
+
+_TARGETS = {
+    "failed-queue": "straight into the queue that failed",
+    "retry-exchange": "into the retry queue, to wait once more",
+    "origin-exchange": "to the exchange they first came by",
+}
+
+
+async def _target_words(visit: Visit, queue: str, target: str) -> str:
+    """Where the messages of a job go, for people: queues have names, and not every one a design."""
+    swept = await visit.services.sweep.get_or_last()
+    known = next((one for one in swept.queues if one.queue == queue), None)
+    origins = () if known is None else known.origins
+    if target == "design" and known is not None and known.known_by == "plan":
+        return "back as the plan of the queue says"
+    if target in ("design", "failed-queue"):
+        named = f"back to queue {origins[0]}" if len(origins) == 1 else "back where each failed"
+        return visible(named)
+    if target.startswith(("queue ", "exchange ")):  # as jobs of an earlier version say it
+        return f"to {visible(target)}"
+    return _TARGETS.get(target, f"back {visible(target)}")
 
 
 def _speed(job: Job) -> str:
@@ -292,6 +382,22 @@ async def _live(visit: Visit) -> Response:
     job = await _seen(visit)
     changes = changes_of_job(visit.operations.events(job.id))
     return visit.services.streams.open(changes, visit.principal)
+
+
+async def _what_came_back(visit: Visit, job: Job) -> Response:
+    """The messages themselves with their new error, if one session holds the queue; else their number."""
+    operations = visit.operations
+    detail = await operations.queue(job.queue)
+    ready = detail.depth.ready or 0
+    if 0 < ready <= MOST_HELD and detail.cost.price is not Price.REFUSED:
+        visit.services.check_room(visit.principal)
+        view = await operations.open_session(job.queue, Window(ready, seconds=_LOOKING_S))
+        if view.complete:
+            queue, session = quote(view.queue, safe=""), quote(view.id, safe="")
+            return see_other(f"/sessions/{session}?queue={queue}&filter=job:{quote(job.id)}")
+        await operations.release(view.id)
+    await operations.came_back(job.id)
+    return see_other(f"/jobs/{quote(job.id, safe='')}?told=looked")
 
 
 @JOB_PAGES.post("/jobs/{job}/{verb}")
@@ -312,8 +418,7 @@ async def _steer(visit: Visit) -> Response:
         case "retry-failures":
             job = await operations.retry_failures(job.id, reason=visit.field("reason"))
         case "came-back":
-            await operations.came_back(job.id)
+            return await _what_came_back(visit, job)
         case _:
             raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
-    told = "?told=looked" if verb == "came-back" else ""
-    return see_other(f"/jobs/{quote(job.id, safe='')}{told}")
+    return see_other(f"/jobs/{quote(job.id, safe='')}")

@@ -16,11 +16,13 @@ from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.errors import InvalidTopology
+from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms, without_delay_levels
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Leave
 from hopback.topology.roles import queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
+from hopback.topology.schedules import scheduled_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +31,19 @@ if TYPE_CHECKING:
 
     from hopback.admin.pages import Visit
     from hopback.deadletters.live import BrokerSnapshot
+    from hopback.rehearse.scenario import Scenario
     from hopback.topology.model import Queue
 
-__all__ = ["TOPOLOGY_PAGES", "ExchangeRow", "QueueRow", "exchange_rows", "graph", "queue_rows"]
+__all__ = [
+    "TOPOLOGY_PAGES",
+    "DelayedRow",
+    "ExchangeRow",
+    "QueueRow",
+    "delayed_messages",
+    "exchange_rows",
+    "graph",
+    "queue_rows",
+]
 
 
 TOPOLOGY_PAGES = Pages()
@@ -68,6 +80,7 @@ async def _topology(visit: Visit) -> Response:
         asked_key=key,
         reached=reached,
         queues=queues,
+        delayed=delayed_messages(snapshot),
         exchange_rows=exchanges,
         planned={plan.queue for plan in snapshot.topology.plans},
     )
@@ -111,11 +124,19 @@ async def _rehearse(visit: Visit) -> Response:
     }
     said |= {name: visit.field(name) for name, _, _ in _INPUTS if visit.field(name)}
     answer: dict[str, Any] = {"facts": (), "findings": (), "charts": ()}
+    status, trouble = 200, ""
     if visit.field("ask"):
-        # Some runs of the model: milliseconds each, but not of those who wait for other pages.
-        answer = await asyncio.to_thread(_rehearsed, snapshot, queue, said)
+        try:
+            scenario = _scenario(snapshot, queue, said)
+        except (ValueError, InvalidTopology) as error:
+            status, trouble = 400, str(error)  # what was said stays in the form, to be corrected
+        else:
+            # Some runs of the model: milliseconds each, but not of those who wait for other pages.
+            answer = await asyncio.to_thread(_rehearsed, snapshot, scenario)
     return visit.page(
         "rehearse.html",
+        status,
+        trouble=trouble,
         queue=queue,
         present=None if present is None else f"{present:g}",
         consumers_now=consumers,
@@ -125,38 +146,40 @@ async def _rehearse(visit: Visit) -> Response:
     )
 
 
-def _rehearsed(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> dict[str, Any]:
-    """Facts, findings and charts; Refused if something that was said cannot be read."""
-    from hopback.rehearse import chart, page, quantities, station
-    from hopback.rehearse import engine as engines
-    from hopback.rehearse.findings import findings_of
+def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Scenario:
+    """What was asked; ValueError or InvalidTopology if something that was said cannot be read."""
+    from hopback.rehearse import quantities, station
     from hopback.rehearse.scenario import Load, Outage, RateStep, Scenario
 
-    try:
-        outage = Outage(_OUTAGE_START_S, quantities.parse_seconds(said["outage"]))
-        if outage.length_s > _LONGEST_OUTAGE_S:
-            raise ValueError(f"expected an outage of at most 7d, got {said['outage']!r}")
-        handler_s, spread_s = quantities.parse_spread(said["handler"])
-        processes, concurrency = quantities.parse_consumers(said["consumers"])
-        load = Load(
-            queue,
-            (RateStep(0.0, quantities.parse_rate(said["rate"])),),
-            fail=quantities.parse_share(said["fail"]),
-            handler_s=handler_s,
-            spread_s=spread_s,
-            processes=processes,
-            concurrency=concurrency,
-        )
-        scenario = Scenario(
-            (load,),
-            duration_s=station.time_for(snapshot.topology.plan(queue), (outage,)),
-            outages=(outage,),
-            version=snapshot.version,
-            name="rehearsal",
-        )
-    except (ValueError, InvalidTopology) as error:
-        raise Refused(400, "bad-field", f"{error}.") from error
-    forecast = engines.rehearse(snapshot.topology, scenario)
+    outage = Outage(_OUTAGE_START_S, quantities.parse_seconds(said["outage"]))
+    if outage.length_s > _LONGEST_OUTAGE_S:
+        raise ValueError(f"expected an outage of at most 7d, got {said['outage']!r}")
+    handler_s, spread_s = quantities.parse_spread(said["handler"])
+    processes, concurrency = quantities.parse_consumers(said["consumers"])
+    load = Load(
+        queue,
+        (RateStep(0.0, quantities.parse_rate(said["rate"])),),
+        fail=quantities.parse_share(said["fail"]),
+        handler_s=handler_s,
+        spread_s=spread_s,
+        processes=processes,
+        concurrency=concurrency,
+    )
+    return Scenario(
+        (load,),
+        duration_s=station.time_for(snapshot.topology.plan(queue), (outage,)),
+        outages=(outage,),
+        version=snapshot.version,
+        name="rehearsal",
+    )
+
+
+def _rehearsed(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
+    """Facts, findings and charts."""
+    from hopback.rehearse import chart, engine, page
+    from hopback.rehearse.findings import findings_of
+
+    forecast = engine.rehearse(snapshot.topology, scenario)
     findings = findings_of(snapshot.topology, forecast)
     drawn = [Markup(chart.svg_chart(one)) for one in chart.charts_of(forecast, findings)]  # noqa: S704 - charts escape what they show
     return {"facts": page.facts_of(forecast), "findings": findings, "charts": drawn}
@@ -241,8 +264,37 @@ def exchange_rows(snapshot: BrokerSnapshot) -> list[ExchangeRow]:
 
 
 def graph(snapshot: BrokerSnapshot) -> dict[str, Any]:
-    """Nodes and edges as the map draws them."""
-    return {"elements": [*_nodes(snapshot), *_edges(snapshot)]}
+    """Nodes and edges as the map draws them; all queues of delays are one node."""
+    found = [*_nodes(snapshot), *_edges(snapshot)]
+    if delayed := delayed_messages(snapshot):
+        shown = replace(snapshot, topology=without_delay_levels(snapshot.topology))
+        waiting = "" if delayed.messages is None else f"{delayed.messages:,} messages, "
+        label = f"queues of delays\n{waiting}up to {delayed.longest}"
+        node = _node("q:hopback.delay", "hopback.delay", "retry", label, 0)
+        node["data"]["messages"] = delayed.messages or 0
+        due = _edge("q:hopback.delay", f"x:{DUE}", "dead-letter", "")
+        found = [*_nodes(shown), node, *_edges(shown), due]
+    return {"elements": found}
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedRow:
+    """What waits in the queues of delays: how many messages, and how long they may."""
+
+    queues: int
+    messages: int | None
+    longest: str
+
+
+def delayed_messages(snapshot: BrokerSnapshot) -> DelayedRow | None:
+    """What is held to be sent later; None where nothing is declared for it."""
+    levels = [queue.name for queue in snapshot.topology.queues if is_delay_level(queue.name)]
+    if not levels:
+        return None
+    known = [snapshot.readings[name] for name in levels if name in snapshot.readings]
+    counts = [one.counts.messages for one in known if one.counts.messages is not None]
+    longest = format_duration(longest_delay_ms(snapshot.topology))
+    return DelayedRow(len(levels), sum(counts) if counts else None, longest)
 
 
 def _nodes(snapshot: BrokerSnapshot) -> Iterator[dict[str, Any]]:
@@ -297,6 +349,9 @@ def _publishes(snapshot: BrokerSnapshot) -> Iterator[tuple[str, str]]:
         for leave, exchange, queue in ways:
             if leave is not Leave.REJECT:
                 yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
+    for each in snapshot.topology.queues:
+        if (periodic := scheduled_queue(each.name)) is not None:
+            yield f"q:{each.name}", f"q:{periodic}"
 
 
 def _dead_letter_paths(snapshot: BrokerSnapshot) -> Iterator[tuple[str, str]]:

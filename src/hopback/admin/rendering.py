@@ -20,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hopback.admin.roles import Role
+from hopback.deadletters.alerts import AlertKind
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.message import plain_text, pretty_json
 from hopback.headers import timestamp
@@ -27,11 +28,15 @@ from hopback.renamed import old_names
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hopback.deadletters.alerts import AlertRule
+    from hopback.deadletters.contract import AuditEntry, TargetChoice
 
 __all__ = [
     "Form",
     "ShownPayload",
+    "clock_words",
     "diff_lines",
     "payload_of",
     "renderer",
@@ -50,6 +55,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 _FILTERS: dict[str, Callable[..., object]] = {
     "changed": lambda trend: len({value for _, value in trend}) > 1,
     "rfc3339": timestamp,
+    "samples": lambda samples: [(one.at, one.messages) for one in samples],
     "role": Role,
     "segment": lambda text: quote(str(text), safe=""),
     "visible": lambda text: visible(str(text)),
@@ -73,7 +79,16 @@ def renderer() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["held_back_means"] = HELD_BACK
-    environment.filters |= {**_FILTERS, "size": size_words, "span": span_words}
+    # Every link of a page begins with it: the pages of one broker among several have a path of their own.
+    environment.globals["base"] = ""
+    environment.globals["switch"] = None
+    environment.filters |= {
+        **_FILTERS,
+        "distinct": _distinct,
+        "clock": clock_words,
+        "size": size_words,
+        "span": span_words,
+    }
     return environment
 
 
@@ -81,20 +96,6 @@ def renderer() -> Environment:
 def _sentence(text: str) -> str:
     """The text as a sentence: a capital letter, a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
-
-
-_TARGETS = {
-    "design": "as the design says",
-    "failed-queue": "straight into the queue that failed",
-    "retry-exchange": "into the retry queue, to wait once more",
-    "origin-exchange": "to the exchange it first came by",
-}
-
-
-@_filter
-def _target_words(target: str) -> str:
-    """A job's target for people."""
-    return _TARGETS.get(target, f"to {visible(target)}")
 
 
 @_filter
@@ -133,10 +134,62 @@ def span_words(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+_RULES = {
+    AlertKind.DEPTH: "more than {above:,} dead letters rest in it",
+    AlertKind.GROWTH: "it grows by more than {above:,} within {within}",
+    AlertKind.NEW_FINGERPRINT: "a failure shows up that is new within {within}",
+    AlertKind.OLDEST_AGE: "a dead letter is older than {older}",
+    AlertKind.JOB_STOPPED: "a job has failed or was interrupted",
+    AlertKind.HELD_BACK: "the broker holds back more than {above:,} messages",
+    AlertKind.CONSUMER_GONE: "a queue of origin has no consumer",
+}
+
+
 @_filter
-def _clock(seconds: float) -> str:
-    """A moment as a clock shows it, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _rule_words(rule: AlertRule) -> str:
+    """When a rule fires, for people."""
+    words = _RULES[rule.kind].format(
+        above=rule.above,
+        within=span_words(rule.within_seconds),
+        older=span_words(rule.older_than_seconds),
+    )
+    held = rule.for_seconds and rule.kind is not AlertKind.OLDEST_AGE
+    return f"{words} for {span_words(rule.for_seconds)}" if held else words
+
+
+@_filter
+def _moment(seconds: float, now: float) -> str:
+    """A moment for people, in UTC and with that said; the day only if it is not today."""
+    at, today = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC)
+    day = "" if at.date() == today.date() else f"{at.day} {at:%b}"
+    year = "" if at.year == today.year else f" {at.year}"
+    return f"{day}{year}{', ' if day else ''}{at:%H:%M:%S} UTC"
+
+
+@_filter
+def _weight(messages: int | None) -> str:
+    """How heavy a queue weighs at a glance: one step for each power of ten from a hundred on."""
+    return str(min(max(len(str(messages or 0)) - 1, 1), 4))
+
+
+def _distinct(choices: Sequence[TargetChoice]) -> list[TargetChoice]:
+    """The targets of a re-drive, each way once: the first that leads there is the one to choose."""
+    ways: set[tuple[str | None, str | None]] = set()
+    kept = []
+    for choice in choices:
+        way = (choice.exchange, choice.routing_key)
+        if None in way or way not in ways:
+            kept.append(choice)
+        ways.add(way)
+    return kept
+
+
+def clock_words(seconds: float) -> str:
+    """A moment as a clock shows it, in UTC; the number where no calendar has such a day."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds}"
 
 
 @_filter
@@ -165,14 +218,45 @@ def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
     return f"{change:+,} in the last {during}" if change else f"unchanged for {during}"
 
 
+# What the audit writes for programs, in words; what is not here is told under its own name.
+_DETAILS = {
+    "kind": "{}",
+    "selected": "{:,} selected",
+    "held": "{:,} held",
+    "seen": "{:,} looked at",
+    "done": "{:,} done",
+    "failed": "{:,} failed",
+    "skipped": "{:,} skipped",
+    "came_back": "{:,} came back",
+    "arrived_meanwhile": "{:,} arrived meanwhile",
+    "forced": "in spite of the danger",
+    "address": "from {}",
+    "policy": "policy {}",
+    "target": "{}",
+}
+
+
 @_filter
-def _details(details: Mapping[str, object]) -> str:
-    """The details of an audit entry on one line."""
-    parts = (
-        f"{name} {value if isinstance(value, str | int | float) else json.dumps(value)}"
-        for name, value in details.items()
-        if value not in (None, "", [], {})
-    )
+def _told(entry: AuditEntry) -> str:
+    """What an audit entry says beside who, where and why, on one line; what is not so goes without."""
+    details = dict(entry.details)
+    if details.get("kind") == "discard" or details.get("target") == "design":
+        details.pop("target", None)  # there is none, or it is the one that goes without saying
+    if isinstance(rate := details.get("rate"), float | int):
+        details["rate"] = f"{rate:g} a second"
+    elif entry.action == "job.rate" and rate is None:  # as an earlier version wrote it
+        rate = entry.reason
+        details["rate"] = "no limit" if rate in ("", "None") else f"{float(rate):g} a second"
+    parts = []
+    for name, value in details.items():
+        if value in (None, "", [], {}, False, 0):
+            continue
+        shown = value if isinstance(value, str | int | float) else json.dumps(value)
+        words = _DETAILS.get(name)
+        try:
+            parts.append(f"{name} {shown}" if words is None else words.format(shown))
+        except ValueError:  # a number was expected, and the journal of an older version has a text
+            parts.append(f"{name} {shown}")
     return visible(", ".join(parts))
 
 

@@ -1,9 +1,9 @@
-"""Who may do what: three roles, each for all queues or for those that a pattern names. Pure."""
+"""Who may do what: three roles, each for some brokers and for all queues or those of a pattern. Pure."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,19 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role for the queues whose names match one of the patterns (`*` stands for any characters)."""
+    """A role for the queues whose names match one of the patterns (`*` stands for any characters).
+
+    `broker` is such a pattern, too; empty, as in every grant from before there were several brokers, it
+    means the first one.
+    """
 
     role: Role
     queues: tuple[str, ...] = EVERYTHING
+    broker: str = ""
+
+    def holds_at(self, broker: str, *, is_first: bool) -> bool:
+        """Whether it holds for the queues of that broker."""
+        return is_first if not self.broker else _matches(self.broker, broker)
 
     def covers(self, queue: str | None) -> bool:
         """Whether it holds for that queue; without one, whether it holds for all of them."""
@@ -48,7 +57,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Someone who asks. `kind` says how they are known: `token`, `key`, `link` or `local`."""
+    """Someone who asks. `kind` says how they are known: `token`, `key`, `link` or `local`.
+
+    `grants` are those that hold where they ask; `elsewhere` are the ones for other brokers.
+    """
 
     id: str
     name: str
@@ -56,6 +68,15 @@ class Principal:
     grants: tuple[Grant, ...]
     until: float | None = None
     """When what they showed ends, in seconds since 1970."""
+    elsewhere: tuple[Grant, ...] = ()
+
+    def at(self, broker: str, *, is_first: bool) -> Principal:
+        """The same person as someone who asks of that broker."""
+        every = (*self.grants, *self.elsewhere)
+        here = tuple(grant for grant in every if grant.holds_at(broker, is_first=is_first))
+        return replace(
+            self, grants=here, elsewhere=tuple(grant for grant in every if grant not in here)
+        )
 
     def allows(self, role: Role, queue: str) -> bool:
         """Whether they have the role for that queue."""

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import structs
 
 from hopback.admin.auth import address_of, forbidden
-from hopback.admin.overview import Insights
-from hopback.admin.problems import Refused
-from hopback.admin.roles import Principal, Role
+from hopback.admin.overview import Insights, RecentReading
+from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.roles import Grant, Principal, Role
+from hopback.deadletters.contract import (
+    Job,
+    JobList,
+    MessageView,
+    Overview,
+    QueueSummary,
+    SessionView,
+)
 from hopback.deadletters.requests import TargetKind, Who
 
 if TYPE_CHECKING:
@@ -17,18 +27,33 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from hopback.admin.alerting import Alerting
     from hopback.admin.auth import Gate
     from hopback.admin.events import EventStreams
+    from hopback.admin.keys import ApiKey
     from hopback.admin.livebroker import LiveBroker
     from hopback.admin.overview import Sweep
     from hopback.admin.settings import AdminSettings
     from hopback.clock import Clock
+    from hopback.deadletters.candidates import CandidateList
     from hopback.deadletters.requests import Target
     from hopback.deadletters.service import Operations
+    from hopback.deadletters.surveys import ErrorOverview
 
-__all__ = ["NOBODY", "Denial", "Denials", "Services", "need_target", "who", "write_denial"]
+__all__ = [
+    "NOBODY",
+    "Denial",
+    "Denials",
+    "Services",
+    "need_target",
+    "placed",
+    "who",
+    "write_denial",
+]
 
 _LOG = logging.getLogger("hopback.admin")
+
+ValueT = TypeVar("ValueT")
 
 NOBODY = Principal("", "nobody", "nobody", ())
 """Someone of whom nothing is known."""
@@ -36,7 +61,12 @@ NOBODY = Principal("", "nobody", "nobody", ())
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything that an answer may need."""
+    """Everything that an answer about one broker may need.
+
+    `gate`, `settings`, `clock` and `streams` are those of the whole service. `name` is the broker's in the
+    settings, empty for one without; `prefix` is what its paths begin with. `brokers` are the services of
+    every broker in the order of the settings, each under the prefix of its own.
+    """
 
     operations: Operations
     live: LiveBroker
@@ -46,8 +76,65 @@ class Services:
     clock: Clock
     denials: Denials
     streams: EventStreams
+    alerting: Alerting
     insights: Insights = field(default_factory=Insights)
+    asked: RecentReading[CandidateList] = field(default_factory=RecentReading)
+    errors: RecentReading[ErrorOverview] = field(default_factory=RecentReading)
     nobody: Principal = NOBODY
+    name: str = ""
+    prefix: str = ""
+    is_first: bool = True
+    brokers: list[Services] = field(default_factory=list)
+
+    @property
+    def spans_brokers(self) -> bool:
+        """Whether it answers under the paths without a name, and there are several brokers."""
+        return not self.prefix and len(self.brokers) > 1
+
+    def placed(self, value: ValueT) -> ValueT:
+        """An answer of the operations with its paths below the prefix."""
+        return placed(value, self.prefix) if self.prefix else value
+
+    def placed_refusal(self, error: Exception) -> Refused | None:
+        """The answer to an error that is known, with its paths below the prefix."""
+        refused = refusal_of(error)
+        job = None if refused is None else refused.more.get("job")
+        if refused is None or not self.prefix or not isinstance(job, str):
+            return refused
+        more = {**refused.more, "job": self.prefix + job}
+        return Refused(
+            refused.status, refused.code, refused.detail, more=more, headers=refused.headers
+        )
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """The keys that hold for this broker."""
+        return self.gate.keys.of(self.name, is_first=self.is_first)
+
+    def grant(self, role: Role, queues: tuple[str, ...]) -> Grant:
+        """A grant for this broker; one for the first names none, as those that have always been."""
+        return Grant(role, queues, "" if self.is_first else self.name)
+
+    async def remove_key(self, key_id: str) -> ApiKey:
+        """Let a key of this broker open no more; Refused if it has none of that id."""
+        await self.gate.keys.refresh(self.clock.now())
+        known = any(key.id == key_id for key in self.keys)
+        found = await self.gate.keys.remove(key_id) if known else None
+        if found is None:
+            raise Refused(404, "not-found", f"There is no key {key_id!r}.")
+        return found
+
+    def has(self, broker: str) -> bool:
+        """Whether what names that broker is about this one; what names none is about the first."""
+        return broker == self.name or (self.is_first and not broker)
+
+    def manages(self, principal: Principal) -> bool:
+        """Whether they look after the service itself, which an admin of the first broker does."""
+        return self.is_first and principal.allows_everywhere(Role.ADMIN)
+
+    def asking(self, principal: Principal) -> Principal:
+        """Somebody who is known, with the grants that hold for this broker."""
+        return principal.at(self.name, is_first=self.is_first)
 
     def acting_as(self, principal: Principal) -> Operations:
         """The operations, with everything done in the name of this caller."""
@@ -55,14 +142,23 @@ class Services:
 
     def check_room(self, principal: Principal) -> None:
         """Refuse a browse session beyond what one caller, or all together, may hold."""
-        limits, open_now = self.settings.limits, self.operations.sessions()
+        limits = self.settings.limits
+        # They fill the memory of one process, whichever brokers they are of.
+        open_now = [view for each in self.brokers for view in each.operations.sessions()]
         own = [view for view in open_now if view.by_id == principal.id]
         if len(own) >= limits.sessions_per_caller:
             raise Refused(
                 429,
                 "too-many-sessions",
                 f"{len(own)} browse sessions of yours are open; release one first.",
-                more={"sessions": [f"/admin/dlq/sessions/{view.id}" for view in own]},
+                more={
+                    "sessions": [
+                        f"{'' if each.is_first else each.prefix}/admin/dlq/sessions/{view.id}"
+                        for each in self.brokers
+                        for view in each.operations.sessions()
+                        if view.by_id == principal.id
+                    ]
+                },
             )
         held = sum(view.held_bytes for view in open_now)
         if len(open_now) >= limits.sessions or held >= limits.held_bytes:
@@ -86,6 +182,20 @@ class Services:
         }
         address = address_of(request)
         await self.denials.add(Denial(principal.id, principal.name, address, queue[:255], details))
+
+
+def placed(value: ValueT, prefix: str) -> ValueT:
+    """A value of the contract, with the paths in it below this prefix."""
+    match value:
+        case Job() | SessionView():
+            return structs.replace(value, url=prefix + value.url)
+        case MessageView():
+            return structs.replace(value, body_url=prefix + value.body_url)
+        case QueueSummary(active_job=Job() as job):
+            return structs.replace(value, active_job=placed(job, prefix))
+        case JobList() | Overview():
+            return structs.replace(value, items=tuple(placed(each, prefix) for each in value.items))
+    return value
 
 
 async def write_denial(operations: Operations, denial: Denial) -> None:

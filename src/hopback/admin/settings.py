@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
+from hopback.admin.alert_settings import AlertSettings
 from hopback.admin.keys import is_key_name
 from hopback.admin.roles import EVERYTHING, Grant, Role
 from hopback.deadletters.journal import AUDIT_DAYS, JOB_DAYS
+from hopback.deadletters.named_brokers import BrokerSettings, broker_names
 from hopback.errors import HopbackError
 from hopback.renamed import old_names
 
@@ -30,10 +32,13 @@ __all__ = [
     "BadSettings",
     "DeadLetterSettings",
     "GrantSettings",
+    "JobSettings",
     "JwtSettings",
     "KeySettings",
+    "OidcSettings",
     "RequestLimits",
     "RetentionSettings",
+    "is_safe_address",
     "parse_settings",
     "read_settings",
 ]
@@ -78,12 +83,47 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
             return "auth.jwt: expected either jwks_url or secret_env, got " + (
                 "both" if self.jwks_url else "neither"
             )
-        if self.jwks_url and not _is_safe_address(self.jwks_url):
+        if self.jwks_url and not is_safe_address(self.jwks_url):
             return f"auth.jwt.jwks_url: expected an https:// address, got {self.jwks_url!r}"
         usable = _SHARED if self.secret_env else _ASYMMETRIC
         wrong = [name for name in self.allowed if name not in usable]
         if wrong:
             return f"auth.jwt.algorithms: expected some of {', '.join(usable)}, got {wrong[0]!r}"
+        return None
+
+
+class OidcSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The provider by which people sign in to the page. `page` is the address under which they open it.
+
+    Without `client_secret_env` it is a public client, protected by PKCE alone. `label` is on the button.
+    """
+
+    issuer: _Text
+    client_id: _Text
+    page: _Text
+    client_secret_env: str = ""
+    scopes: tuple[_Text, ...] = ("openid", "profile", "email")
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    roles_claim: _Text = "roles"
+    name_claim: _Text = "preferred_username"
+    label: _Text = "Sign in with your company account"
+
+    def problem(self, environment: Mapping[str, str]) -> str | None:
+        """What is wrong, if something is."""
+        for name in ("issuer", "page"):
+            if not is_safe_address(getattr(self, name)):
+                return (
+                    f"auth.oidc.{name}: expected an https:// address, got {getattr(self, name)!r}"
+                )
+        if "openid" not in self.scopes:
+            return "auth.oidc.scopes: expected openid among them"
+        wrong = [name for name in self.algorithms if name not in _ASYMMETRIC]
+        if wrong or not self.algorithms:
+            said = repr(wrong[0]) if wrong else "none"
+            return f"auth.oidc.algorithms: expected some of {', '.join(_ASYMMETRIC)}, got {said}"
+        if self.client_secret_env and not environment.get(self.client_secret_env):
+            variable = self.client_secret_env
+            return f"auth.oidc.client_secret_env: expected a secret in {variable}, it is not set"
         return None
 
 
@@ -93,11 +133,13 @@ class GrantSettings(Struct, frozen=True, forbid_unknown_fields=True):
     claim: _Text
     role: Role
     queues: tuple[_Text, ...] = EVERYTHING
+    broker: str = ""
+    """Its name, or a pattern; empty means the first."""
 
     @property
     def grant(self) -> Grant:
         """The grant that it gives."""
-        return Grant(self.role, self.queues)
+        return Grant(self.role, self.queues, self.broker)
 
 
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,12 +150,15 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
     role: Role
     queues: tuple[_Text, ...] = EVERYTHING
     expires: float | None = None
+    broker: str = ""
+    """Its name, or a pattern; empty means the first."""
 
 
 class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Who may come in. Without tokens and keys nobody is asked, and only this machine is served."""
 
     jwt: JwtSettings | None = None
+    oidc: OidcSettings | None = None
     grants: tuple[GrantSettings, ...] = ()
     keys: tuple[KeySettings, ...] = ()
     session_secret_env: str = ""
@@ -126,6 +171,9 @@ class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
     request_bytes: _Positive = 1024 * 1024
     request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     """For a whole request body; beyond it 408."""
+    import_bytes: _Positive = 256 * 1024 * 1024
+    import_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
+    """For a file that is imported."""
     requests_per_second: _Positive = 1000
     burst: _Positive = 2000
     sign_ins_per_minute: _Positive = 20
@@ -139,10 +187,21 @@ class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many days the audit and finished jobs are kept; 0 keeps them."""
+    """How many days the audit, finished jobs and the files of discards are kept; 0 keeps them."""
 
     audit_days: _Days = AUDIT_DAYS
     job_days: _Days = JOB_DAYS
+    export_days: _Days = 0
+    """They are the last copy of what was discarded: somebody has to say that they may go."""
+
+
+class JobSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes of a job whose process is gone."""
+
+    lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    """So long after its last sign of life a process counts as gone; all on one store say the same."""
+    take_over: bool = False
+    """Go on by itself with the jobs of processes that are gone."""
 
 
 class DeadLetterSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,6 +209,8 @@ class DeadLetterSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     editing: bool = False
     """Send a changed copy of a dead letter back. Off: what a message says is its producer's business."""
+    survey_minutes: Annotated[int, Meta(ge=0, le=1440)] = 0
+    """Survey all queues so often, where looking harms nothing; 0 surveys only when somebody asks."""
 
 
 class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,11 +220,16 @@ class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
     limits: RequestLimits = field(default_factory=RequestLimits)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     deadletters: DeadLetterSettings = field(default_factory=DeadLetterSettings)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
+    jobs: JobSettings = field(default_factory=JobSettings)
+    brokers: tuple[BrokerSettings, ...] = ()
+    """The brokers that are served, the first of them under the paths without a name."""
 
     @property
     def asks_who(self) -> bool:
         """Whether anybody is asked who they are."""
-        return self.auth.jwt is not None or bool(self.auth.keys)
+        auth = self.auth
+        return auth.jwt is not None or auth.oidc is not None or bool(auth.keys)
 
 
 def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
@@ -187,16 +253,20 @@ def parse_settings(
         raise BadSettings(f"{where}: {error}") from error
     jwt = settings.auth.jwt
     problem = None if jwt is None else jwt.problem() or _secret_problem(jwt, environment)
+    if settings.auth.oidc is not None:
+        problem = problem or settings.auth.oidc.problem(environment)
     unseen = next((key for key in settings.auth.keys if not is_key_name(key.name)), None)
     if unseen is not None:
         problem = f"auth.keys: expected names of 1 to 100 characters that can be printed, got {unseen.name!r}"
     problem = problem or _session_secret_problem(settings.auth.session_secret_env, environment)
+    problem = problem or settings.alerts.problem(environment)
+    problem = problem or _granted_problem(settings)
     if problem is not None:
         raise BadSettings(f"{where}: {problem}")
     return settings
 
 
-def _is_safe_address(url: str) -> bool:
+def is_safe_address(url: str) -> bool:
     """HTTPS anywhere; plain HTTP on a loopback address, which nobody else can answer for."""
     try:
         parts = urlsplit(url)
@@ -206,6 +276,18 @@ def _is_safe_address(url: str) -> bool:
         return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
     except ValueError:  # no address at all, or a name where an address is expected
         return False
+
+
+def _granted_problem(settings: AdminSettings) -> str | None:
+    """A grant for a broker that is not there gives nothing, which nobody wants to say."""
+    names = broker_names(settings.brokers)
+    asked = [("auth.grants", each.grant) for each in settings.auth.grants]
+    asked += [("auth.keys", Grant(key.role, key.queues, key.broker)) for key in settings.auth.keys]
+    for place, grant in asked:
+        if grant.broker and not any(grant.holds_at(name, is_first=False) for name in names):
+            known = ", ".join(names[:20]) or "none: there is no [[brokers]]"
+            return f"{place}: expected the name of a broker ({known}), got {grant.broker!r}"
+    return None
 
 
 def _session_secret_problem(name: str, environment: Mapping[str, str]) -> str | None:

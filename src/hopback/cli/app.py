@@ -39,6 +39,10 @@ class LazyCommand:
         return cast("click.Command", getattr(import_module(module), attribute))
 
 
+class _ReaderLeft(Exception):
+    """Whoever read our output has closed it. Click would make a failure of that."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are given as a table of `LazyCommand`."""
 
@@ -54,6 +58,13 @@ class LazyGroup(click.Group):
         """Load the command that is called."""
         found = self.table.get(cmd_name)
         return None if found is None else found.load()
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command that is called."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderLeft from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and options, from the table: completion must answer before somebody types on."""
@@ -92,6 +103,9 @@ _COMMANDS = {
     "doctor": LazyCommand(
         "hopback.cli.live_broker:doctor", "Look at a live broker and say what is wrong."
     ),
+    "adopt": LazyCommand(
+        "hopback.cli.adopt:adopt", "Take over a live queue: as it is, beside it, or migrated."
+    ),
     "broker": LazyCommand(
         "hopback.cli.broker:broker",
         "Serve AMQP on this machine, without RabbitMQ: development and tests.",
@@ -115,8 +129,15 @@ _COMMANDS = {
         "hopback.cli.jobs:jobs",
         "Re-drives and discards: follow, pause, cancel, resume them.",
     ),
+    "alerts": LazyCommand(
+        "hopback.cli.alerts:alerts", "Alerts of `hopback serve`: list them, try who is told."
+    ),
+    "audit": LazyCommand("hopback.cli.audit:audit", "Who did what to dead letters, when and why."),
     "serve": LazyCommand(
         "hopback.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
+    ),
+    "celery": LazyCommand(
+        "hopback.cli.celery:celery", "Check an application of Celery for what it can lose."
     ),
     "store": LazyCommand(
         "hopback.cli.store:store",
@@ -175,6 +196,10 @@ _DLQ = {
     "groups": LazyCommand("hopback.cli.dlq:groups", "Count messages by what they have in common."),
     "peek": LazyCommand("hopback.cli.dlq:peek", "List the messages at the head."),
     "get": LazyCommand("hopback.cli.dlq:get", "Show one message with everything about it."),
+    "errors": LazyCommand("hopback.cli.dlq_errors:errors", "List the errors of all queues."),
+    "search": LazyCommand(
+        "hopback.cli.dlq_search:search", "Find messages by what they hold, in one queue or in all."
+    ),
     "export": LazyCommand(
         "hopback.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
     ),
@@ -192,6 +217,23 @@ _DLQ = {
         "hopback.cli.dlq_actions:restore_limit", "Take back a delivery limit that was lifted."
     ),
     "watch": LazyCommand("hopback.cli.dlq:watch", "Follow the depths until stopped."),
+    "notes": LazyCommand(
+        "hopback.cli.dlq_notes:notes", "Read or write notes on groups of a queue."
+    ),
+    "history": LazyCommand(
+        "hopback.cli.dlq_notes:history", "Show what was done to a group or a queue."
+    ),
+    "filters": LazyCommand("hopback.cli.dlq_notes:filters", "List, save or remove filters."),
+    "candidates": LazyCommand(
+        "hopback.cli.dlq_candidates:candidates", "List queues that may hold dead letters."
+    ),
+    "add": LazyCommand("hopback.cli.dlq_candidates:add", "Say that a queue holds dead letters."),
+    "ignore": LazyCommand(
+        "hopback.cli.dlq_candidates:ignore", "Say that a queue holds no dead letters."
+    ),
+    "forget": LazyCommand(
+        "hopback.cli.dlq_candidates:forget", "Take back what was said of a queue."
+    ),
 }
 
 
@@ -221,7 +263,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return Exit.INTERRUPTED
-    except BrokenPipeError:
+    except (_ReaderLeft, BrokenPipeError):
         return _reader_left()
     return ended if isinstance(ended, int) else Exit.OK
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.clock import Clock
+    from hopback.deadletters.alert_book import AlertBook
     from hopback.deadletters.journal import Journal
 
 __all__ = [
     "IN_MEMORY",
+    "alert_book",
     "database",
     "database_errors",
     "database_option",
     "journal",
+    "late_journal",
+    "sql_journal",
     "state_folder",
     "unreachable",
 ]
@@ -92,7 +96,7 @@ def unreachable(error: Exception) -> CommandFailed:
 
 
 @asynccontextmanager
-async def journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
+async def journal(url: str | None, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[Journal]:
     """The journal at that URL, or in the user's own file; its tables are made if they are missing.
 
     Without the extra `store`, and where the user's own file cannot be made, it is kept in memory.
@@ -103,6 +107,13 @@ async def journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
     if address is None or address == IN_MEMORY:
         yield MemoryJournal()
         return
+    async with sql_journal(address, clock, lease=lease) as found:
+        yield found
+
+
+@asynccontextmanager
+async def sql_journal(address: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[Journal]:
+    """The journal in that database."""
     from hopback.store import migrate
 
     async with database(address) as engine:
@@ -110,7 +121,34 @@ async def journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
 
         with database_errors(OSError):
             await migrate(engine, clock)
-        yield SqlJournal(engine, clock)
+        yield SqlJournal(engine, clock, lease=lease)
+
+
+def alert_book(kept: Journal) -> AlertBook | None:
+    """Alerts are kept where jobs and audit are, if that is a database."""
+    engine = getattr(kept, "engine", None)
+    if engine is None:
+        return None
+    from hopback.store.alerts import AlertTable
+
+    return AlertTable(engine)
+
+
+@asynccontextmanager
+async def late_journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
+    """The same journal as `journal` gives, opened when it is needed: for what looks once and ends."""
+    from hopback.deadletters.journal import MemoryJournal
+
+    address = url or _own_file()
+    if address is None or address == IN_MEMORY:
+        yield MemoryJournal()
+        return
+    from hopback.cli.late_journal import LateJournal, sqlite_file
+
+    async with AsyncExitStack() as stack:
+        file = sqlite_file(address)
+        late = LateJournal(file, lambda: sql_journal(address, clock), stack, clock)
+        yield cast("Journal", late)
 
 
 def _own_file() -> str | None:

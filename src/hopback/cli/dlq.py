@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,6 +51,7 @@ __all__ = [
     "list_queues",
     "look_options",
     "ls",
+    "message_named",
     "peek",
     "queue_argument",
     "refusals_explained",
@@ -93,6 +94,7 @@ class Look:
     terms: str = ""
     forced: bool = False
     lift: bool = False
+    skip: int = 0
 
 
 def look_options(command: _Command) -> _Command:
@@ -118,12 +120,13 @@ def refusals_explained(queue: str) -> Iterator[None]:
     try:
         yield
     except UnsafeOperation as refused:
-        raise CommandFailed(
-            str(refused),
-            do="--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"
-            f" {queue}` takes it back); --force looks in spite of the danger.",
-            code=Exit.NOT_ALLOWED,
-        ) from refused
+        do = "--force looks in spite of the danger."
+        if "cannot be lifted" not in str(refused):  # then advising it would lead in a circle
+            do = (
+                "--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"
+                f" {queue}` takes it back); {do}"
+            )
+        raise CommandFailed(str(refused), do=do, code=Exit.NOT_ALLOWED) from refused
 
 
 async def lift_if_needed(dead_letters: DeadLetters, queue: str) -> None:
@@ -136,7 +139,7 @@ async def lift_if_needed(dead_letters: DeadLetters, queue: str) -> None:
 async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
     """A browse session of so many messages; they are given back however this ends."""
     session = await dead_letters.open_session(
-        look.queue, Window(limit=size), forced=look.forced, lift=look.lift
+        look.queue, Window(limit=size, skip=look.skip), forced=look.forced, lift=look.lift
     )
     try:
         yield session.id
@@ -239,10 +242,10 @@ def _compared(queue: QueueSummary) -> object:
 @queue_argument
 @click.option(
     "--by",
-    type=click.Choice(("fingerprint", "reason", "origin", "type", "error")),
     default="fingerprint",
     show_default=True,
-    help="What they have in common.",
+    metavar="FIELD",
+    help="What they have in common: fingerprint, reason, origin, type, error, header.NAME or payload.PATH.",
 )
 @filter_option
 @click.option(
@@ -267,12 +270,10 @@ def groups(
     used as a filter: --filter group:3f9a.
     """
     look = Look(queue, limit, terms, forced, lift)
-    with_dead_letters(
-        where, lambda dead_letters: list_groups(dead_letters, look, GroupBy(by), form)
-    )
+    with_dead_letters(where, lambda dead_letters: list_groups(dead_letters, look, by, form))
 
 
-async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy, form: str) -> None:
+async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, form: str) -> None:
     """Print the groups of a queue."""
     with refusals_explained(look.queue):
         if look.lift:
@@ -295,14 +296,21 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy, form: 
     metavar="N",
     help="Hold so many messages.",
 )
+@click.option(
+    "--skip",
+    type=click.IntRange(0, 5_000_000),
+    default=0,
+    metavar="N",
+    help="Pass over the first N; the broker holds them, too, for that moment.",
+)
 @look_options
 @where_options
 @form_option
 def peek(
-    queue: str, terms: str, limit: int, lift: bool, forced: bool, form: str, where: Where
+    queue: str, terms: str, limit: int, skip: int, lift: bool, forced: bool, form: str, where: Where
 ) -> None:
     """List the messages at the head of QUEUE. They are held for a moment and given back in order."""
-    look = Look(queue, limit, terms, forced, lift)
+    look = Look(queue, limit, terms, forced, lift, skip)
     with_dead_letters(where, lambda dead_letters: list_messages(dead_letters, look, form))
 
 
@@ -391,15 +399,24 @@ async def hold_for(
 ) -> AsyncIterator[tuple[str, DeadLetter]]:
     """A browse session that reaches as far as one message, and that message."""
     # An id begins with its place; a bare number is a place, too.
-    place = name.partition("-")[0]
-    reach = int(place) if place.isdecimal() and place.isascii() and len(place) <= 4 else 0
-    size = max(look.limit or 100, reach)
+    named = name.partition("-")[0]
+    place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
+    size = look.limit or SMALL_WINDOW.limit
+    if place > size:
+        # What stands before it is passed over; what is around it may have moved a little meanwhile.
+        beyond = replace(look, skip=max(place - size // 2, 0))
+        async with hold(dead_letters, beyond, size) as session:
+            found = await dead_letters.messages(session, cursor=beyond.skip, size=size)
+            known = message_named(found.dead_letters, name)
+            if known is not None:
+                yield session, known
+                return
     async with hold(dead_letters, look, size) as session:
         found = await dead_letters.messages(session, size=size)
         yield session, chosen_message(found.dead_letters, name, look.queue)
 
 
-def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:
+def message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
     """The message that is meant: by id, by what its id hashes, by message id, or by place."""
     digest = name.partition("-")[2] or name
     ways = (
@@ -412,9 +429,17 @@ def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> Dea
         found = next((one for one in messages if way(one)), None)
         if found is not None:
             return found
+    return None
+
+
+def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:
+    """The message that is meant; CommandFailed if it is not among these."""
+    found = message_named(messages, name)
+    if found is not None:
+        return found
     raise CommandFailed(
         f"there is no message {name!r} among the first {len(messages)} of {queue!r}",
-        do="`hopback dlq peek` lists ids; --within N looks further.",
+        do="`hopback dlq search` finds messages in the whole queue and shows their ids.",
         code=Exit.NOT_FOUND,
     )
 

@@ -40,6 +40,7 @@ from hopback.cli.terminal import (
 )
 from hopback.cli.where import resume_command, where_options, with_dead_letters
 from hopback.deadletters.contract import EditedCopy, Price
+from hopback.deadletters.patch import PatchOperation
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
@@ -244,6 +245,12 @@ def _action_options(command: _Command) -> _Command:
     metavar="N",
     help="Leave out what was re-driven N times before; 0 leaves out nothing.",
 )
+@click.option(
+    "--change",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Change each body by this JSON patch (RFC 6902) first; the originals are kept in a file.",
+)
 @where_options
 @form_option
 def redrive(
@@ -256,6 +263,7 @@ def redrive(
     ramp: tuple[int, ...] | None,
     watch_s: float | None,
     max_redrives: int,
+    change: Path | None,
     expect_count: int | None,
     reason: str,
     forced: bool,
@@ -276,8 +284,24 @@ def redrive(
         max_redrives=max_redrives or None,
         expected_count=expect_count,
         forced=forced,
+        change=() if change is None else _read_change(change),
     )
     return _act(request, where, choices)
+
+
+def _read_change(path: Path) -> tuple[PatchOperation, ...]:
+    """The steps of a JSON patch in a file."""
+    from hopback.deadletters.codec import from_json
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise CommandFailed(
+            f"{path} cannot be read: {error.strerror or error}",
+            do="Name another file.",
+            code=Exit.USAGE,
+        ) from error
+    return from_json(tuple[PatchOperation, ...], text)
 
 
 @click.command(short_help="Remove messages for good, after writing them to a file.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import NamedTemporaryFile
@@ -28,7 +28,7 @@ from hopback.cli.where import where_options, with_dead_letters
 from hopback.deadletters.requests import HIGHEST_RATE, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from hopback.cli.where import Where
     from hopback.deadletters.contract import Imported
@@ -80,16 +80,18 @@ async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | No
         return await (_to_stdout(lines) if path is None else _to_file(lines, path))
 
 
-async def _to_stdout(lines: AsyncIterator[bytes]) -> int:
-    """The lines are ASCII: no terminal obeys them."""
+async def _to_stdout(lines: AsyncGenerator[bytes, None]) -> int:
+    """The lines are ASCII: no terminal obeys them. A reader that leaves ends it, all is given back."""
     count = 0
-    async for line in lines:
-        click.echo(safe(line.decode().rstrip("\n")) if on_terminal() else line, nl=on_terminal())
-        count += 1
+    async with aclosing(lines):
+        async for line in lines:
+            text = safe(line.decode().rstrip("\n")) if on_terminal() else line
+            click.echo(text, nl=on_terminal())
+            count += 1
     return count
 
 
-async def _to_file(lines: AsyncIterator[bytes], path: Path) -> int:
+async def _to_file(lines: AsyncGenerator[bytes, None], path: Path) -> int:
     from hopback.deadletters.archive import FileSink
 
     sink, waiting, count = FileSink(path), bytearray(), 0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hopback.deadletters.contract import (
+        Counts,
         DeadLetter,
         Group,
         Job,
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
         MessageView,
         QueueDetail,
         QueueSummary,
+        ReachedQueue,
         Survey,
+        TargetChoice,
         WayCheck,
     )
 
 __all__ = [
     "ago",
+    "came_back_text",
     "count_of",
     "form_option",
     "output",
@@ -138,7 +142,10 @@ def _clipped(text: str) -> str:
 
 
 def _filled(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    keep: Sequence[str] = (),
 ) -> None:
     """A table without the columns in which nothing stands."""
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
@@ -146,6 +153,7 @@ def _filled(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=right,
+        keep=keep,
     )
 
 
@@ -153,23 +161,29 @@ def _filled(
 
 
 def print_queues(queues: Sequence[QueueSummary]) -> None:
-    """A row for each queue."""
+    """A row for each queue, the fullest first; below them how many there are, and how old that is."""
     if not queues:
         click.echo("No dead-letter queues were found; --topology and --dlq name some.")
         return
+    queues = sorted(queues, key=lambda one: (-(one.messages or 0), one.queue))
     rows = [
         (
             one.queue,
             ", ".join(one.origins or (one.main_queue or "?",)),
             _number(one.messages) if one.exists else "-",
-            _number(one.messages_unacknowledged),
+            _number(one.messages_unacknowledged) if one.messages_unacknowledged else "",
             _job_cell(one.active_job),
             "; ".join(_notes(one)),
         )
         for one in queues
     ]
     columns = ("queue", "from", "messages", "held", "job", "note")
-    _filled(columns, rows, right=("messages", "held"))
+    _filled(columns, rows, right=("messages", "held"), keep=("job",))
+    total = sum(one.messages or 0 for one in queues)
+    full = sum(bool(one.messages) for one in queues)
+    age = max((one.depth.age_s for one in queues), default=0.0)
+    old = f"; as of up to {age:.0f} s ago" if age >= 1 else ""
+    click.echo(f"{count_of(total)} in {full} of {count_of(len(queues), 'queue')}{old}.")
     if any(one.held_back for one in queues):
         gap()
         click.echo(HELD_BACK)
@@ -182,7 +196,7 @@ def _job_cell(job: Job | None) -> str:
 def _notes(one: QueueSummary) -> Iterator[str]:
     if not one.exists:
         yield "not on the broker"
-    if one.consumers:
+    if one.consumers and one.active_job is None:  # else it is the job's own
         yield f"{count_of(one.consumers, 'consumer')} take from it"
     for held in one.held_back:
         yield f"{held.messages:,} held back in {held.queue}"
@@ -217,12 +231,21 @@ def print_queue(queue: QueueDetail) -> None:
     rows = [
         (
             f"{one.kind}{' (default)' if one.is_default else ''}",
-            one.text,
+            _where(one),
             one.flaw or one.warning,
         )
         for one in queue.targets
     ]
     _filled(("target", "where", "note"), rows)
+
+
+def _where(choice: TargetChoice) -> str:
+    """Where a target leads: by name, if it is one place for every message."""
+    if choice.exchange is None or choice.routing_key is None:
+        return choice.text
+    if choice.exchange:
+        return f"exchange {choice.exchange} with key {choice.routing_key}"
+    return f"queue {choice.routing_key}"
 
 
 def _limit(queue: QueueDetail) -> str:
@@ -286,6 +309,7 @@ def print_groups(found: Survey, now: float) -> None:
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
+        keep=(str(found.by),) if found.by is GroupBy.FINGERPRINT else (),
     )
     if found.matching != found.seen or not found.complete:
         more = "" if found.complete else "; the queue holds more"
@@ -410,10 +434,21 @@ def print_plan(plan: JobPlan, *, err: bool) -> None:
         if rows:
             gap(err=err)
             table(("count", title), rows, right=("count",), err=err)
+    for sample in plan.changes:
+        gap(err=err)
+        lines = sample.diff or (f"cannot be changed: {sample.problem}",)
+        click.echo(safe_lines("\n".join((f"{sample.id}:", *lines))), err=err)
     for text in plan.warnings:
         click.echo(safe(f"Warning: {text}"), err=err)
     for text in plan.flaws:
         click.echo(safe(f"In the way: {text}"), err=err)
+
+
+def _consumers(reached: ReachedQueue) -> str:
+    """Who takes what is sent to a queue."""
+    if reached.consumers is None:
+        return f"{reached.queue}: nobody tells by how many consumers"
+    return f"{reached.queue}: {reached.consumers:,} consumer{'' if reached.consumers == 1 else 's'}"
 
 
 def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
@@ -427,9 +462,17 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
             f"{_place(way)}: {way.count:,}, {way.flaw or 'exists and routes'}" for way in plan.ways
         ]
         yield "to", "\n".join(ways) or plan.target
+        if plan.reaches:
+            yield "taken by", "\n".join(map(_consumers, plan.reaches))
         yield "order", plan.order
     for one in plan.left_out:
         yield "left out", f"{one.count:,}: {one.reason}"
+    if plan.ramp:
+        stages = ", ".join(map(str, plan.ramp))
+        yield "ramp", f"{stages}, then the rest; stops if messages come back"
+        yield "watch", f"after each stage and at the end {plan.watch_text}"
+    if plan.changes:
+        yield "originals", plan.export_to
     yield "looking", plan.cost.text
 
 
@@ -446,7 +489,10 @@ def _selected(plan: JobPlan) -> str:
 def print_jobs(jobs: Sequence[Job], now: float) -> None:
     """A row for each job, the newest first."""
     if not jobs:
-        click.echo("No jobs.")
+        click.echo(
+            "No jobs: a re-drive or a discard becomes one (`hopback dlq redrive`), and stays here when"
+            " it has ended."
+        )
         return
     numbers = ("done", "left out", "failed", "came back", "begun")
     columns = ("id", "kind", "queue", "state", *numbers[:4], "by", numbers[4])
@@ -457,15 +503,22 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
             one.queue,
             one.state,
             f"{one.counts.done:,}/{one.counts.selected:,}",
-            f"{one.counts.skipped:,}",
-            f"{one.counts.failed:,}",
-            f"{one.counts.came_back:,}",
+            f"{one.counts.skipped:,}" if one.counts.skipped else "",
+            f"{one.counts.failed:,}" if one.counts.failed else "",
+            came_back_text(one.counts) if one.counts.came_back != 0 else "",
             one.by,
             ago(one.created, now),
         )
         for one in jobs
     ]
-    table(columns, rows, right=numbers)
+    _filled(columns, rows, right=numbers, keep=("queue",))
+
+
+def came_back_text(counts: Counts) -> str:
+    """How many came back, as far as anybody has counted."""
+    if counts.came_back is None:
+        return "not known"
+    return f"{'≥ ' if counts.came_back_at_least else ''}{counts.came_back:,}"
 
 
 def print_job(job: Job) -> None:
@@ -476,7 +529,7 @@ def print_job(job: Job) -> None:
 def _job_lines(job: Job) -> Iterable[tuple[str, str]]:
     counts = job.counts
     yield "job", job.id
-    aim = f" to {job.target}" if job.kind is JobKind.REDRIVE else ""
+    aim = f" {job.target}" if job.kind is JobKind.REDRIVE else ""
     yield "what", f"{job.kind} from {job.queue}{aim}"
     yield "state", job.state + (f": {job.reason}" if job.reason else "")
     further = (
@@ -485,7 +538,7 @@ def _job_lines(job: Job) -> Iterable[tuple[str, str]]:
         (counts.remaining, "remaining"),
         (counts.returned, "given back"),
         (counts.arrived_meanwhile, "arrived meanwhile"),
-        (counts.came_back, "came back"),
+        (counts.came_back or 0, "came back"),
     )
     first = f"{counts.selected:,} selected, {counts.done:,} done"
     yield "messages", ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from hopback.cli.dlq_print import count_of, output
+from hopback.cli.dlq_print import came_back_text, count_of, output
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import json_line, on_terminal, safe, safe_lines
 from hopback.deadletters.contract import JobState
@@ -33,6 +33,7 @@ __all__ = [
     "Progress",
     "Records",
     "Signals",
+    "TextLines",
     "bar_line",
     "exit_code",
     "follow",
@@ -48,6 +49,7 @@ _BAR_CELLS = 24
 _NARROW_CELLS = 10
 """A tenth per cell: what is left of 80 columns beside the counts."""
 _WIDE_COLUMNS = 100  # from here on the wide bar leaves room for a long queue name
+_LOG_COLUMNS = 200  # a line of a log is as long as it needs to be
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
 
 
@@ -100,7 +102,7 @@ def bar_line(job: Job, rate: float | None, columns: int) -> str:
         f"{rate:,.0f}/s" if rate is not None else "",
         f"{_brief(left)} left" if left is not None else "",
         f"failed {counts.failed:,}",
-        f"came back {counts.came_back:,}",
+        f"came back {came_back_text(counts)}" if counts.came_back is not None else "",
         job.reason if running else job.state,
     ]
     # One column less than there are: some terminals wrap when the last one is written.
@@ -149,8 +151,8 @@ class Bar:
             self._drawn = 0
 
 
-class Records:
-    """A line of JSON every few seconds, for logs."""
+class _EveryFewSeconds:
+    """Progress that is written down: every few seconds, and at once if the job has begun to wait."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -159,30 +161,46 @@ class Records:
         self._reason = ""
 
     def show(self, job: Job) -> None:
-        """Write a record if it is time for one, and at once if the job has begun to wait."""
-        from hopback.deadletters.codec import to_json
-
+        """Write it down if it is time."""
         now, known = self._now(), self._reason
         self._meter.add(now, _settled(job))
         self._reason = job.reason
-        if now < self._next and self._reason == known:
-            return
-        self._next = now + _BETWEEN_RECORDS_S
-        rate = self._meter.rate
-        left = time_left(job, rate)
-        record = {
-            "event": "progress",
-            "job": job.id,
-            "state": job.state,
-            "reason": job.reason,
-            "counts": to_json(job.counts),
-            "rate": None if rate is None else round(rate, 1),
-            "secondsLeft": None if left is None else round(left, 1),
-        }
-        click.echo(json_line(record), err=True)
+        if now >= self._next or self._reason != known:
+            self._next = now + _BETWEEN_RECORDS_S
+            click.echo(self._line(job, self._meter.rate), err=True)
 
     def finish(self) -> None:
         """There is nothing to leave clean."""
+
+    def _line(self, job: Job, rate: float | None) -> str:
+        raise NotImplementedError
+
+
+class Records(_EveryFewSeconds):
+    """A line of JSON, for logs."""
+
+    def _line(self, job: Job, rate: float | None) -> str:
+        from hopback.deadletters.codec import to_json
+
+        left = time_left(job, rate)
+        return json_line(
+            {
+                "event": "progress",
+                "job": job.id,
+                "state": job.state,
+                "reason": job.reason,
+                "counts": to_json(job.counts),
+                "rate": None if rate is None else round(rate, 1),
+                "secondsLeft": None if left is None else round(left, 1),
+            }
+        )
+
+
+class TextLines(_EveryFewSeconds):
+    """A line for people, where a table goes into a pipe or a file."""
+
+    def _line(self, job: Job, rate: float | None) -> str:
+        return bar_line(job, rate, _LOG_COLUMNS)
 
 
 # --- signals
@@ -236,7 +254,7 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
     `resume` is the command that goes on with it if it is interrupted.
     """
     with signals_heard() as signals:
-        last = await follow(dead_letters, job, signals)
+        last = await follow(dead_letters, job, signals, form)
         if signals.heard and last.is_active and dead_letters.runs_jobs_here:
             click.echo("Finishing what is in flight; Ctrl-C again leaves at once.", err=True)
             last = await dead_letters.interrupt(last.id)
@@ -251,10 +269,16 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
     return code
 
 
-async def follow(dead_letters: DeadLetters, job: Job, signals: Signals) -> Job:
-    """Tell the progress until the job runs no more, or a signal comes; the job as it then is."""
+async def follow(
+    dead_letters: DeadLetters, job: Job, signals: Signals, form: str = "ndjson"
+) -> Job:
+    """Tell the progress until the job runs no more, or a signal comes; the job as it then is.
+
+    Off a terminal it is told in the form of the rest: lines of JSON, or of words beside a table.
+    """
     now = asyncio.get_running_loop().time
-    progress: Progress = Bar(now) if on_terminal(err=True) else Records(now)
+    told = TextLines if form == "table" else Records
+    progress: Progress = Bar(now) if on_terminal(err=True) else told(now)
     last = job
 
     async def watch() -> None:
@@ -302,6 +326,8 @@ async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
             return Exit.PARTIAL if left else Exit.OK
         case JobState.CANCELLED:
             return Exit.CANCELLED
+        case JobState.STOPPED:
+            return Exit.PARTIAL
         case JobState.FAILED:
             return Exit.PARTIAL if counts.done else Exit.FAILED
         case JobState.INTERRUPTED:
@@ -312,6 +338,8 @@ async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
 def _print_end(job: Job, *, noted: bool) -> None:
     counts = job.counts
     first = f"{job.state.capitalize()}: {count_of(counts.done)} {_DONE[job.kind]}"
+    if job.state is JobState.STOPPED:
+        first = f"Stopped: messages came back. {count_of(counts.done)} {_DONE[job.kind]}"
     more = [
         f"{number:,} {words}"
         for number, words in (
@@ -319,13 +347,16 @@ def _print_end(job: Job, *, noted: bool) -> None:
             (counts.failed, "failed"),
             (counts.remaining, "not touched"),
             (counts.arrived_meanwhile, "arrived meanwhile"),
-            (counts.came_back, "came back"),
+            (counts.came_back or 0, "came back"),
         )
         if number
     ]
     click.echo(safe(", ".join([first, *more]) + "."))
-    if job.reason and job.state in (JobState.FAILED, JobState.INTERRUPTED):
+    if job.reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
         click.echo(safe(f"Because: {job.reason}"))
+    if job.state is JobState.STOPPED:
+        shown = f"`hopback dlq groups {job.queue} --filter job:{job.id}`"
+        click.echo(safe(f"{shown} shows what came back."))
     if job.export_to and counts.done:
         click.echo(safe(f"Written to {job.export_to}"))
     if noted and (counts.failed or counts.skipped):

@@ -101,7 +101,7 @@ def watch(job: str, form: str, where: Where) -> int:
 async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
     """Follow a job that runs somewhere."""
     with signals_heard() as signals:
-        last = await follow(dead_letters, await dead_letters.job(job), signals)
+        last = await follow(dead_letters, await dead_letters.job(job), signals, form)
         if signals.heard:
             return Exit.INTERRUPTED
         code = await exit_code(dead_letters, last)
@@ -207,7 +207,8 @@ def _print_failures(found: Sequence[FailedMessage]) -> None:
     if not found:
         click.echo("Nothing failed and nothing was left out.")
         return
-    table(("id", "message", "why"), [(one.id, one.message_id, one.reason) for one in found])
+    rows = [(one.id, one.message_id, one.reason) for one in found]
+    table(("id", "message", "why"), rows, keep=("message",))
 
 
 @jobs.command(name="retry-failures", short_help="Begin a job for what another could not move.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hopback.broker.management import Management
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
+    from hopback.deadletters.named_brokers import NamedBroker
     from hopback.runtime.app import App
     from hopback.topology.model import Topology
 
@@ -33,9 +35,12 @@ __all__ = [
     "broker_options",
     "broker_version_option",
     "cannot_listen",
+    "config_option",
     "did_you_mean",
     "format_option",
+    "is_broker_name",
     "log_format_option",
+    "named_broker",
     "rabbitmq",
     "reach",
     "reach_management",
@@ -242,9 +247,58 @@ class Reached:
     management: Management | None
 
 
+config_option = click.option(
+    "--config",
+    envvar="HOPBACK_CONFIG",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML file whose [[brokers]] can be named with --broker; also HOPBACK_CONFIG.",
+)
+
+
+def is_broker_name(said: str | None) -> bool:
+    """Whether what was said of a broker is its name in a settings file, and no address."""
+    return said is not None and "://" not in said and said != EMBEDDED
+
+
+def named_broker(name: str, config: Path | None) -> NamedBroker:
+    """The broker of that name in the settings file; CommandFailed where there is none."""
+    from hopback.deadletters.named_brokers import read_brokers
+
+    if config is None:
+        raise click.BadParameter(
+            f"expected amqp://… or amqps://…, or with --config the name of a broker, got {name!r}.",
+            param_hint="--broker",
+        )
+    known = {each.name: each for each in read_brokers(config, os.environ)}
+    if name not in known:
+        listed = ", ".join(list(known)[:20]) or "none"
+        raise CommandFailed(
+            f"expected the name of a broker in {config} ({listed}), got {name!r}",
+            do=f"{did_you_mean(name, known)}Name one of [[brokers]], or give an amqp(s):// address.",
+            code=Exit.NOT_FOUND,
+        )
+    return known[name]
+
+
 def broker_options(command: _Command) -> _Command:
-    """Give a command --broker, --management and --amqp-only: the fields of an `Access`."""
+    """Give a command --broker, --management and --amqp-only: the fields of an `Access`.
+
+    --broker may be a name in the file of --config, which then says the rest as well.
+    """
+
+    @wraps(command)
+    def called(*, config: Path | None, **said: Any) -> object:
+        if is_broker_name(said["broker"]) and config is not None:
+            chosen = named_broker(said["broker"], config)
+            said["broker"] = chosen.url
+            said["management"] = said["management"] or chosen.management
+            said["amqp_only"] = said["amqp_only"] or chosen.amqp_only
+        return command(**said)
+
+    found = cast("_Command", called)
     for option in (
+        config_option,
         click.option(
             "--amqp-only", is_flag=True, help="Do without the management API: less can be seen."
         ),
@@ -258,12 +312,13 @@ def broker_options(command: _Command) -> _Command:
             "--broker",
             envvar="HOPBACK_BROKER",
             required=True,
-            metavar="URL",
-            help="amqp(s):// address; also from HOPBACK_BROKER, which keeps it out of process lists.",
+            metavar="URL|NAME",
+            help="amqp(s):// address, or a name in --config; also from HOPBACK_BROKER, which keeps it"
+            " out of process lists.",
         ),
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
 def rabbitmq(url: str) -> RabbitMQ:
@@ -291,10 +346,13 @@ async def reach(access: Access) -> AsyncIterator[Reached]:
         yield Reached(broker.address, virtual_host(access.broker), connection, management)
 
 
-async def reach_management(access: Access, stack: AsyncExitStack) -> Management | None:
+async def reach_management(
+    access: Access, stack: AsyncExitStack, *, ask: bool = True
+) -> Management | None:
     """The management API, open as long as the stack is.
 
-    One whose address was only guessed and that does not answer is done without, and said so.
+    One whose address was only guessed and that does not answer is done without, and said so. Without
+    `ask` it is taken to be there: what is served for weeks may begin while a broker is away.
     """
     from hopback.broker.management import Management, ManagementAddress
 
@@ -305,6 +363,8 @@ async def reach_management(access: Access, stack: AsyncExitStack) -> Management 
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--management") from error
     client = await stack.enter_async_context(Management(address))
+    if not ask:
+        return client
     try:
         await client.overview()
     except ConnectionFailed as error:

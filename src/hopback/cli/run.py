@@ -20,7 +20,7 @@ from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import EMBEDDED, HttpAddress, log_format_option, url_host
 from hopback.cli.terminal import safe
 from hopback.cli.where import quick_loop
-from hopback.errors import HopbackError, MissingExtra, UnsafeOperation
+from hopback.errors import HopbackError, MissingExtra, TopologyConflict, UnsafeOperation
 from hopback.extras import needs
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App
     from hopback.runtime.processes import Supervisor
 
-__all__ = ["RunSettings", "load_app", "pause", "resume", "run"]
+__all__ = ["RunSettings", "load_app", "load_module", "pause", "resume", "run"]
 
 
 @click.command(short_help="Run an application's handlers.")
@@ -124,6 +124,16 @@ def _run_one(settings: RunSettings) -> int:
         raise CommandFailed(
             str(error),
             do="`hopback topology check` gives the fix of each; --accept RULE starts in spite of it.",
+        ) from error
+    except TopologyConflict as error:
+        raise CommandFailed(
+            str(error),
+            do=(
+                f"`hopback topology plan {settings.target}` shows what would change and what is at risk;"
+                f" `hopback topology migrate {settings.target}` replaces queues and keeps their messages"
+                " and bindings."
+            ),
+            code=exit_of(error),
         ) from error
     if settings.parent is None:
         _print_report(report.handled, map(asdict, report.left))
@@ -255,6 +265,14 @@ _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 def load_app(target: str) -> App:
     """The application; the current directory is searched first. CommandFailed says what is missing."""
+    module, attribute = load_module(target)
+    app = _application(module, attribute or "app")
+    _import_handlers(module)
+    return app
+
+
+def load_module(target: str) -> tuple[ModuleType, str]:
+    """The module of `module:attribute`, imported, and the attribute's name, empty if none was said."""
     name, _, attribute = target.partition(":")
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         raise CommandFailed(
@@ -262,10 +280,7 @@ def load_app(target: str) -> App:
             do="Name a Python module, not a file: shop:app rather than shop.py:app.",
             code=Exit.USAGE,
         )
-    module = _imported(name)
-    app = _application(module, attribute or "app")
-    _import_handlers(module)
-    return app
+    return _imported(name), attribute
 
 
 def _import_handlers(module: ModuleType) -> None:

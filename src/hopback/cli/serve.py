@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopback.cli.database import journal
 from hopback.cli.exits import Exit
 from hopback.cli.options import HttpAddress, cannot_listen, url_host
-from hopback.cli.where import broker_where_options, open_in_process
+from hopback.cli.where import (
+    broker_where_options,
+    file_brokers,
+    journal_names,
+    open_in_process,
+    open_operations,
+    operating,
+    said_of,
+)
+from hopback.clock import SystemClock
 
 if TYPE_CHECKING:
+    from hopback.admin.app import AdminBroker
     from hopback.admin.settings import AdminSettings
     from hopback.cli.where import Where
     from hopback.deadletters.journal import Journal
@@ -48,9 +59,10 @@ class _ServeChoices:
 )
 @click.option(
     "--config",
+    envvar="HOPBACK_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="TOML file: tokens, keys, roles and limits.",
+    help="TOML file: brokers, tokens, keys, roles and limits; also HOPBACK_CONFIG.",
 )
 @click.option("--dev", is_flag=True, help="Print a login link; for development.")
 @click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate.")
@@ -75,12 +87,19 @@ def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
 
     if new_key is not None:
         return _print_key(new_key, role)
-    if where.broker is None:
-        raise click.UsageError("Missing option '--broker' (or HOPBACK_BROKER).")
-    choices = _ServeChoices(**options)
+    choices = _ServeChoices(config=where.config, **options)
     settings = admin.AdminSettings()
     if choices.config is not None:
         settings = admin.read_settings(choices.config, os.environ)
+    if settings.brokers and where.broker is not None:
+        raise click.UsageError(
+            "--broker (or HOPBACK_BROKER) and the [[brokers]] of --config both say what to serve:"
+            " leave one of them away."
+        )
+    if not settings.brokers and where.broker is None:
+        raise click.UsageError(
+            "Missing option '--broker' (or HOPBACK_BROKER, or [[brokers]] in --config)."
+        )
     admin.refuse_public(choices.http[0], asks_who=settings.asks_who or choices.dev)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "uvicorn"):
@@ -96,17 +115,20 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
-        found = await open_in_process(where, stack, editing=settings.deadletters.editing)
+        served = await _served(where, stack, choices.config, settings)
+        first, others = served[0], served[1:]
         app = create_app(
-            found.operations,
-            found.broker,
-            view=found.management,
-            vhost=found.vhost,
-            topologies=found.topologies,
+            first.operations,
+            first.broker,
+            view=first.view,
+            vhost=first.vhost,
+            topologies=first.topologies,
             settings=settings,
-            clock=found.clock,
+            clock=first.operations.clock,
             link=link,
-            **_stores(found.operations.journal),
+            name=first.name,
+            others=others,
+            **_stores(first.operations.journal),
         )
 
         def tell(host: str, port: int) -> None:
@@ -126,14 +148,49 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
             raise cannot_listen(choices.http, "see the line above") from ended
 
 
-def _stores(journal: Journal) -> dict[str, Any]:
+async def _served(
+    where: Where, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
+) -> list[AdminBroker]:
+    """The brokers of the settings on one journal, or the one of the options; none is asked yet."""
+    from hopback.admin.app import AdminBroker
+
+    editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
+    if not settings.brokers:
+        opened = {"": await open_in_process(where, stack, editing=editing, lease=lease)}
+    else:
+        clock, brokers = SystemClock(), file_brokers(config)
+        kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
+        opened = {
+            named.name: await open_operations(
+                said_of(named, where),
+                stack,
+                kept,
+                clock,
+                operating(editing=editing, lease=lease),
+                ask=False,
+                beside=journal_names(brokers),
+                is_first=named is brokers[0],
+            )
+            for named in brokers
+        }
+    return [
+        AdminBroker(name, one.operations, one.broker, one.management, one.vhost, one.topologies)
+        for name, one in opened.items()
+    ]
+
+
+def _stores(kept: Journal) -> dict[str, Any]:
     """Keys and ended sessions are kept where jobs and audit are, if that is a database."""
-    engine = getattr(journal, "engine", None)
+    engine = getattr(kept, "engine", None)
     if engine is None:
         return {}
-    from hopback.store.keys import EndedSessionTable, KeyTable
+    from hopback.store.keys import EndedSessionTable, KeyTable, OidcSessionTable
 
-    return {"keys": KeyTable(engine), "ended": EndedSessionTable(engine)}
+    return {
+        "keys": KeyTable(engine),
+        "ended": EndedSessionTable(engine),
+        "oidc": OidcSessionTable(engine),
+    }
 
 
 def _tell(choices: _ServeChoices, host: str, port: int, link: str | None) -> None:

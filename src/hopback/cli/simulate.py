@@ -16,7 +16,7 @@ from hopback.cli.options import (
 from hopback.cli.terminal import document, json_text, safe
 from hopback.testing.script import Script
 from hopback.testing.timeline import TimelineStep
-from hopback.topology.durations import format_duration
+from hopback.topology.durations import format_duration, parse_duration_ms
 
 if TYPE_CHECKING:
     from hopback.testing.timeline import Timeline
@@ -27,7 +27,14 @@ __all__ = ["simulate"]
 
 def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
     try:
-        return Script.parse(value)
+        return Script.parse(value, snooze=ctx.params.get("snooze", 1000) / 1000)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", ctx, option) from error
+
+
+def _duration(ctx: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_duration_ms(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}.", ctx, option) from error
 
@@ -45,6 +52,21 @@ def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
     " . succeeds, x or r fails, p parks, s snoozes.",
 )
 @click.option(
+    "--snooze",
+    default="1s",
+    is_eager=True,
+    callback=_duration,
+    metavar="TIME",
+    help="How long an s of --fail snoozes: 1s by default.",
+)
+@click.option(
+    "--delay",
+    "delay_ms",
+    callback=_duration,
+    metavar="TIME",
+    help="Publish it to come later, as 2h, where the topology has queues of delays.",
+)
+@click.option(
     "--routing-key", metavar="K", help="What to publish with; by default one that fits a binding."
 )
 @click.option("--exchange", metavar="X", help="Where to publish; by default one that leads to Q.")
@@ -56,6 +78,8 @@ def simulate(
     params: tuple[tuple[str, str], ...],
     queue: str,
     script: Script,
+    snooze: int,
+    delay_ms: int | None,
     routing_key: str | None,
     exchange: str | None,
     version: BrokerVersion | None,
@@ -86,6 +110,7 @@ def simulate(
         exchange=exchange,
         routing_key=routing_key,
         version=version or DEFAULT_VERSION,
+        delay_ms=delay_ms,
     )
     _print(timeline, form)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
 
 __all__ = [
     "ask",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 _READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
+_NARROWEST_TEXT = 14  # columns for a text beside names: two words a line can still be read
+_BETWEEN_COLUMNS = 3  # as the drawn table has them
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 
 
@@ -70,14 +74,22 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     right: Collection[str] = (),
+    keep: Collection[str] = (),
     err: bool = False,
 ) -> None:
     """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else.
 
-    The columns named in `right` hold numbers and end on the same line; `err` prints to stderr.
+    The columns named in `right` hold numbers and end on the same line; `err` prints to stderr. The
+    first column and those in `keep` hold names that the next command needs: they stay on one line,
+    and where a terminal is too narrow for that, each row is written as a small list.
     """
     if on_terminal(err=err):
-        _draw(columns, [[safe_lines(cell) for cell in row] for row in rows], right, err)
+        shown = [[safe_lines(cell) for cell in row] for row in rows]
+        whole = {columns[0], *keep, *right} if columns else set()
+        if _needed(columns, shown, whole) <= shutil.get_terminal_size().columns:
+            _draw(columns, shown, right, whole, err)
+        else:
+            _list(columns, shown, err)
     else:
         _align(columns, [[safe(cell) for cell in row] for row in rows], right, err)
 
@@ -98,7 +110,28 @@ def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
             click.echo(f"{' ' * width}  {line}".rstrip(), err=err)
 
 
-def _draw(columns: Sequence[str], rows: list[list[str]], right: Collection[str], err: bool) -> None:
+def _longest(rows: list[list[str]], place: int) -> int:
+    return max((len(line) for row in rows for line in row[place].split("\n")), default=0)
+
+
+def _needed(columns: Sequence[str], rows: list[list[str]], whole: Collection[str]) -> int:
+    """How wide a table is at the least: names whole, texts folded to a few words."""
+    widths = [
+        max(len(name), _longest(rows, place) if name in whole else 0)
+        if name in whole
+        else max(len(name), min(_longest(rows, place), _NARROWEST_TEXT))
+        for place, name in enumerate(columns)
+    ]
+    return sum(widths) + _BETWEEN_COLUMNS * len(columns)
+
+
+def _draw(
+    columns: Sequence[str],
+    rows: list[list[str]],
+    right: Collection[str],
+    whole: Collection[str],
+    err: bool,
+) -> None:
     """A table by rich, which is loaded only here."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -109,18 +142,38 @@ def _draw(columns: Sequence[str], rows: list[list[str]], right: Collection[str],
     console = Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err)
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(columns):
-        # Nothing is cut: a name that is not whole cannot be copied. What is in the first column,
-        # which is what the others are about, stays on one line as long as the rest has some room.
-        longest = max((len(line) for row in rows for line in row[place].split("\n")), default=0)
+        # Nothing is cut: a name that is not whole cannot be copied.
         drawn.add_column(
             name,
             justify="right" if name in right else "left",
             overflow="fold",
-            min_width=min(longest, console.width // 2) if place == 0 else None,
+            no_wrap=name in whole,
+            min_width=_longest(rows, place) if name in whole else None,
         )
     for row in rows:
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console.print(drawn)
+
+
+def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
+    """Each row below the other: its name, then the rest of it, indented and folded between words."""
+    width = max(map(len, columns[1:]), default=0)
+    room = max(shutil.get_terminal_size().columns - 1, width + _NARROWEST_TEXT)
+    for row in rows:
+        click.secho(row[0], bold=True, err=err)
+        for name, cell in zip(columns[1:], row[1:], strict=True):
+            if cell:
+                first, rest = f"  {name.ljust(width)}  ", " " * (width + 4)
+                told = fill(
+                    cell,
+                    room,
+                    initial_indent=first,
+                    subsequent_indent=rest,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                click.echo(told, err=err)
+    click.echo(err=err)
 
 
 def _align(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-__all__ = ["check", "diagram", "export", "show"]
+__all__ = ["check", "diagram", "export", "print_findings", "show"]
 
 _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
 
@@ -208,13 +208,13 @@ def check(
         }
         document(json_text(data))
     else:
-        _print_findings(found)
+        print_findings(found)
     if detailed_exit_code:
         return Exit.FOUND if found else Exit.OK
     return Exit.FAILED if any(one.severity is Severity.ERROR for one in found) else Exit.OK
 
 
-def _print_findings(found: Sequence[Finding]) -> None:
+def print_findings(found: Sequence[Finding]) -> None:
     """A table on a terminal; elsewhere text that can be searched. Then the sum by severity."""
     if on_terminal() and found:
         rows = (

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 import shlex
 from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
-from hopback.cli.database import journal, state_folder
+from hopback.cli.database import alert_book, journal, late_journal, state_folder
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import EMBEDDED, Access, TopologySource, rabbitmq, reach_management
+from hopback.cli.options import (
+    EMBEDDED,
+    Access,
+    TopologySource,
+    config_option,
+    did_you_mean,
+    is_broker_name,
+    named_broker,
+    rabbitmq,
+    reach_management,
+)
+from hopback.clock import SystemClock
+from hopback.errors import HopbackError, NoSuch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from pathlib import Path
 
     from click.shell_completion import CompletionItem
 
@@ -27,8 +41,10 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.discovery import Override
     from hopback.deadletters.interface import DeadLetters
+    from hopback.deadletters.journal import Journal
     from hopback.deadletters.live import LiveView
-    from hopback.deadletters.requests import Who
+    from hopback.deadletters.named_brokers import NamedBroker
+    from hopback.deadletters.requests import Settings, Who
     from hopback.deadletters.service import Operations
     from hopback.topology.model import Topology
 
@@ -38,10 +54,16 @@ __all__ = [
     "broker_where_options",
     "complete_job",
     "complete_queue",
+    "count_text",
+    "file_brokers",
+    "journal_names",
     "open_dead_letters",
     "open_in_process",
+    "open_operations",
+    "operating",
     "quick_loop",
     "resume_command",
+    "said_of",
     "where_options",
     "with_dead_letters",
 ]
@@ -64,14 +86,21 @@ class Where:
     store: str | None = None
     server: str | None = None
     token: str | None = None
+    config: Path | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the broker is named, by a settings file or for a server."""
+        return is_broker_name(self.broker)
 
 
 _BROKER = (
     click.option(
         "--broker",
         envvar="HOPBACK_BROKER",
-        metavar="URL",
-        help="amqp(s):// address; also HOPBACK_BROKER, which keeps it out of process lists.",
+        metavar="URL|NAME",
+        help="amqp(s):// address, or a name in --config or on --server; also HOPBACK_BROKER, which keeps"
+        " it out of process lists.",
     ),
     click.option(
         "--management",
@@ -110,7 +139,7 @@ _SERVER = (
         "--server",
         envvar="HOPBACK_SERVER",
         metavar="URL",
-        help="http(s):// address of `hopback serve`; instead of --broker.",
+        help="http(s):// address of `hopback serve`; instead of an address of a broker.",
     ),
     click.option(
         "--token",
@@ -123,11 +152,11 @@ _SERVER = (
 
 def where_options(command: _Command) -> _Command:
     """Give a command everything that says where the dead letters are, as `where`."""
-    return _with_where(command, *_BROKER, *_SERVER)
+    return _with_where(command, *_BROKER, config_option, *_SERVER)
 
 
 def broker_where_options(command: _Command) -> _Command:
-    """The same without a server: for what is one."""
+    """The same without a server and its --config: for what is one, and has one of its own."""
     return _with_where(command, *_BROKER)
 
 
@@ -146,15 +175,43 @@ def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> 
 # --- getting there
 
 
-def with_dead_letters(where: Where, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
-    """Do the work on the dead letters, on an event loop of its own."""
+def with_dead_letters(
+    where: Where, work: Callable[[DeadLetters], Awaitable[_T]], *, late: bool = True
+) -> _T:
+    """Do the work on the dead letters, on an event loop of its own; `late` as in `open_in_process`."""
 
     async def working() -> _T:
-        async with open_dead_letters(where) as dead_letters:
-            return await work(dead_letters)
+        async with open_dead_letters(where, late=late) as dead_letters:
+            try:
+                return await work(dead_letters)
+            except NoSuch as missing:
+                raise await _with_close_name(dead_letters, missing) from missing
 
     with asyncio.Runner(loop_factory=quick_loop()) as runner:
         return runner.run(working())
+
+
+async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> HopbackError:
+    """The error, with the name of a queue that was probably meant, if there is a close one."""
+    if "queue" not in missing.kind and "queue" not in str(missing):
+        return missing
+    # A server tells its errors in words only: the name is what stands in quotes.
+    named = missing.name or next(iter(re.findall(r"'([^']*)'", str(missing))), "")
+    try:
+        known = [one.queue for one in await dead_letters.queues()]
+    except HopbackError:
+        return missing
+    close = did_you_mean(named, known)
+    return CommandFailed(
+        str(missing),
+        do=f"{close}`hopback dlq ls` lists {count_text(len(known))}; --dlq NAME adds another.",
+        code=Exit.NOT_FOUND,
+    )
+
+
+def count_text(queues: int) -> str:
+    """`1 dead-letter queue`, `12 dead-letter queues`."""
+    return f"{queues:,} dead-letter queue{'' if queues == 1 else 's'}"
 
 
 def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -167,17 +224,18 @@ def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @asynccontextmanager
-async def open_dead_letters(where: Where) -> AsyncIterator[DeadLetters]:
+async def open_dead_letters(where: Where, *, late: bool = True) -> AsyncIterator[DeadLetters]:
     """Those of the server if one is named, else those of the broker, in this process."""
     async with AsyncExitStack() as stack:
         if where.server is not None:
             from hopback.deadletters.remote import RemoteDeadLetters
 
-            remote = RemoteDeadLetters(where.server, where.token)
+            name = where.broker if where.is_named else None
+            remote = RemoteDeadLetters(where.server, where.token, broker=name)
             yield await stack.enter_async_context(remote)
         else:
             # Who may use the broker may also publish to it: editing is theirs, after a question.
-            found = await open_in_process(where, stack, editing=True)
+            found = await open_in_process(where, stack, editing=True, late=late)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
             yield found.operations.acting_as(_user(), everywhere=where.broker is None)
 
@@ -195,17 +253,58 @@ class InProcess:
 
 
 async def open_in_process(
-    where: Where, stack: AsyncExitStack, *, editing: bool = False
+    where: Where,
+    stack: AsyncExitStack,
+    *,
+    editing: bool = False,
+    late: bool = False,
+    lease: float = 30.0,
 ) -> InProcess:
-    """The operations on the broker that was named, until the stack is closed."""
-    from hopback.clock import SystemClock
+    """The operations on the broker that was named, until the stack is closed.
+
+    With `late` the store is opened when it is needed, not before. A process that gives no sign for
+    `lease` seconds has lost its jobs.
+    """
+    beside: tuple[str, ...] = ()
+    is_first = True
+    if where.is_named:
+        name = where.broker or ""
+        chosen, brokers = named_broker(name, where.config), file_brokers(where.config)
+        where, beside = said_of(chosen, where), journal_names(brokers)
+        is_first = brokers[0].name == name
+    clock = SystemClock()
+    opened = late_journal(where.store, clock) if late else journal(where.store, clock, lease=lease)
+    kept = await stack.enter_async_context(opened)
+    settings = operating(editing=editing, lease=lease)
+    return await open_operations(
+        where, stack, kept, clock, settings, beside=beside, is_first=is_first
+    )
+
+
+def operating(*, editing: bool, lease: float = 30.0) -> Settings:
+    """The settings of operations that a command or service of this user carries out."""
     from hopback.deadletters.requests import Settings
+
+    return Settings(exports=state_folder() / "exports", editing=editing, lease_s=lease)
+
+
+async def open_operations(
+    where: Where,
+    stack: AsyncExitStack,
+    kept: Journal,
+    clock: Clock,
+    settings: Settings,
+    *,
+    ask: bool = True,
+    beside: Iterable[str] = (),
+    is_first: bool = True,
+) -> InProcess:
+    """The operations on one broker in a journal that may be shared with those `beside`."""
     from hopback.deadletters.service import Operations
     from hopback.designs import DESIGNS
 
-    clock = SystemClock()
     broker, vhost = _broker(where.broker)
-    management = await _management(where, broker, stack)
+    management = await _management(where, broker, stack, ask=ask)
     # --hardened is for the designs among them; a file says itself what it declares.
     topologies = tuple(
         TopologySource(name, where.hardened and name in DESIGNS).topology()
@@ -217,15 +316,55 @@ async def open_in_process(
         vhost=vhost,
         topologies=topologies,
         overrides=tuple(map(_override, where.named)),
-        journal=await stack.enter_async_context(journal(where.store, clock)),
-        settings=Settings(exports=state_folder() / "exports", editing=editing),
+        journal=kept,
+        alerts=alert_book(kept),
+        settings=settings,
         clock=clock,
+        beside=beside,
+        is_first=is_first,
     )
     await stack.enter_async_context(operations)
     return InProcess(operations, broker, management, vhost, topologies, clock)
 
 
-async def _management(where: Where, broker: Broker, stack: AsyncExitStack) -> LiveView | None:
+def file_brokers(config: Path | None) -> tuple[NamedBroker, ...]:
+    """The brokers of a settings file; none without one. BadBrokers if two of them are the same."""
+    from hopback.deadletters.named_brokers import BadBrokers, read_brokers
+
+    found = () if config is None else read_brokers(config, os.environ)
+    names: dict[str, str] = {}
+    for each, name in zip(found, journal_names(found), strict=True):
+        if name in names:
+            raise BadBrokers(
+                f"{config}: brokers: {names[name]!r} and {each.name!r} are the same broker and virtual host"
+            )
+        names[name] = each.name
+    return found
+
+
+def journal_names(brokers: Iterable[NamedBroker]) -> tuple[str, ...]:
+    """By what the jobs of these brokers are told apart in a journal."""
+    from hopback.deadletters.service import journal_name
+
+    return tuple(journal_name(*_broker(each.url)) for each in brokers)
+
+
+def said_of(named: NamedBroker, where: Where) -> Where:
+    """What the settings file says of a broker; what the options say goes before it."""
+    return replace(
+        where,
+        broker=named.url,
+        management=where.management or named.management,
+        amqp_only=where.amqp_only or named.amqp_only,
+        topologies=where.topologies or named.topologies,
+        hardened=where.hardened or named.hardened,
+        named=(*named.dlq, *where.named),
+    )
+
+
+async def _management(
+    where: Where, broker: Broker, stack: AsyncExitStack, *, ask: bool
+) -> LiveView | None:
     if where.broker is None:
         return None
     if where.broker == EMBEDDED:
@@ -234,7 +373,7 @@ async def _management(where: Where, broker: Broker, stack: AsyncExitStack) -> Li
 
         return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
     access = Access(where.broker, where.management, where.amqp_only)
-    return await reach_management(access, stack)
+    return await reach_management(access, stack, ask=ask)
 
 
 def _broker(url: str | None) -> tuple[Broker, str]:
@@ -262,7 +401,7 @@ class _NoBroker:
         """Say what is missing."""
         raise CommandFailed(
             "no broker was named",
-            do="Say --broker URL or set HOPBACK_BROKER; --server URL asks a server instead.",
+            do="Say --broker URL or NAME, or set HOPBACK_BROKER; --server URL asks a server instead.",
             code=Exit.USAGE,
         )
 

@@ -14,10 +14,14 @@ import pytest
 
 from hopback.admin import create_app
 from hopback.admin.rendering import Form, payload_of, visible
+from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
+from hopback.policy.delays import delay
+from hopback.topology.delays import delay_topology
+from tests.harness.seeded import publish
 from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -91,6 +95,24 @@ async def test_the_map_answers_who_gets_a_routing_key() -> None:
     assert any(kind == "dead-letter" for _, kind in edges)
 
 
+async def test_the_map_shows_what_waits_to_be_sent_later_as_one() -> None:
+    """A node for all queues of delays, with what they hold; the queues themselves are in the table."""
+    async with admin() as stage:
+        connection = await stage.broker.connect("declaring")
+        await declare(connection, delay_topology("1h"))
+        await publish(stage.broker, delay(dead_letter(7), 9_000, 9_000))
+        await connection.close()
+        page = (await stage.client.get("/topology")).text
+        graph = (await stage.client.get("/topology/graph.json")).json()["elements"]
+    assert "1 message to be sent later waits in 12 queues of delays, for up to 1h8m15s" in page
+    assert "hopback.delay.level-03" in page
+    names = {item["data"].get("name") for item in graph}
+    assert "hopback.delay" in names
+    assert not any("level-" in str(name) for name in names)
+    edges = {(item["data"].get("source"), item["data"].get("target")) for item in graph}
+    assert ("q:hopback.delay", "x:hopback.delay.due") in edges
+
+
 async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
     """Look, choose, three steps, a job: without any script."""
     async with admin(*(dead_letter(n) for n in range(3))) as stage:
@@ -99,7 +121,7 @@ async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
         url = opened.headers["location"]
         page = (await client.get(url)).text
         assert "LookupError" in page
-        session = url.rpartition("/")[2]
+        session = url.rpartition("/")[2].partition("?")[0]
         base = {"session": session, "filter": "error:LookupError"}
         act = f"/queues/{DLQ}/re-drive"
         first = await client.get(act, params=base)
@@ -282,3 +304,14 @@ async def test_every_design_is_shown_without_a_management_api(path: str) -> None
     names = {queue.name for topology in declared for queue in topology.queues}
     if path in ("/topology", "/admin/topology"):
         assert [name for name in names if name not in answer.text] == []
+
+
+async def test_the_review_says_that_nobody_consumes_where_messages_go() -> None:
+    """On the page, and in the answer of a dry run by HTTP."""
+    async with admin(dead_letter(1)) as stage:
+        form = {"step": "3", "reason": "repaired", "target": "", "on": "2"}
+        review = await stage.client.post(f"/queues/{DLQ}/re-drive", data=form, headers=_SAME)
+        assert "orders has 0 consumers: what is sent there waits" in review.text
+        asked = {"kind": "re-drive", "queue": DLQ, "reason": "repaired", "dryRun": True}
+        plan = (await stage.client.post("/admin/dlq/jobs", json=asked)).json()
+        assert plan["reaches"] == [{"queue": "orders", "consumers": 0, "messages": 0}]

@@ -127,7 +127,7 @@ async def test_what_changed_before_the_line_stood_is_told() -> None:
     assert (await sweep.get()).queues[0].depth.ready == 3
     assert sweep.changed_at == shown_at
     clock.advance(1.0)
-    line = changes_of_board(sweep, shown_at)
+    line = changes_of_board([sweep], shown_at)
     assert await anext(line) == b"event: change\ndata: {}\n\n"
     assert sweep.changed_at == NOW + 2.0
 

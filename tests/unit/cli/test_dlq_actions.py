@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import pytest
+from msgspec import structs
 
 from hopback.cli.app import run
 from hopback.cli.dlq import Look
@@ -20,7 +21,7 @@ from hopback.cli.job_progress import Signals, exit_code, follow, see_through
 from hopback.cli.jobs import resume_job, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.deadletters.actions import COPY_OF
-from hopback.deadletters.contract import Counts, Job, JobState, Moment
+from hopback.deadletters.contract import Counts, Job, JobState, Moment, ReachedQueue
 from hopback.deadletters.requests import (
     DiscardRequest,
     Edit,
@@ -91,6 +92,26 @@ async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> N
         assert f"queue {MAIN}: 5, exists and routes" in said.err
         assert "    3  TimeoutError" in said.err
         assert "free: a classic queue" in said.err
+
+
+@in_virtual_time
+async def test_the_plan_tells_who_takes_what_is_sent_back(capsys: _Output) -> None:
+    """A queue of origin without a consumer is warned of; with one it is counted."""
+    async with raffle() as found:
+        await found.park(2)
+        asked = _redrive(target=_into(MAIN))
+        plan = await found.dead_letters.plan(asked)
+        assert plan.reaches == (ReachedQueue(MAIN, 0, 0),)
+        print_plan(plan, err=False)
+        said = capsys.readouterr().out
+        assert f"taken by  {MAIN}: 0 consumers" in said
+        assert f"Warning: {MAIN} has 0 consumers: what is sent there waits until one comes" in said
+        connection = await found.broker.connect("a consumer")
+        channel = await connection.open_channel()
+        await channel.consume(MAIN, lambda _delivery: None)
+        plan = await found.dead_letters.plan(asked)
+        assert (plan.reaches, plan.warnings) == ((ReachedQueue(MAIN, 1, 0),), ())
+        await connection.close()
 
 
 @in_virtual_time
@@ -191,7 +212,7 @@ def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit
                 kind=JobKind.REDRIVE,
                 queue=DLQ,
                 state=JobState(state),
-                counts=Counts(selected=5, **counts),
+                counts=structs.replace(Counts(selected=5), **counts),
                 created=Moment(0),
                 updated=Moment(0),
             )

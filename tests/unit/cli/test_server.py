@@ -155,7 +155,7 @@ async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
             (dead_letters.job("j-none"), Exit.NOT_FOUND),
             (dead_letters.plan(_request(max_redrives=-1)), Exit.USAGE),
             (dead_letters.start(discard), Exit.USAGE),
-            (dead_letters.survey(DLQ, where="nonsense"), Exit.USAGE),
+            (dead_letters.survey(DLQ, where="nonsense>1"), Exit.USAGE),
             (dead_letters.start(_request(expected_count=99)), Exit.CONFLICT),
             (dead_letters.start(_request(target=nowhere)), Exit.NOT_ALLOWED),
         ):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.cli import terminal
-
-if TYPE_CHECKING:
-    import pytest
 
 _HOSTILE = "q\x1b]0;owned\x07\x9b31m\u202etxt.exe\r\nfake line"
 
@@ -70,6 +67,36 @@ def test_on_a_terminal_no_name_is_cut(
     assert name in shown
     assert "…" not in shown
     assert shown.count("word") == 40
+
+
+@pytest.mark.parametrize("columns", [50, 80, 100, 200])
+def test_on_a_terminal_all_columns_fit_and_numbers_are_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """However long the names are: they stay whole, and what was counted is beside them or below."""
+    monkeypatch.setattr(terminal, "on_terminal", lambda **_: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    queue, origin = f"{'q' * 60}.dlq", "o" * 60
+    row = (queue, origin, "123456", "78")
+    terminal.table(("queue", "from", "messages", "held"), [row], right=("messages", "held"))
+    words = capsys.readouterr().out.split()
+    assert {queue, "123456", "78"} <= set(words)
+    assert "".join(words).count("o") == 61  # with that of `from`
+
+
+def test_a_narrow_terminal_gets_lists_with_whole_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 60 columns what the next command needs is still on one line, and no line is wider."""
+    monkeypatch.setattr(terminal, "on_terminal", lambda **_: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    message, queue = "1-5bae7f5820c1d2e3", "a.rather.long.queue.name.dlq"
+    row = (message, queue, "org.example.Error", "it failed again " * 6)
+    terminal.table(("id", "queue", "type", "error"), [row], keep=("queue",))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == message
+    assert f"  queue  {queue}" in lines
+    assert max(map(len, lines)) <= 60
 
 
 def test_sentences_have_a_readable_width(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ import pytest
 from hopback.cli.app import run
 from hopback.cli.database import state_folder
 from hopback.cli.dlq_actions import redrive
-from hopback.cli.where import resume_command
+from hopback.cli.exits import Exit
+from hopback.cli.where import Where, file_brokers, journal_names, resume_command, said_of
+from hopback.deadletters.named_brokers import BadBrokers
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +79,68 @@ def test_an_archive_is_read_before_anything_is_sent(
     file.write_text('{"hopback": 1}\n')
     assert run(["dlq", "import", str(file), "--yes"]) == 1
     assert "letters.ndjson, line 1," in capsys.readouterr().err
+
+
+_FILE = """
+[[brokers]]
+name = "prod"
+url = "amqp://ann@prod.test:1/orders?password_env=PROD"
+management = "http://prod.test:2"
+
+[[brokers]]
+name = "lab"
+url_env = "LAB"
+vhosts = ["a", "b/c"]
+dlq = ["failed=orders"]
+topologies = ["raffle"]
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A settings file with three brokers, two of them of one entry."""
+    monkeypatch.setenv("LAB", "amqp://lab.test:3")
+    file = tmp_path / "hopback.toml"
+    file.write_text(_FILE)
+    return file
+
+
+def test_a_broker_is_named_by_the_settings_file(settings: Path) -> None:
+    """With everything that the file says of it; what the options say goes before."""
+    found = {each.name: each for each in file_brokers(settings)}
+    assert list(found) == ["prod", "lab:a", "lab:b/c"]
+    where = said_of(found["lab:b/c"], Where(named=("more",)))
+    assert (where.broker, where.named, where.topologies) == (
+        "amqp://lab.test:3/b%2Fc",
+        ("failed=orders", "more"),
+        ("raffle",),
+    )
+    assert said_of(found["prod"], Where()).management == "http://prod.test:2"
+    assert said_of(found["prod"], Where(management="http://x.test")).management == "http://x.test"
+    assert len(set(journal_names(found.values()))) == 3
+
+
+def test_two_names_for_one_virtual_host_are_refused(settings: Path) -> None:
+    """Their jobs could not be told apart."""
+    settings.write_text(_FILE + '[[brokers]]\nname = "again"\nurl = "amqp://lab.test:3/a"\n')
+    with pytest.raises(BadBrokers, match="'lab:a' and 'again' are the same broker"):
+        file_brokers(settings)
+
+
+@pytest.mark.parametrize("command", [["dlq", "ls"], ["doctor"]], ids=" ".join)
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(
+    command: list[str], settings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And with the one that was meant."""
+    assert run([*command, "--config", str(settings), "--broker", "lab:aa"]) == Exit.NOT_FOUND
+    said = capsys.readouterr().err
+    assert "(prod, lab:a, lab:b/c), got 'lab:aa'" in said
+    assert "Did you mean lab:a?" in said
+
+
+def test_the_command_to_resume_names_the_broker_again(settings: Path) -> None:
+    """By its name, in the same file."""
+    said = ["orders.dlq", "--broker", "lab:a", "--config", str(settings)]
+    with redrive.make_context("redrive", said):
+        again = resume_command("j-1")
+    assert again == f"hopback jobs resume j-1 --broker lab:a --config {settings}"

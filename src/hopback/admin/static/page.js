@@ -27,6 +27,7 @@ function follow(root) {
     source.addEventListener("change", refresh);
     // A refresh that is under way may swallow this one and bring what is old by now: then the line is
     // opened anew for it, and ends at once.
+    source.addEventListener("error", () => ask());
     source.addEventListener("end", () => { source.close(); lines.delete(path); refresh(); });
   }
 }
@@ -40,16 +41,151 @@ function span(seconds) {
   return `${Math.round(s / 86400)} d`;
 }
 
+// A moment for people, where they are: the day only if it is another one, always the zone.
+function moment(seconds) {
+  const at = new Date(seconds * 1000), now = new Date();
+  const time = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
+  const day = { day: "numeric", month: "short", ...(at.getFullYear() === now.getFullYear() ? {} : { year: "numeric" }) };
+  return new Intl.DateTimeFormat("en-GB", at.toDateString() === now.toDateString() ? time : { ...day, ...time }).format(at);
+}
+
 function tick() {
   const now = Date.now() / 1000;
   for (const element of document.querySelectorAll("time[data-at]")) {
     element.textContent = `${span(now - Number(element.dataset.at))} ago`;
+    element.title = `${moment(Number(element.dataset.at))} · ${element.dateTime}`;
+  }
+  for (const element of document.querySelectorAll("time[data-clock]")) {
+    element.textContent = moment(Number(element.dataset.clock));
+    element.title = element.dateTime;
   }
   for (const element of document.querySelectorAll("time[data-until]")) {
-    const left = Number(element.dataset.until) - now;
+    const left = Number(element.dataset.until) - now, countdown = element.closest(".countdown");
     const whole = Math.max(0, Math.floor(left));
-    element.textContent = left > 0 ? `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}` : "now";
-    element.closest(".countdown")?.classList.toggle("soon", left < 30);
+    element.textContent = `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+    countdown?.classList.toggle("soon", left < 30);
+    // Whether it is over the service says, whose clock counts: it is asked at once.
+    if (left <= 0 && countdown && !countdown.dataset.asked) { countdown.dataset.asked = "1"; ask(); }
+  }
+}
+
+// --- whether what is shown still holds: the service, the sign-in, the broker, the browse session
+
+const ASK_EVERY_MS = 3000, ANSWER_WITHIN_MS = 4000;
+const bar = document.getElementById("standing");
+let standing = "", since = 0, asking = false;
+
+// The bar says what is wrong; what cannot work meanwhile is switched off, and on again afterwards.
+function stand(state, text, link) {
+  if (!bar || (state === standing && bar.dataset.text === text)) return;
+  const before = standing;
+  standing = state;
+  bar.dataset.text = text;
+  bar.replaceChildren(text);
+  if (link) {
+    const way = document.createElement("a");
+    [way.href, way.textContent] = link;
+    bar.append(" ", way);
+  }
+  bar.hidden = !state;
+  document.body.dataset.standing = state;
+  for (const button of document.querySelectorAll("main button:not([data-always])")) {
+    if (state && !button.disabled) { button.disabled = true; button.dataset.waits = "1"; }
+    else if (!state && button.dataset.waits) { button.disabled = false; delete button.dataset.waits; }
+  }
+  for (const way of document.querySelectorAll("main a.button:not([data-always])")) {
+    if (state) way.setAttribute("aria-disabled", "true"); else way.removeAttribute("aria-disabled");
+  }
+  for (const over of document.querySelectorAll("[data-when]")) over.hidden = over.dataset.when !== state;
+  if (before && !state) {
+    for (const [path, source] of lines) if (source.readyState === EventSource.CLOSED) lines.delete(path);
+    follow(document);
+    for (const each of document.querySelectorAll("[data-live]")) htmx.trigger(each, "live");
+    count();
+  }
+}
+
+async function ask() {
+  if (!bar || asking || document.visibilityState === "hidden") return;
+  asking = true;
+  const held = document.querySelector("[data-session]")?.dataset.session;
+  try {
+    const answer = await fetch(bar.dataset.ask + (held ? `?session=${encodeURIComponent(held)}` : ""), {
+      cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+    });
+    if (answer.redirected) {
+      const here = location.pathname + location.search;
+      stand("signed-out", "Your sign-in has ended. What you see is as old as that.", [`/login?next=${encodeURIComponent(here)}`, "Sign in again"]);
+    } else if (answer.ok) {
+      const found = await answer.json();
+      since = 0;
+      if (held && !found.held) stand("over", "The time is over: these messages are back in their queue, and what you see is a memory.");
+      else if (found.broker) stand("broker", `The broker does not answer: ${found.broker} Numbers are from ${moment(found.readAt)}; this page asks again by itself.`);
+      else stand("", "");
+    }
+    // Any other answer (too many requests) is one: the service is there.
+  } catch {
+    since ||= Date.now() / 1000;
+    stand("gone", `The service does not answer since ${moment(since)}. What you see is from before; buttons wait until it is back.`);
+  } finally {
+    asking = false;
+  }
+}
+
+document.addEventListener("visibilitychange", ask);
+setInterval(ask, ASK_EVERY_MS);
+document.addEventListener("htmx:sendError", ask);
+document.addEventListener("htmx:responseError", ask);
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("a[aria-disabled]")) event.preventDefault();
+});
+
+// --- whatever takes longer than a moment says that it is at work, and for how long
+
+const working = document.getElementById("working");
+let begun = 0;
+
+function work(state) {
+  begun = state ? begun || Date.now() : 0;
+  if (!state && working) working.hidden = true;
+}
+
+setInterval(() => {
+  const seconds = begun ? (Date.now() - begun) / 1000 : 0;
+  if (!working || seconds < 0.7) return;
+  working.hidden = false;
+  working.querySelector("span").textContent = `Working, ${Math.floor(seconds)} s`;
+}, 200);
+
+// A selection goes on over pages and filters of one browse session. What is not on this page is kept
+// in this tab, and sent along with what is.
+function selection() {
+  const form = document.querySelector("form[data-selection]");
+  if (!form) return null;
+  const key = `selected ${form.dataset.selection}`;
+  let kept = [];
+  try { kept = JSON.parse(sessionStorage.getItem(key) ?? "[]"); } catch { /* somebody else's: begin anew */ }
+  return { form, key, kept: new Set(Array.isArray(kept) ? kept : []) };
+}
+
+function select(changed) {
+  const found = selection();
+  if (!found) return;
+  const boxes = [...found.form.querySelectorAll('input[type="checkbox"][name="ids"]')];
+  if (changed) {
+    for (const box of boxes) if (box.checked) found.kept.add(box.value); else found.kept.delete(box.value);
+    sessionStorage.setItem(found.key, JSON.stringify([...found.kept]));
+  } else {
+    for (const box of boxes) box.checked = found.kept.has(box.value);
+  }
+  for (const old of found.form.querySelectorAll("input[data-elsewhere]")) old.remove();
+  const here = new Set(boxes.map((box) => box.value));
+  for (const id of found.kept) {
+    if (here.has(id)) continue;
+    const field = document.createElement("input");
+    Object.assign(field, { type: "hidden", name: "ids", value: id });
+    field.dataset.elsewhere = "1";
+    found.form.append(field);
   }
 }
 
@@ -57,9 +193,10 @@ function tick() {
 function count() {
   for (const button of document.querySelectorAll("button[data-count-of]")) {
     const name = CSS.escape(button.dataset.countOf);
-    const chosen = document.querySelectorAll(`input[name="${name}"]:checked`).length;
-    button.disabled = chosen === 0;
-    if (chosen) button.textContent = button.dataset.words.replace("{n}", String(chosen));
+    const chosen = document.querySelectorAll(`input[name="${name}"]:checked, input[name="${name}"][data-elsewhere]`).length;
+    button.disabled = chosen === 0 || Boolean(standing);
+    if (chosen) button.textContent = button.dataset.words.replace("{n}", chosen.toLocaleString("en"));
+    for (const other of document.querySelectorAll("[data-unselect]")) other.hidden = chosen === 0;
   }
 }
 
@@ -68,6 +205,15 @@ document.addEventListener("change", (event) => {
   if (all) {
     for (const box of document.querySelectorAll(`input[name="${CSS.escape(all)}"]`)) box.checked = event.target.checked;
   }
+  if (all || event.target.name === "ids") select(true);
+  count();
+});
+
+document.addEventListener("click", (event) => {
+  if (!event.target.closest?.("[data-unselect]")) return;
+  const found = selection();
+  if (found) sessionStorage.removeItem(found.key);
+  select(false);
   count();
 });
 
@@ -75,7 +221,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, select, textarea")) return;
   if (event.key === "/") {
-    const field = document.querySelector("#filter, input[name=filter], input[type=search]");
+    const field = document.querySelector("#filter, input[name=filter]:not([type=hidden]), input[type=search]");
     if (field) { event.preventDefault(); field.focus(); field.select?.(); }
   } else if (event.key === "j" || event.key === "k") {
     const links = [...document.querySelectorAll("table.rows tbody th a")];
@@ -87,16 +233,61 @@ document.addEventListener("keydown", (event) => {
 
 // A form is sent once: a second click while it is on its way does nothing.
 document.addEventListener("submit", (event) => {
+  work(true);
   if (event.target.method !== "post") return;
   if (event.target.dataset.sent) { event.preventDefault(); return; }
   event.target.dataset.sent = "1";
 });
+document.addEventListener("htmx:afterRequest", () => work(false));
 window.addEventListener("pageshow", () => {
+  work(false);
   for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
 });
 
-document.addEventListener("htmx:afterSettle", () => { follow(document); count(); tick(); });
+// --- a search: what is found comes in while it goes on; leaving the page, or Cancel, ends it
+
+function search() {
+  const place = document.getElementById("search");
+  if (!place) return;
+  const bar = place.querySelector("progress"), told = place.querySelector("[data-told]");
+  const rows = place.querySelector("tbody"), row = place.querySelector("template");
+  const cancel = place.querySelector("[data-cancel]");
+  const source = new EventSource(place.dataset.events);
+  const end = (words) => { source.close(); cancel.hidden = true; told.textContent = words; };
+  let last = null;
+  const words = (found) => `${found.seen.toLocaleString("en")} of ${found.total.toLocaleString("en")} read, ${found.matching.toLocaleString("en")} found`;
+  source.addEventListener("search", (event) => {
+    last = JSON.parse(event.data);
+    [bar.max, bar.value] = [Math.max(last.total, 1), last.seen];
+    told.textContent = words(last) + (last.queue ? `; now in ${last.queue}` : "");
+    for (const { letter, excerpt } of last.hits) {
+      const one = row.content.cloneNode(true), cells = one.querySelectorAll("th, td"), form = one.querySelector("form");
+      cells[0].textContent = letter.type || letter.messageId || `message ${letter.place}`;
+      cells[1].textContent = letter.queue;
+      cells[2].textContent = letter.error || letter.reason;
+      cells[3].textContent = excerpt;
+      form.action = `${place.dataset.base}/queues/${encodeURIComponent(letter.queue)}/look`;
+      form.elements.skip.value = letter.place - 1;
+      rows.append(one);
+      rows.closest("table").hidden = false;
+    }
+    for (const { queue, reason } of last.skipped) {
+      const item = document.createElement("li");
+      item.textContent = `${queue} was left out: ${reason}`;
+      place.querySelector("[data-skipped]").append(item);
+    }
+    if (last.isOver) end(`${words(last)}.${last.matching > rows.children.length ? ` The first ${rows.children.length} are shown.` : ""}`);
+  });
+  source.addEventListener("end", () => source.close());
+  source.addEventListener("error", () => { if (last && !last.isOver) end(`${words(last)}; then the search broke off.`); });
+  cancel.addEventListener("click", () => end(`${last ? words(last) : "Nothing was read"}; cancelled, everything is back in its queue.`));
+}
+
+search();
+
+document.addEventListener("htmx:afterSettle", () => { follow(document); select(false); count(); tick(); });
 follow(document);
+select(false);
 count();
 tick();
 setInterval(tick, 1000);

@@ -1,0 +1,122 @@
+"""The API of what a team writes down: notes on groups, saved filters, and what was done to a group."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from hopback.admin.api import ApiTable, Call, Empty, Reach
+from hopback.admin.auth import forbidden
+from hopback.admin.roles import Principal, Role
+from hopback.deadletters.contract import AuditList
+from hopback.deadletters.notes import (
+    FilterList,
+    GroupNote,
+    GroupNotes,
+    NewFilter,
+    NewNote,
+    NoteList,
+    SavedFilter,
+)
+
+__all__ = ["NOTES", "NotesQuery", "may_remove"]
+
+NOTES = ApiTable()
+"""The rows of this part, each above what answers it."""
+
+_QUEUE = "/admin/dlq/queues/{queue}"
+
+
+async def _queue_of(call: Call[Any, Any]) -> str:
+    """The queue in the path; NoSuch if it holds no dead letters."""
+    return (await call.operations.dead_letter_queue(call.path["queue"])).name
+
+
+class NotesQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of which group; all if none is named."""
+
+    group: Annotated[str, Meta(max_length=64)] = ""
+
+
+@NOTES.row("GET", f"{_QUEUE}/notes", Role.VIEWER, Reach.QUEUE, query=NotesQuery, answer=NoteList)
+async def _list_notes(call: Call[NotesQuery, None]) -> NoteList:
+    """What was written about the groups of a queue, the newest first."""
+    return NoteList(await call.operations.notes.of(await _queue_of(call), call.query.group))
+
+
+@NOTES.row(
+    "POST",
+    f"{_QUEUE}/notes",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    body=NewNote,
+    answer=GroupNote,
+    status=201,
+    errors=(404,),
+)
+async def _add_note(call: Call[Empty, NewNote]) -> GroupNote:
+    """Write about a group: known, fixed in 2.3."""
+    return await call.operations.notes.add(await _queue_of(call), call.body)
+
+
+@NOTES.row(
+    "DELETE", f"{_QUEUE}/notes/{{note}}", Role.OPERATOR, Reach.QUEUE, status=204, errors=(404,)
+)
+async def _remove_note(call: Call[Empty, None]) -> None:
+    """Take a note of one's own away; an admin takes away any."""
+    queue, note = await _queue_of(call), call.path["note"]
+    await may_remove(call.operations.notes, call.principal, queue, note)
+    await call.operations.notes.remove(queue, note)
+
+
+async def may_remove(notes: GroupNotes, principal: Principal, queue: str, note: str) -> None:
+    """Refuse somebody who would take away what another wrote."""
+    found = next((one for one in await notes.of(queue) if one.id == note), None)
+    own = found is None or found.by_id == principal.id
+    if not own and not principal.allows(Role.ADMIN, queue):
+        raise forbidden("This note is somebody else's: expected its writer, or an admin.")
+
+
+@NOTES.row(
+    "GET",
+    f"{_QUEUE}/history",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    query=NotesQuery,
+    answer=AuditList,
+    errors=(404,),
+)
+async def _history(call: Call[NotesQuery, None]) -> AuditList:
+    """What was done to a group or a queue, the newest first."""
+    entries = await call.operations.notes.history(await _queue_of(call), call.query.group)
+    return AuditList(entries, None)
+
+
+@NOTES.row("GET", f"{_QUEUE}/filters", Role.VIEWER, Reach.QUEUE, answer=FilterList, errors=(404,))
+async def _list_filters(call: Call[Empty, None]) -> FilterList:
+    """The filters that somebody saved for a queue."""
+    return FilterList(await call.operations.notes.filters(await _queue_of(call)))
+
+
+@NOTES.row(
+    "POST",
+    f"{_QUEUE}/filters",
+    Role.OPERATOR,
+    Reach.QUEUE,
+    body=NewFilter,
+    answer=SavedFilter,
+    status=201,
+    errors=(400, 404),
+)
+async def _save_filter(call: Call[Empty, NewFilter]) -> SavedFilter:
+    """Save a filter under a name, in the place of one of the same name."""
+    return await call.operations.notes.save_filter(await _queue_of(call), call.body)
+
+
+@NOTES.row(
+    "DELETE", f"{_QUEUE}/filters/{{name}}", Role.OPERATOR, Reach.QUEUE, status=204, errors=(404,)
+)
+async def _remove_filter(call: Call[Empty, None]) -> None:
+    """Take a saved filter away."""
+    await call.operations.notes.remove_filter(await _queue_of(call), call.path["name"])

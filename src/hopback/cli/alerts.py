@@ -1,0 +1,104 @@
+"""`hopback alerts`: what fires, and whether those who are told can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.dlq_print import ago, form_option, output
+from hopback.cli.exits import Exit
+from hopback.cli.terminal import safe, table
+from hopback.cli.where import where_options, with_dead_letters
+from hopback.deadletters.alerts import AlertState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hopback.cli.where import Where
+    from hopback.deadletters.alerts import Alert, AlertTestResult
+
+__all__ = ["alerts", "ls", "test"]
+
+
+@click.group(short_help="Alerts of `hopback serve`: list them, try who is told.")
+def alerts() -> None:
+    """Alerts that a service (`hopback serve --config FILE`) looks after.
+
+    Rules and targets are in its settings file; alerts are kept in its store.
+    """
+
+
+@alerts.command(short_help="List the alerts that fire.")
+@click.option("--all", "everything", is_flag=True, help="Also those resolved within a week.")
+@where_options
+@form_option
+def ls(everything: bool, form: str, where: Where) -> None:
+    """List alerts that fire or are about to, from a server or from the store that it uses."""
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts(), late=False)
+    shown = [one for one in found.items if everything or one.state is not AlertState.RESOLVED]
+    output(form, shown, lambda: _print(shown, time.time()))
+
+
+def _print(found: Sequence[Alert], now: float) -> None:
+    if not found:
+        click.echo("No alerts.")
+        return
+    rows = [
+        (
+            one.state,
+            f"{one.queue} ({one.broker})" if one.broker else one.queue,
+            one.text,
+            one.rule,
+            ago(one.resolved_at or one.fired_at or one.since, now),
+            ", ".join(one.told) or "nobody",
+        )
+        for one in found
+    ]
+    table(("state", "queue", "what", "rule", "since", "told"), rows)
+
+
+@alerts.command(short_help="Send a target a message that says it is a test.")
+@click.argument("target", metavar="TARGET")
+@where_options
+@form_option
+def test(target: str, form: str, where: Where) -> int:
+    """Send TARGET a message that says it is a test, and tell whether it was taken.
+
+    The server sends it (--server), or this process by the settings file (--config).
+    """
+    if where.server is not None:
+        found = with_dead_letters(
+            where, lambda dead_letters: dead_letters.test_alert(target), late=False
+        )
+    elif where.config is not None:
+        found = asyncio.run(_test_here(target, where.config))
+    else:
+        raise click.UsageError("Missing option '--config FILE' or '--server URL'.")
+    output(form, found, lambda: _print_tested(found))
+    return Exit.OK if found.delivered else Exit.FAILED
+
+
+async def _test_here(target: str, config: Path) -> AlertTestResult:
+    from hopback.admin.alert_sending import AlertSender
+    from hopback.admin.alerting import Alerting
+    from hopback.admin.settings import read_settings
+    from hopback.clock import SystemClock
+    from hopback.deadletters.alert_book import MemoryAlertBook
+
+    clock, settings = SystemClock(), read_settings(config, os.environ).alerts
+    senders = {
+        one.name: AlertSender(one, os.environ, clock, settings.link) for one in settings.targets
+    }
+    return await Alerting(settings, MemoryAlertBook(), (), senders, clock).test(target)
+
+
+def _print_tested(found: AlertTestResult) -> None:
+    if found.delivered:
+        click.echo(f"{safe(found.target)} took the test message.")
+    else:
+        click.echo(f"{safe(found.target)} did not take it: {safe(found.problem)}.")

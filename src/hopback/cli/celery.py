@@ -1,0 +1,73 @@
+"""`hopback celery check`: what an application of Celery can lose by its settings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import format_option
+from hopback.cli.run import load_module
+from hopback.cli.terminal import document, json_text
+from hopback.cli.topology import print_findings
+from hopback.extras import needs
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["celery", "check"]
+
+
+@click.group(short_help="Check an application of Celery for what it can lose.")
+def celery() -> None:
+    """Applications of Celery, as they are: what they can lose, and what to set instead."""
+
+
+@celery.command(short_help="Report what its settings can lose, each with its fix.")
+@click.argument("application", metavar="MODULE:APP")
+@format_option("table", "json")
+@click.option(
+    "--detailed-exit-code",
+    is_flag=True,
+    help="Leave with 10 for any finding, errors or not.",
+)
+def check(application: str, form: str, detailed_exit_code: bool) -> int:
+    """Report what the settings, tasks and queues of MODULE:APP can lose; nothing is connected to.
+
+    Leaves with 1 if there is an error among the findings, with 0 otherwise.
+    """
+    from hopback.topology.check import Severity
+
+    with needs("celery", "hopback celery check"):
+        from hopback.integrations.celery_settings import check_settings
+
+        found = check_settings(_application(*load_module(application)))
+    if form == "json":
+        told = [{**asdict(one), "severity": str(one.severity)} for one in found]
+        document(json_text({"application": application, "findings": told}))
+    else:
+        print_findings(found)
+    if detailed_exit_code:
+        return Exit.FOUND if found else Exit.OK
+    return Exit.FAILED if any(one.severity is Severity.ERROR for one in found) else Exit.OK
+
+
+def _application(module: ModuleType, attribute: str) -> Any:
+    """The application: by its name, else as `celery -A` finds it."""
+    from celery import Celery  # type: ignore[import-untyped]
+
+    names = [attribute] if attribute else ["app", "celery"]
+    found = next((one for name in names if (one := getattr(module, name, None)) is not None), None)
+    if isinstance(found, Celery):
+        return found
+    there = [name for name, value in vars(module).items() if isinstance(value, Celery)]
+    got = "nothing" if found is None else type(found).__name__
+    known = f"It has: {', '.join(there)}." if there else "It has no application of Celery at all."
+    raise CommandFailed(
+        f"expected an application of Celery as {' or '.join(map(repr, names))} in {module.__name__}, "
+        f"got {got}",
+        do=f"{known} Say `hopback celery check {module.__name__}:NAME`.",
+        code=Exit.NOT_FOUND,
+    )

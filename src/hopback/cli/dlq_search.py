@@ -1,0 +1,110 @@
+"""`hopback dlq search`: find messages by what they hold, through whole queues."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.dlq import refusals_explained
+from hopback.cli.dlq_print import count_of, form_option, output
+from hopback.cli.exits import Exit
+from hopback.cli.terminal import on_terminal, safe, table
+from hopback.cli.where import complete_queue, where_options, with_dead_letters
+from hopback.deadletters.search import SearchRequest
+
+if TYPE_CHECKING:
+    from hopback.cli.where import Where
+    from hopback.deadletters.interface import DeadLetters
+    from hopback.deadletters.search import SearchHit, SearchProgress
+
+__all__ = ["search", "search_messages"]
+
+
+@click.command(short_help="Find messages by what they hold, in one queue or in all.")
+@click.argument("terms", nargs=-1, required=True, metavar="WORD...")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    shell_complete=complete_queue,
+    help="Only in this queue; may be repeated. By default in all that can be looked into without harm.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Show so many; all that match are counted.",
+)
+@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@where_options
+@form_option
+def search(
+    terms: tuple[str, ...],
+    queues: tuple[str, ...],
+    limit: int,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> int:
+    """Find the messages that have every WORD, in body, headers or key; a WORD may be a filter term, too.
+
+    Whole queues are read, also packed bodies (gzip, zstd); nothing is changed, and all is given back in
+    order. Ctrl-C cancels. Leaves with 5 if nothing matches.
+    """
+    # What a shell has unquoted is one text: it is quoted again unless it is a term.
+    text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
+    request = SearchRequest(text, queues, limit, forced)
+    found = with_dead_letters(
+        where, lambda dead_letters: search_messages(dead_letters, request, form)
+    )
+    return Exit.OK if found else Exit.NOT_FOUND
+
+
+async def search_messages(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
+    """Print what is found as it is found, and at the end how much was looked at; how many match."""
+    hits: list[SearchHit] = []
+    last: SearchProgress | None = None
+    with refusals_explained(request.queues[0] if request.queues else "QUEUE"):
+        async with aclosing(dead_letters.search(request)) as progress:
+            async for last in progress:
+                if form == "ndjson":
+                    output(form, last.hits, lambda: None)
+                else:
+                    hits.extend(last.hits)
+                if on_terminal() and not last.is_over:
+                    _tell(last)
+    if form == "json":
+        output(form, hits, lambda: None)
+    elif form == "table" and last is not None:
+        _print(hits, last)
+    return 0 if last is None else last.matching
+
+
+def _tell(progress: SearchProgress) -> None:
+    share = f"{progress.seen:,} of {count_of(progress.total)}"
+    text = f"\r{share} looked at, {progress.matching:,} match, now in {progress.queue}  "
+    click.echo(safe(text.lstrip("\r")).rjust(1), nl=False, err=True)
+    click.echo("\r", nl=False, err=True)
+
+
+def _print(hits: list[SearchHit], last: SearchProgress) -> None:
+    if hits:
+        rows = [
+            (hit.dead_letter.queue, hit.dead_letter.id, hit.dead_letter.error, hit.excerpt)
+            for hit in hits
+        ]
+        table(("queue", "id", "error", "text"), rows)
+    shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
+    click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
+    if last.not_looked_into:
+        click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
+    for one in last.skipped:
+        click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
+    if hits:
+        first = hits[0].dead_letter
+        click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))

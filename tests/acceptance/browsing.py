@@ -1,0 +1,42 @@
+"""A browser for tests, and what it says about whether everybody can use a page."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import sync_playwright
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["accessible", "open_browser"]
+
+_AXE = Path(__file__).with_name("vendor") / "axe.min.js"
+_WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        yield launched
+        launched.close()
+
+
+def accessible(page: Page, *rules: str) -> None:
+    """No violation of WCAG A and AA that axe can find; of these rules only, if some are named."""
+    wanted = {"type": "rule", "values": rules} if rules else {"type": "tag", "values": _WCAG}
+    page.evaluate(_AXE.read_text())
+    found = page.evaluate("only => axe.run(document, {runOnly: only})", wanted)
+    told = [
+        (one["id"], [node["html"][:120] for node in one["nodes"]][:3])
+        for one in found["violations"]
+    ]
+    assert not told, f"{page.url}: {told}"

@@ -1,0 +1,229 @@
+"""A night on call from the first look to the last order, on page, command and HTTP, on a real RabbitMQ."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.acceptance.browsing import accessible, open_browser
+from tests.acceptance.incident import OTHERS, Incident
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page, ViewportSize
+
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.xdist_group("page")
+
+_ORDERS = 40
+_WIDE: ViewportSize = {"width": 1440, "height": 900}
+_PHONE: ViewportSize = {"width": 390, "height": 844}
+
+
+class _Service:
+    """`hopback serve` as a process that can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "hopback", "serve", "--http", str(self._port),
+                "--store", f"sqlite:///{self._folder}/jobs.db", *self._options,
+            ],
+            env={**os.environ, "XDG_STATE_HOME": str(self._folder), "PYTHONUNBUFFERED": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if line.startswith("Serving"):
+                return
+        raise AssertionError("the service did not come up")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate()
+
+    def get(self, path: str) -> Any:
+        """What the HTTP API answers."""
+        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
+            return json.load(answer)
+
+    def command(self, *arguments: str) -> str:
+        """What the command prints, asked through this service."""
+        done = subprocess.run(
+            [sys.executable, "-m", "hopback", *arguments, "--server", self.url, "-o", "table"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for the night."""
+    with open_browser() as launched:
+        yield launched
+
+
+def test_the_night_is_lived_through(
+    browser: Browser, rabbitmq: SharedNode, amqp_url: str, tmp_path: Path
+) -> None:
+    """What broke is seen, a careful re-drive stops in time, a crash is told, the rest goes home."""
+    management = rabbitmq.management_url
+    with (
+        Incident(amqp_url, orders=_ORDERS) as incident,
+        _Service(tmp_path, "--broker", amqp_url, "--management", management) as service,
+    ):
+        context = browser.new_context(viewport=_WIDE, base_url=service.url)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        _see_everything_at_once(page)
+        _tell_causes_apart(page, service)
+        job = _redrive_too_early(page, service)
+        _survive_a_crash(page, service)
+        incident.repaired.set()
+        page.goto(f"/jobs/{job}")
+        page.get_by_role("button", name=re.compile("Resume")).click()
+        expect(page.locator(".state")).to_have_text("completed", timeout=60_000)
+        assert service.get(f"/admin/dlq/jobs/{job}")["counts"]["remaining"] == 0
+        assert set(range(1, _ORDERS)) <= {*incident.handled}
+        assert "job.resume" in service.command("audit", "--job", job)
+        context.close()
+
+
+def _see_everything_at_once(page: Page) -> None:
+    """Twelve queues on a screen, the heaviest first; what nobody knows is asked, and then listed."""
+    page.goto("/")
+    page.get_by_role("button", name="I know").click()
+    rows = page.locator("table.queues tbody tr")
+    expect(rows.first).to_contain_text("orders.dlq")
+    twelfth = rows.nth(11).bounding_box()
+    assert twelfth is not None
+    assert twelfth["y"] + twelfth["height"] <= _WIDE["height"]
+    answers = page.get_by_role("button", name="Yes, list it: celery.dead")
+    for _ in range(40):  # RabbitMQ counts every 5 s, and what is asked is up to 10 s old
+        if answers.count():
+            break
+        page.wait_for_timeout(500)
+        page.reload()
+    answers.click()
+    expect(page.locator("table.queues")).to_contain_text("celery.dead")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(
+        f"{_ORDERS + sum(OTHERS.values())} dead letters in 14 of", timeout=15_000
+    )
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        accessible(page)
+    page.set_viewport_size(_PHONE)
+    for word in ("Dead letters", "Jobs", "Topology", "Checks", "Audit", "You"):
+        expect(page.get_by_role("link", name=word, exact=True).first).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth") <= _PHONE["width"]
+    page.set_viewport_size(_WIDE)
+    page.emulate_media(color_scheme="light")
+
+
+def _tell_causes_apart(page: Page, service: _Service) -> None:
+    """Spring's wrapper hides no cause, its stack is one; a home-made header groups; emoji are whole."""
+    page.goto("/queues/inventory.dlq")
+    page.get_by_role("button", name="Look at messages").click()
+    expect(page.locator(".groups > li")).to_have_count(2)
+    expect(page.locator(".groups")).to_contain_text("OutOfStockException")
+    page.locator("table.letters tbody th a").first.click()
+    expect(page.locator("pre.trace")).to_contain_text("Caused by: shop.OutOfStockException")
+    accessible(page)
+    page.go_back()
+    page.get_by_role("button", name="Release").click()
+    page.goto("/queues/users.dlq")
+    page.get_by_role("button", name="Look at messages").click()
+    page.locator("table.letters tbody th a").first.click()
+    expect(page.locator("pre.payload")).to_contain_text("\U0001f469\u200d\U0001f680")
+    expect(page.locator("pre.payload")).to_contain_text("⟨U+202E⟩")
+    listed = service.command("dlq", "ls")
+    assert listed.splitlines()[1].split()[0] == "orders.dlq"
+    assert "in 14 of" in listed.splitlines()[-1]
+    assert "OutOfStockException" in service.command("dlq", "groups", "inventory.dlq")
+
+
+def _redrive_too_early(page: Page, service: _Service) -> str:
+    """All that match go back carefully; the first comes back, the job says so and shows it."""
+    page.goto("/queues/orders.dlq")
+    page.get_by_role("button", name="Look at messages").click()
+    page.get_by_label("or by a header or field").fill("header.x-last-error")
+    page.get_by_role("button", name="Group").click()
+    expect(page.locator(".groups")).to_contain_text("TimeoutError: psp.example:443")
+    page.get_by_label("Filter").fill("origin:orders")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name=f"Re-drive all {_ORDERS} that match").click()
+    page.get_by_role("button", name="Next: where and how").click()
+    expect(page.get_by_label(re.compile("Begin carefully"))).to_be_checked()
+    page.get_by_label("Why").fill("the provider says it is back")
+    page.get_by_role("button", name="Next: review").click()
+    expect(page.get_by_text("orders.retry")).to_be_visible()
+    expect(page.get_by_text("design says")).to_have_count(0)
+    page.get_by_role("button", name=f"Re-drive {_ORDERS} messages").click()
+    page.wait_for_url(re.compile("/jobs/"))
+    job = page.url.rpartition("/")[2]
+    expect(page.locator(".state")).to_have_text("stopped: messages came back", timeout=60_000)
+    accessible(page)
+    found = service.get(f"/admin/dlq/jobs/{job}")
+    assert found["state"] == "stopped"
+    assert found["counts"]["done"] < _ORDERS / 2
+    page.get_by_role("button", name="See what came back").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    expect(page.locator("table.letters tbody tr").first).to_contain_text("re-driven")
+    return job
+
+
+def _survive_a_crash(page: Page, service: _Service) -> None:
+    """The page says that the service is gone, waits, and says that what it held is back."""
+    release = page.get_by_role("button", name="Release")
+    expect(release).to_be_enabled()
+    service.kill()
+    expect(page.locator("#standing")).to_contain_text("The service does not answer")
+    expect(release).to_be_disabled()
+    accessible(page, "color-contrast")
+    service.start()
+    expect(page.locator("#standing")).to_contain_text("these messages are back in their queue")
+    page.get_by_role("button", name="Look again").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    expect(page.locator("#standing")).to_be_hidden()
+    page.get_by_role("button", name="Release").click()
+    expect(page.get_by_role("status").first).to_contain_text("back in the queue")

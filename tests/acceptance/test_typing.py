@@ -1,0 +1,72 @@
+"""Types as users' editors see them: pyright, strict, on the installed wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.clients.environment import pyright
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Installed
+
+pytestmark = [pytest.mark.xdist_group("installed"), pytest.mark.clients]
+
+_SERVICE = Path(__file__).with_name("typed_service.py")
+
+_WRONG = """
+from hopback import App, Context
+
+app = App("shop")
+
+@app.handler("orders", retry="30s")
+async def handle(order: dict[str, int], context: Context) -> None:
+    context.publish("", "invoices", order)
+
+@app.handler("invoices")
+async def invoice(order: dict[str, int]) -> int:
+    return 1
+"""
+
+
+def _checked(installed: Installed, folder: Path) -> list[tuple[int, str]]:
+    """Line and rule of everything that pyright says of the files in a folder."""
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    # It asks the first Python that it finds where packages lie.
+    path = f"{installed.python.parent}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["node", str(pyright()), "--outputjson"],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    said = json.loads(ran.stdout)
+    assert said["summary"]["filesAnalyzed"] == 1, ran.stdout + ran.stderr
+    return [
+        (one["range"]["start"]["line"] + 1, one.get("rule", one["message"]))
+        for one in said["generalDiagnostics"]
+    ]
+
+
+def test_a_service_passes_in_strict_mode(installed: Installed, tmp_path: Path) -> None:
+    """Handlers, dependencies, publishers, dead letters and tests: no error and no unknown type."""
+    shutil.copy(_SERVICE, tmp_path)
+    assert _checked(installed, tmp_path) == []
+
+
+def test_what_would_lose_a_message_is_found(installed: Installed, tmp_path: Path) -> None:
+    """A publish that nobody awaits, waits that are a text, a handler that returns what is no outcome."""
+    (tmp_path / "wrong.py").write_text(_WRONG)
+    found = _checked(installed, tmp_path)
+    assert [line for line, _ in found if line == 6] == [6]
+    assert (8, "reportUnusedCoroutine") in found
+    assert {line for line, _ in found} == {6, 8, 10}

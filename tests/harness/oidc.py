@@ -1,0 +1,65 @@
+"""A provider of OpenID Connect by another maker, as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.clients.environment import PROGRAMS, oidc_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SECRET", "OidcProvider", "oidc_provider", "oidc_settings"]
+
+SECRET = "the secret of a client, which nobody else knows"
+
+
+@dataclass(frozen=True, slots=True)
+class OidcProvider:
+    """A running provider. Its people have the role of their name, until told otherwise."""
+
+    issuer: str
+    process: subprocess.Popen[str]
+
+    def lock(self, name: str) -> None:
+        """Let somebody in no more."""
+        self._tell(f"/lock?sub={name}")
+
+    def give(self, name: str, *roles: str) -> None:
+        """Somebody has other roles."""
+        self._tell(f"/roles?sub={name}&roles={','.join(roles)}")
+
+    def _tell(self, path: str) -> None:
+        asked = urllib.request.Request(f"{self.issuer}{path}", method="POST")
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 200
+
+
+@contextmanager
+def oidc_provider(page: str, *, secret: str = SECRET, seconds: int = 60) -> Iterator[OidcProvider]:
+    """The provider, for the client `hopback` at that address; its tokens last so many seconds."""
+    program = str(PROGRAMS / "oidc_provider.mjs")
+    process = subprocess.Popen(
+        ["node", program, str(oidc_modules()), "hopback", secret, page, str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        issuer = process.stdout.readline().strip()
+        assert issuer, "the provider did not start"
+        yield OidcProvider(issuer, process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def oidc_settings(issuer: str, page: str, /, **more: Any) -> dict[str, Any]:
+    """The settings of a service whose people sign in there."""
+    said = {"issuer": issuer, "client_id": "hopback", "page": page}
+    return {"auth": {"oidc": {**said, "client_secret_env": "OIDC_SECRET", **more}}}

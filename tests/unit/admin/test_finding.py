@@ -1,0 +1,83 @@
+"""The pages that find things: what broke, queues nobody knows, a word in a body, what matches a filter."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue
+from tests.unit.admin.stage import DLQ, admin, dead_letter
+
+
+async def test_the_first_page_says_what_broke() -> None:
+    """After a survey: each error once, with its number and its queues."""
+    letters = [
+        replace(dead_letter(n, "KeyError" if n % 3 else "LookupError"), routing_key="mail.dlq")
+        for n in range(9)
+    ]
+    async with admin(*letters, extra=(Queue("mail"), Queue("mail.dlq"))) as stage:
+        before = await stage.client.get("/")
+        asked = await stage.client.post("/errors/survey")
+        after = await stage.client.get(asked.headers["location"])
+    assert "What broke" not in before.text
+    found = re.findall(r'<b class="num">(\d+)</b>.*?class="error">(\w+)<', after.text, re.DOTALL)
+    assert found == [("6", "KeyError"), ("3", "LookupError")]
+    assert "was surveyed" in after.text
+
+
+async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
+    """Added, it stands in the list; ignored, it is asked about no more; both can be taken back."""
+    resting = Message("", "leftovers", b"{}", Properties())
+    async with admin(resting, extra=(Queue("leftovers"),)) as stage:
+        asked = await stage.client.get("/")
+        await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "add"})
+        added = await stage.client.get("/")
+        await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "forget"})
+        await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "ignore"})
+        ignored = await stage.client.get("/")
+        wrong = await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "?"})
+    assert "1 queue has messages and no consumer: does it hold dead letters?" in asked.text
+    assert 'href="/queues/leftovers"' not in asked.text
+    assert 'href="/queues/leftovers"' in added.text
+    assert 'href="/queues/leftovers"' not in ignored.text
+    assert "no consumer" not in ignored.text
+    assert "is ignored" in ignored.text
+    assert wrong.status_code == 400
+
+
+async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
+    """The events tell the place; a session that begins there holds that message."""
+    letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
+    async with admin(*letters) as stage:
+        page = await stage.client.get("/search", params={"find": "C-00027"})
+        events = await stage.client.get("/search/events", params={"find": "C-00027", "in": DLQ})
+        told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
+        (hit,) = [one for each in told for one in each["hits"]]
+        look = {"how": "plain", "limit": "1", "skip": str(hit["letter"]["place"] - 1)}
+        opened = await stage.client.post(f"/queues/{DLQ}/look", data=look)
+        held = await stage.client.get(opened.headers["location"])
+    assert f'<option value="{DLQ}"' in page.text
+    assert told[-1]["isOver"]
+    assert "C-00027" in hit["excerpt"]
+    assert held.text.count('type="checkbox" name="ids"') == 1
+    assert "m-27" in held.text
+
+
+async def test_groups_and_the_button_follow_the_filter() -> None:
+    """Of what matches: the groups, by any header too, and one button for all of it."""
+    letters = [
+        replace(one, properties=replace(one.properties, headers={
+            **one.properties.headers, "x-tenant": "acme" if n % 2 else "globex"}))
+        for n in range(6) for one in [dead_letter(n, "KeyError" if n < 2 else "LookupError")]
+    ]  # fmt: skip
+    async with admin(*letters) as stage:
+        session = (await stage.session())["id"]
+        asked = {"filter": "error:LookupError", "by": "header.x-tenant"}
+        page = (await stage.client.get(f"/sessions/{session}", params=asked)).text
+        bad = (await stage.client.get(f"/sessions/{session}", params={"by": "colour"})).text
+    assert "Re-drive all 4 that match" in page
+    assert page.count("Re-drive 2…") == 2
+    assert "header.x-tenant" in page
+    assert "header.NAME" in bad

@@ -1,0 +1,150 @@
+"""What a page says of its own standing: what still holds, what is over, what is in the way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from hopback.admin.rendering import renderer, visible
+from hopback.deadletters.contract import AuditEntry, Moment
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
+from hopback.message import Properties
+from hopback.topology.model import Queue
+from tests.unit.admin.stage import DLQ, NOW, admin, dead_letter
+
+
+async def test_a_page_that_stands_open_learns_what_no_longer_holds() -> None:
+    """Its session is held until it is released; a session nobody knows is not."""
+    async with admin(dead_letter(1)) as stage:
+        session = (await stage.session())["id"]
+        held = (await stage.client.get("/alive", params={"session": session})).json()
+        await stage.operations.release(session)
+        over = (await stage.client.get("/alive", params={"session": session})).json()
+    assert (held["held"], over["held"]) == (True, False)
+    assert held["broker"] == ""
+
+
+async def test_a_lost_session_leads_back_to_its_queue() -> None:
+    """The address names the queue, so that a page opened again after a restart can offer it."""
+    async with admin(dead_letter(1)) as stage:
+        opened = await stage.client.post(f"/queues/{DLQ}/look", data={"how": "plain"})
+        address = opened.headers["location"]
+        await stage.operations.release(address.partition("?")[0].rpartition("/")[2])
+        lost = await stage.client.get(address)
+    assert lost.status_code == 404
+    assert f'href="/queues/{DLQ}#look">Look at {DLQ} again' in lost.text
+
+
+async def test_the_notice_of_no_sign_in_is_read_once() -> None:
+    """It stands until somebody says so, by a form, and leads back to the page it was read on."""
+    async with admin() as stage:
+        before = await stage.client.get("/jobs")
+        read = await stage.client.post("/notice/read", data={"next": "/jobs"})
+        after = await stage.client.get("/jobs")
+        foreign = await stage.client.post("/notice/read", data={"next": "//evil.example/"})
+    assert "No sign-in is configured" in before.text
+    assert read.headers["location"] == "/jobs"
+    assert "No sign-in is configured" not in after.text
+    assert foreign.headers["location"] == "/"
+
+
+async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
+    """With a link to it, and without a way on: nobody walks three steps for nothing."""
+    async with admin(*(dead_letter(n) for n in range(3))) as stage:
+        slow = RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", pace=Pace(0.001))
+        job = await stage.operations.start(slow)
+        first = await stage.client.get(f"/queues/{DLQ}/discard")
+        await stage.operations.cancel(job.id)
+    assert "has an active job" in first.text
+    assert f"/jobs/{job.id}" in first.text
+    assert re.search(r'value="2" disabled', first.text)
+
+
+async def test_a_foreign_queue_is_named_where_no_design_is_known() -> None:
+    """Nothing goes back as a design says that nobody knows; one way is offered once."""
+    foreign = (Queue("mail"), Queue("mail.dlq"))
+    properties = Properties(headers={"x-exception-message": "no"})
+    message = replace(dead_letter(1), routing_key="mail.dlq", properties=properties)
+    async with admin(message, extra=foreign) as stage:
+        act = "/queues/mail.dlq/re-drive"
+        pages = [
+            await stage.client.get("/queues/mail.dlq"),
+            await stage.client.post(act, data={"step": "2", "on": "1"}),
+            await stage.client.post(act, data={"step": "3", "on": "2", "reason": "x"}),
+        ]
+    for page in pages:
+        assert page.status_code == 200
+        assert "design says" not in page.text
+    assert pages[1].text.count('back to queue <b class="name">mail</b>') == 1
+    assert "go back to queue mail" in pages[2].text
+
+
+async def test_a_stack_of_another_framework_is_a_stack() -> None:
+    """As Spring wrote it, in lines, with the frame that it names."""
+    stack = "org.spring.Wrapper: no\n\tat org.spring.Adapter.invoke(Adapter.java:1)\nCaused by: x"
+    properties = Properties(headers={"x-exception-message": "no", "x-exception-stacktrace": stack})
+    async with admin(replace(dead_letter(1), properties=properties)) as stage:
+        session = await stage.session()
+        (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await stage.client.get(f"/sessions/{session['id']}/messages/{letter['id']}")
+    shown = re.search(r'<pre class="trace"[^>]*>(.*?)</pre>', page.text, re.DOTALL)
+    assert shown is not None
+    assert shown.group(1).count("\n") == 2
+    assert "as Spring recorded it" in page.text
+
+
+async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
+    """Of today the hour, else the day too; the property `timestamp` is no riddle."""
+    moment = renderer().filters["moment"]
+    assert moment(NOW, NOW + 10) == "22:13:20 UTC"
+    assert moment(NOW, NOW + 86_400) == "14 Nov, 22:13:20 UTC"
+    assert moment(NOW, NOW + 400 * 86_400) == "14 Nov 2023, 22:13:20 UTC"
+    message = dead_letter(1)
+    stamped = replace(message.properties, timestamp=1_700_000_000)
+    async with admin(replace(message, properties=stamped)) as stage:
+        session = await stage.session()
+        (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await stage.client.get(f"/sessions/{session['id']}/messages/{letter['id']}")
+    assert "2023-11-14 22:13:20 UTC (1700000000)" in page.text
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"action": "job.rate", "reason": "None"}, "rate no limit"),
+        ({"action": "job.rate", "reason": "200.0"}, "rate 200 a second"),
+        (
+            {
+                "action": "job.start",
+                "details": {"kind": "discard", "selected": 1200, "target": "design"},
+            },
+            "discard, 1,200 selected",
+        ),
+        (
+            {"action": "session.open", "details": {"held": 5, "forced": False, "session": "s-1"}},
+            "5 held, session s-1",
+        ),
+    ],
+    ids=["no-rate", "rate", "discard", "session"],
+)
+def test_the_audit_speaks_in_words(entry: dict[str, object], words: str) -> None:
+    """No raw keys, nothing that is not so, and a rate that is no reason."""
+    made = AuditEntry(at=Moment(NOW), by="ada", **entry)  # type: ignore[arg-type]
+    assert renderer().filters["told"](made) == words
+
+
+def test_an_emoji_of_several_parts_is_one_and_a_hidden_joiner_is_not() -> None:
+    """Within a family the joiner is seen; between letters it hides, and is spelled out."""
+    astronaut = "\U0001f469\u200d\U0001f680"
+    heart = "\u2764\ufe0f\u200d\U0001f525"
+    assert visible(f"{astronaut} {heart}") == f"{astronaut} {heart}"
+    assert visible("pay\u200dpal") == "pay⟨U+200D⟩pal"
+    assert visible(f"{astronaut[0]}\u200d") == f"{astronaut[0]}⟨U+200D⟩"
+
+
+def test_a_queue_weighs_by_powers_of_ten() -> None:
+    """Fifty thousand does not look like a hundred."""
+    weight = renderer().filters["weight"]
+    assert [weight(n) for n in (None, 7, 99, 100, 1_000, 50_000, 2_000_000)] == [*"1112344"]
