@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 
+from tests.docs.pages import blocks
 from tests.integration.database import postgres
 
 if TYPE_CHECKING:
@@ -37,6 +40,71 @@ def test_the_orders_pass_their_own_tests_on_postgresql(postgres: PostgresNode) -
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "5 passed" in ran.stdout
+
+
+def test_the_commands_of_the_orders_work(postgres: PostgresNode, tmp_path: Path) -> None:
+    """As its page has them; ports, the database and the broker's clock are this test's."""
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
+    amqp, http, web, nobody = _free_ports(4)
+    (block,) = (one for one in blocks((_ORDERS / "README.md").read_text()) if one.language == "sh")
+    script = block.text
+    for written, meant in (
+        ("python -m pytest ", ": "),  # played above
+        ("hopback broker &", f"hopback broker --port {amqp} --http {http} --clock virtual &"),
+        ("amqp://guest:guest@localhost ", f"amqp://guest:guest@localhost:{amqp} "),
+        ("localhost:8090", f"localhost:{nobody}"),
+        ("postgresql://user:password@localhost/shop", postgres.url(name)),
+        ("uvicorn orders.web:web &", f"uvicorn orders.web:web --port {web} &"),
+        ("localhost:8000", f"localhost:{web}"),
+    ):
+        assert written in script, written
+        script = script.replace(written, meant)
+    # A reader waits for what was started, and for the retries; here the clock is turned.
+    curl = "curl -sS --fail --retry 60 --retry-delay 1 --retry-all-errors"
+    began, end = script.index("curl "), script.index("hopback dlq ls")
+    clock = (
+        f"{curl} -u guest:guest http://localhost:{http}/clock/advance -d '{{\"seconds\": 61}}' >&2"
+    )
+    tries = f"""
+    for try in $(seq 60); do
+        {clock}
+        hopback dlq ls | grep '"queue":"charges.wanted.dlq".*"messages":1,' && break
+        sleep 0.5
+    done
+    kill %2 %3
+    wait %2 %3
+    kill %1
+    wait
+    """
+    script = script[:began] + curl + script[began + len("curl") : end] + "\n" + tries
+    ran = subprocess.run(
+        ["bash", "-c", f"set -u\n{script}"],
+        cwd=_ORDERS,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOPBACK_MANAGEMENT": f"http://guest:guest@localhost:{http}",
+            "XDG_STATE_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    told = ran.stdout + ran.stderr
+    assert '{"id":7,"customer":"Ada","cents":950}' in ran.stdout, told
+    assert '"queue":"charges.wanted.dlq"' in ran.stdout, told
+
+
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)
+        ]
+        return [one.getsockname()[1] for one in sockets]
 
 
 def test_the_orders_are_as_short_as_they_say() -> None:

@@ -55,8 +55,10 @@ async def _playing(name: str, folder: Path) -> AsyncIterator[str]:
         try:
             yield url
         finally:
-            traffic.cancel()
-            await asyncio.gather(traffic, return_exceptions=True)
+            # Again until it ends: a cancellation that meets a database call just ending is lost.
+            while not traffic.done():
+                traffic.cancel()
+                await asyncio.wait({traffic}, timeout=1)
 
 
 async def _traffic(system: System, stage: Host) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import httpx
 
 from hopback import BreakerPolicy, Context, Depends, Router
-from orders.payloads import ChargeEnded, ChargeWanted
+from orders.payloads import OrderPlaced
 
 router = Router("charges.")
 
@@ -21,11 +21,12 @@ Payments = Annotated[httpx.AsyncClient, Depends(open_payments, scope="applicatio
 
 
 @router.handler("wanted", retry=["1m"], bind={"shop": "charge.wanted"}, breaker=BreakerPolicy(20))
-async def charge(wanted: ChargeWanted, context: Context, payments: Payments) -> None:
+async def charge(order: OrderPlaced, context: Context, payments: Payments) -> None:
     once = {"Idempotency-Key": context.message_id}
-    answer = await payments.post("/charges", json=wanted.model_dump(), headers=once)
+    answer = await payments.post("/charges", json=order.model_dump(), headers=once)
     kind = "refused" if answer.status_code == httpx.codes.PAYMENT_REQUIRED else "paid"
     if kind == "paid":
         answer.raise_for_status()  # 429 and 5xx: wait in a retry queue and come again
-    ended = ChargeEnded(order=wanted.order, answer=answer.text)
-    await context.publish("shop", "mail.wanted", ended, message_type=kind)
+    await context.publish("shop", "mail.wanted", order, message_type=kind)
+    if kind == "refused":  # and a reminder, if nothing happens
+        await context.publish("shop", "mail.wanted", order, message_type=kind, delay="2d")

@@ -24,9 +24,8 @@ class Order(Base):
 
 
 async def open_session() -> AsyncIterator[AsyncSession]:
-    """One transaction for each run: committed before the message is settled, or rolled back."""
     async with AsyncSession(database) as session, session.begin():
-        yield session
+        yield session  # committed before the message is settled, or rolled back
 
 
 Session = Annotated[AsyncSession, Depends(open_session, scope="run")]

@@ -3,16 +3,16 @@
 from logging import info
 
 from hopback import Router
-from orders.payloads import ChargeEnded
+from orders.payloads import OrderPlaced
 
 router = Router("mails.")
 
 
 @router.handler("wanted", message_type="paid", retry=["1m"], bind={"shop": "mail.wanted"})
-async def thank(charge: ChargeEnded) -> None:
-    info("mail: order %d is paid", charge.order)
+async def thank(order: OrderPlaced) -> None:
+    info("mail: order %d is paid", order.id)
 
 
 @router.handler("wanted", message_type="refused")
-async def regret(charge: ChargeEnded) -> None:
-    info("mail: order %d was refused: %s", charge.order, charge.answer)
+async def regret(order: OrderPlaced) -> None:
+    info("mail: order %d is not paid yet", order.id)

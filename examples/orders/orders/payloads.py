@@ -1,4 +1,4 @@
-"""What travels: the payloads of all messages."""
+"""What travels: the payload of all messages."""
 
 from pydantic import BaseModel, PositiveInt
 
@@ -7,13 +7,3 @@ class OrderPlaced(BaseModel):
     id: int
     customer: str
     cents: PositiveInt
-
-
-class ChargeWanted(BaseModel):
-    order: int
-    cents: PositiveInt
-
-
-class ChargeEnded(BaseModel):
-    order: int
-    answer: str

@@ -3,7 +3,7 @@
 from hopback import Context, Router, compose
 from hopback.store import Transaction
 from orders.database import Order, Session
-from orders.payloads import ChargeWanted, OrderPlaced
+from orders.payloads import OrderPlaced
 
 router = Router("orders.")
 
@@ -14,5 +14,10 @@ async def place(order: OrderPlaced, context: Context, session: Session) -> None:
     if not await tx.first_time("orders.placed", context.delivery):
         return
     session.add(Order(id=order.id, customer=order.customer, cents=order.cents))
-    wanted = ChargeWanted(order=order.id, cents=order.cents)
-    await tx.publish(compose("shop", "charge.wanted", wanted), key=order.customer)
+    await tx.publish(compose("shop", "charge.wanted", order), key=order.customer)
+
+
+@router.handler("asked", retry=None, replies=True)
+async def find(order: int, session: Session) -> OrderPlaced | None:
+    found = await session.get(Order, order)
+    return found and OrderPlaced.model_validate(found, from_attributes=True)

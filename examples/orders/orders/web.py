@@ -6,14 +6,15 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 
-from hopback import Publisher, RabbitMQ, compose
+from hopback import Publisher, RabbitMQ, RequestClient, compose
 from orders.payloads import OrderPlaced
 
 
 @asynccontextmanager
 async def lifespan(web: FastAPI) -> AsyncIterator[None]:
-    async with Publisher(RabbitMQ(os.environ["HOPBACK_BROKER"])) as publisher:
-        web.state.publisher = publisher
+    broker = RabbitMQ(os.environ["HOPBACK_BROKER"])
+    async with Publisher(broker) as publisher, RequestClient(broker) as client:
+        web.state.publisher, web.state.client = publisher, client
         yield
 
 
@@ -25,3 +26,8 @@ async def place(order: OrderPlaced, request: Request) -> OrderPlaced:
     message = compose("shop", "order.placed", order, message_id=f"order-{order.id}")
     await request.app.state.publisher.publish(message)
     return order
+
+
+@web.get("/orders/{order}")
+async def find(order: int, request: Request) -> OrderPlaced | None:
+    return await request.app.state.client.request("", "orders.asked", order, timeout="5s")

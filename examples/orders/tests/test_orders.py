@@ -32,14 +32,27 @@ async def payments() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def play(*orders: OrderPlaced, mails: int) -> list[str]:
-    """Let the orders through and return what became of the mails, in order of arrival."""
+def waiting(test: AppTest) -> int:
+    """How many messages wait to be sent later."""
+    queues = test.broker.snapshot().queues
+    return sum(len(one.ready) for one in queues if "delay.level" in one.name)
+
+
+async def play(*orders: OrderPlaced, mails: int, reminders: int = 0) -> list[str]:
+    """Let the orders through, ask for one, and return the mails in order of arrival."""
     async with asyncio.timeout(30), AppTest(app, overrides={open_payments: payments}) as test:
         for order in orders:
             await test.publish("shop", "order.placed", order, message_id=f"order-{order.id}")
         while len(found := test.happened("delivery.done", queue="mails.wanted")) < mails:
             await asyncio.sleep(0.05)  # the outbox is emptied by a relay, in real time
-        await test.drain()
+        assert (
+            await test.request("", "orders.asked", orders[0].id, returns=OrderPlaced) == orders[0]
+        )
+        assert await test.request("", "orders.asked", 404) is None
+        while waiting(test) < reminders:
+            await asyncio.sleep(0.05)
+        if not reminders:  # nobody waits here for two days
+            await test.drain()
         async with database.begin() as connection:
             stored = await connection.scalar(select(func.count()).select_from(Order))
             await connection.execute(delete(Order))
@@ -58,10 +71,10 @@ def test_an_order_that_comes_twice_is_charged_once() -> None:
     assert asyncio.run(play(other, other, mails=1)) == ["paid"]
 
 
-def test_a_refused_payment_is_told_the_customer() -> None:
+def test_a_refused_payment_is_told_the_customer_and_a_reminder_waits() -> None:
     """A refusal is no failure: it is not retried."""
     dear = ORDER.model_copy(update={"id": 9, "cents": 99_999})
-    assert asyncio.run(play(dear, mails=1)) == ["refused"]
+    assert asyncio.run(play(dear, mails=1, reminders=1)) == ["refused"]
 
 
 def test_a_bad_order_is_parked_with_a_reason() -> None:

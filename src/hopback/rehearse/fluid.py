@@ -8,52 +8,31 @@ moment a backlog is gone. The number of steps grows with what happens, not with 
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hopback.rehearse.backlog import Backlog
+from hopback.rehearse.breakers import Breakers
 from hopback.rehearse.curve import Cumulative
 from hopback.rehearse.scenario import ArrivalKind
+from hopback.rehearse.stream import TINY, Stream, alike
 
 if TYPE_CHECKING:
-    from hopback.policy.breaker import BreakerPolicy
+    from collections.abc import Iterable
+
     from hopback.rehearse.scenario import RedriveWave, Scenario
     from hopback.rehearse.station import Station
 
 __all__ = ["Flow", "Totals", "flows_of"]
 
-_TINY = 1e-7
-"""Seconds or messages: below what double precision keeps of a day."""
 _FINEST = 50_000
 """The shortest step is the horizon divided by this; what is shorter is averaged, no message is lost."""
 _SHORTEST_S = 0.005
 """No step is shorter, however short the rehearsal: handlers seldom are."""
-_SAME = 0.002
-"""Rates that differ by less than this part of their sum are one rate."""
 _RAMP_STEPS = 10
 """A ramp is ten steps of equal length: a fluid knows constant rates only, and no chart shows finer ones."""
 _HOPELESS = 0.5
 """From this share of failing runs on, a breaker's probe counts as failed."""
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Constant inflow from `begin` to `end`: rates by class, and their sum."""
-
-    begin: float
-    end: float
-    rates: list[float]
-    total: float
-
-
-@dataclass(slots=True)
-class _Slice:
-    """A part of a backlog: its amount, its mixture of classes, and when its ends came in."""
-
-    amount: float
-    parts: list[float]
-    first_in: float
-    last_in: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,87 +43,6 @@ class _Conditions:
     slots: float
     run_s: float
     fail: float
-
-
-@dataclass(slots=True)
-class _Brake:
-    """The breakers of all processes, in step: how near to opening, and until when they are open."""
-
-    policy: BreakerPolicy | None
-    progress: float = 0.0
-    openings: int = 0
-    until: float = -math.inf
-    probe_end: float | None = None
-
-    def runs_to_open(self, fail: float) -> float:
-        """Expected runs of one process until so many in a row have failed."""
-        policy = self.policy
-        if policy is None or fail <= 0:
-            return math.inf
-        if fail >= 1:
-            return float(policy.failures)
-        rare = fail ** -min(policy.failures, 500)
-        return (rare - 1) / (1 - fail)
-
-    def open(self, now: float) -> None:
-        """Everything fails: pause, each time in a row for twice as long."""
-        assert self.policy is not None  # noqa: S101 - who has no policy never opens
-        doubled = self.policy.cool_down * 2.0 ** min(self.openings, 32)
-        self.until = now + min(doubled, self.policy.longest_cool_down)
-        self.openings += 1
-        self.progress = 0.0
-        self.probe_end = None
-
-    def close(self) -> None:
-        """A probe worked."""
-        self.openings = 0
-        self.progress = 0.0
-        self.probe_end = None
-
-
-class _Stream:
-    """Inflow over time: stretches in order, those that are nearly alike joined."""
-
-    __slots__ = ("_grain", "stretches")
-
-    def __init__(self, grain: float) -> None:
-        self.stretches: deque[_Stretch] = deque()
-        self._grain = grain
-
-    def push(self, begin: float, end: float, rates: list[float], now: float = 0.0) -> None:
-        """Add a stretch behind the others; what has flowed before `now` is averaged with nothing."""
-        total = sum(rates)
-        last = self.stretches[-1] if self.stretches else None
-        if last is not None and last.begin < now < last.end:
-            last.begin = now
-        if last is None or begin - last.end > _TINY:
-            if total > 0:
-                self.stretches.append(_Stretch(begin, end, rates, total))
-            return
-        begin = last.end  # the run time may have shrunk: a retry queue keeps the order
-        if end - begin <= 0:
-            return
-        short = last.end - last.begin < self._grain or end - begin < self._grain
-        if not short and not _alike(last, rates, total):
-            self.stretches.append(_Stretch(begin, end, rates, total))
-            return
-        old, new = last.end - last.begin, end - begin
-        share = new / (old + new)
-        last.rates = [a + (b - a) * share for a, b in zip(last.rates, rates, strict=True)]
-        last.total += (total - last.total) * share
-        last.end = end
-
-    def at(self, now: float) -> _Stretch | None:
-        """The stretch that flows now, or else the next one."""
-        stretches = self.stretches
-        while stretches and stretches[0].end <= now + _TINY:
-            stretches.popleft()
-        return stretches[0] if stretches else None
-
-
-def _alike(last: _Stretch, rates: list[float], total: float) -> bool:
-    most = _SAME * max(last.total, total)
-    return all(abs(a - b) <= most for a, b in zip(last.rates, rates, strict=True))
 
 
 @dataclass(slots=True)
@@ -194,47 +92,44 @@ class Flow:
         self.entered = [Cumulative() for _ in station.wait_after]
         """After each failure, what went into its retry queue; what comes out is the same, so much later."""
         self.first_parked: float | None = None
-        self._fed = _Stream(self.grain)
-        self._copies: dict[tuple[str, int], _Stream] = {}
-        self._redriven = _Stream(self.grain)
-        self.returning = [_Stream(self.grain) for _ in station.waits]
+        self._fed = Stream(self.grain)
+        self._copies: dict[tuple[str, int], Stream] = {}
+        self._redriven = Stream(self.grain)
+        self.returning = [Stream(self.grain) for _ in station.waits]
         self._shortest = min((wait.delay_s for wait in station.waits), default=math.inf)
-        self.backlog = 0.0
-        self._slices: deque[_Slice] = deque()
+        self._backlog = Backlog()
         self._conditions = _conditions(station, horizon)
         self._place = 0
-        self._brake = _Brake(station.load.breaker)
+        self._breakers = Breakers(station.load.breaker)
         self._parked_poison = 0.0
         self._waves = sorted(station.redrives, key=lambda wave: wave.start_s)
         self.to_copy: list[tuple[tuple[str, ...], int, float, float, float]] = []
         """What goes to other queues too: (queues, the retry queue's place or -1, begin, end, rate)."""
         for begin, end, rate in _traffic(station, horizon, self.grain):
-            self._fed.push(begin, end, self._fresh(rate))
+            self._fed.push(begin, end, self._mixed(rate, station.load.poison))
             if station.copies:
                 self.to_copy.append((station.copies, -1, begin, end, rate))
 
-    def _fresh(self, rate: float) -> list[float]:
-        """Messages for their first attempt, as the load mixes them."""
+    def _mixed(self, rate: float, poison: float, attempt: int = 0) -> list[float]:
+        """Rates by class of messages that come for an attempt, counted from 0."""
         rates = [0.0] * self.classes
-        poison = self.station.load.poison
-        rates[0] = rate * (1 - poison)
+        rates[attempt] = rate * (1 - poison)
         if self.poisoned:
-            rates[self.attempts] = rate * poison
+            rates[self.attempts + attempt] = rate * poison
         return rates
 
     def copy_in(self, source: tuple[str, int], begin: float, end: float, rate: float) -> None:
         """Copies from elsewhere; for this queue they are ordinary messages."""
         if begin < self.horizon:
-            rates = [0.0] * self.classes
-            rates[0] = rate
-            stream = self._copies.setdefault(source, _Stream(self.grain))
+            rates = self._mixed(rate, 0.0)
+            stream = self._copies.setdefault(source, Stream(self.grain))
             stream.push(max(begin, self.now), end, rates, self.now)
 
     # --- one step --------------------------------------------------------------------------------
 
     def advance(self, until: float) -> None:
         """Go on until then."""
-        while self.now < until - _TINY:
+        while self.now < until - TINY:
             nearest = self._next_change(until)
             rates, fed, nearest = self._inflow(nearest)
             returned, change = self._returned(rates)
@@ -254,11 +149,11 @@ class Flow:
         """Enter the conditions of now; when they, or a re-drive, change."""
         following = self._place + 1
         while following < len(self._conditions) and (
-            self._conditions[following].begin <= self.now + _TINY
+            self._conditions[following].begin <= self.now + TINY
         ):
             self._place, following = following, following + 1
-            self._brake.progress = 0.0
-        while self._waves and self._waves[0].start_s <= self.now + _TINY:
+            self._breakers.progress = 0.0
+        while self._waves and self._waves[0].start_s <= self.now + TINY:
             self._send_back(self._waves.pop(0))
         if following < len(self._conditions):
             until = min(until, self._conditions[following].begin)
@@ -266,82 +161,74 @@ class Flow:
 
     def _inflow(self, nearest: float) -> tuple[list[float], list[float], float]:
         """Rates by class; published, copied and re-driven; and when one of them changes."""
-        now = self.now
         rates = [0.0] * self.classes
-        fed = [0.0, 0.0, 0.0]
-        copies = ((1, stream) for stream in self._copies.values())
-        for place, stream in ((0, self._fed), (2, self._redriven), *copies):
-            found = stream.at(now)
-            if found is None:
-                continue
-            if found.begin > now + _TINY:
-                nearest = min(nearest, found.begin)
-                continue
-            nearest = min(nearest, found.end)
-            fed[place] += found.total
-            for one, rate in enumerate(found.rates):
-                rates[one] += rate
-        return rates, fed, nearest
+        published, nearest = self._add((self._fed,), rates, nearest)
+        redriven, nearest = self._add((self._redriven,), rates, nearest)
+        copied, nearest = self._add(self._copies.values(), rates, nearest)
+        return rates, [published, copied, redriven], nearest
 
     def _returned(self, rates: list[float]) -> tuple[float, float]:
         """Add what comes back from the retry queues to `rates`; its sum, and until when it holds.
 
         That is no longer than the shortest wait: what fails from now on may come back then.
         """
-        now, returned = self.now, 0.0
-        if not self.returning:
-            return 0.0, math.inf
-        change = now + self._shortest
-        for stream in self.returning:
+        return self._add(self.returning, rates, self.now + self._shortest)
+
+    def _add(
+        self, streams: Iterable[Stream], rates: list[float], nearest: float
+    ) -> tuple[float, float]:
+        """Add what flows now to `rates`; its sum, and until when it holds, `nearest` at most."""
+        now, total = self.now, 0.0
+        for stream in streams:
             found = stream.at(now)
             if found is None:
                 continue
-            if found.begin > now + _TINY:
-                change = min(change, found.begin)
+            if found.begin > now + TINY:
+                nearest = min(nearest, found.begin)
                 continue
-            change = min(change, found.end)
-            returned += found.total
+            nearest = min(nearest, found.end)
+            total += found.total
             for one, rate in enumerate(found.rates):
                 rates[one] += rate
-        return returned, change
+        return total, nearest
 
     # --- consumers -------------------------------------------------------------------------------
 
     def _capacity(self, conditions: _Conditions, nearest: float) -> tuple[float, float]:
         """Runs per second that the consumers could start now, and until when that holds."""
         full = conditions.slots / conditions.run_s
-        brake, now = self._brake, self.now
-        if brake.policy is None or full <= 0:
+        breakers, now = self._breakers, self.now
+        if breakers.policy is None or full <= 0:
             return full, nearest
-        if brake.probe_end is not None and now >= brake.probe_end - _TINY:
+        if breakers.probe_end is not None and now >= breakers.probe_end - TINY:
             if conditions.fail >= _HOPELESS:
-                brake.open(now)
+                breakers.open(now)
             else:
-                brake.close()
-        if now < brake.until - _TINY:
-            return 0.0, min(nearest, brake.until)
-        if brake.openings and brake.probe_end is None:
-            brake.probe_end = now + conditions.run_s
-        if brake.probe_end is not None:
-            probes = brake.policy.probes * self.station.load.processes
-            return min(probes / conditions.run_s, full), min(nearest, brake.probe_end)
+                breakers.close()
+        if now < breakers.until - TINY:
+            return 0.0, min(nearest, breakers.until)
+        if breakers.openings and breakers.probe_end is None:
+            breakers.probe_end = now + conditions.run_s
+        if breakers.probe_end is not None:
+            probes = breakers.policy.probes * self.station.load.processes
+            return min(probes / conditions.run_s, full), min(nearest, breakers.probe_end)
         return full, nearest
 
-    def _braked(self, runs: float, rate: float, conditions: _Conditions) -> None:
+    def _count_towards_opening(self, runs: float, rate: float, conditions: _Conditions) -> None:
         """Count runs towards the opening of the breaker."""
-        brake = self._brake
-        if brake.policy is None or brake.probe_end is not None:
+        breakers = self._breakers
+        if breakers.policy is None or breakers.probe_end is not None:
             return
         wanted = self._runs_to_open(rate, conditions)
         if wanted < math.inf:
-            brake.progress += runs / wanted
-            if brake.progress >= 1 - _TINY:
-                brake.open(self.now)
+            breakers.progress += runs / wanted
+            if breakers.progress >= 1 - TINY:
+                breakers.open(self.now)
 
     def _runs_to_open(self, rate: float, conditions: _Conditions) -> float:
         """Runs of all processes; those that run when the breaker opens were begun before."""
         processes = self.station.load.processes
-        wanted = self._brake.runs_to_open(conditions.fail)
+        wanted = self._breakers.runs_to_open(conditions.fail)
         return wanted * processes + min(rate * conditions.run_s, conditions.slots)
 
     # --- the queue -------------------------------------------------------------------------------
@@ -357,7 +244,7 @@ class Flow:
 
     @property
     def _is_full(self) -> bool:
-        return self.station.max_length is not None and self.backlog >= self._limit - _TINY
+        return self.station.max_length is not None and self._backlog.amount >= self._limit - TINY
 
     def _refuse(
         self, rates: list[float], fed: list[float], capacity: float
@@ -370,7 +257,7 @@ class Flow:
         room = max(0.0, capacity - returned)
         share = min(1.0, room / own) if own > 0 else 1.0
         kept = list(rates)
-        fresh = self._fresh(fed[0])
+        fresh = self._mixed(fed[0], self.station.load.poison)
         fresh[0] += fed[1]
         for one in range(self.classes):
             kept[one] -= fresh[one] * (1 - share)
@@ -386,24 +273,24 @@ class Flow:
         """How long everything stays as it is now."""
         span = nearest - self.now
         net = inflow - capacity
-        if self.backlog > _TINY:
+        if self._backlog.amount > TINY:
             if net < 0:
-                span = min(span, max(self.backlog / -net, self.grain))
+                span = min(span, max(self._backlog.amount / -net, self.grain))
             if capacity > 0:
-                span = min(span, max(self._slices[0].amount / capacity, self.grain))
-        if net > 0 and self.backlog < self._limit - _TINY:
-            span = min(span, max((self._limit - self.backlog) / net, _TINY * 10))
-        out = capacity if self.backlog > _TINY else min(inflow, capacity)
-        if self._brake.policy is not None and self._brake.probe_end is None and out > 0:
-            left = (1 - self._brake.progress) * self._runs_to_open(out, conditions) / out
-            span = min(span, max(left, _TINY * 10))
-        return max(span, _TINY * 2)
+                span = min(span, max(self._backlog.head / capacity, self.grain))
+        if net > 0 and self._backlog.amount < self._limit - TINY:
+            span = min(span, max((self._limit - self._backlog.amount) / net, TINY * 10))
+        out = capacity if self._backlog.amount > TINY else min(inflow, capacity)
+        if self._breakers.policy is not None and self._breakers.probe_end is None and out > 0:
+            left = (1 - self._breakers.progress) * self._runs_to_open(out, conditions) / out
+            span = min(span, max(left, TINY * 10))
+        return max(span, TINY * 2)
 
     def _is_steady(
         self, rates: list[float], inflow: float, capacity: float, conditions: _Conditions
     ) -> bool:
         """Whether what goes into every retry queue is what comes out of it, now and for good."""
-        if self.backlog > _TINY or inflow > capacity:
+        if self._backlog.amount > TINY or inflow > capacity:
             return False
         leaving = self._to_waits(rates, conditions.fail)
         for stream, gone in zip(self.returning, leaving, strict=True):
@@ -414,8 +301,8 @@ class Flow:
                     return False
             elif (
                 len(stream.stretches) > 1
-                or found.begin > self.now + _TINY
-                or not _alike(found, gone, total)
+                or found.begin > self.now + TINY
+                or not alike(found, gone, total)
             ):
                 return False
         return True
@@ -424,58 +311,19 @@ class Flow:
         self, rates: list[float], inflow: float, capacity: float, span: float
     ) -> list[float]:
         """Take in and hand out for a span; the rates of what consumers begin."""
-        if self.backlog <= _TINY and inflow <= capacity:
-            self.backlog = 0.0
-            self._slices.clear()
+        backlog = self._backlog
+        if self._backlog.amount <= TINY and inflow <= capacity:
+            backlog.clear()
             return rates
         if inflow > 0:
-            self._take_in(rates, inflow, span)
+            backlog.take_in(rates, inflow, self.now, span)
         out = [0.0] * self.classes
         # Less than the shortest step is left: it goes now, a little faster than it could.
-        wanted = min(capacity * span, self.backlog)
-        self._take_out(wanted, out)
-        if self._is_over_limit():
+        backlog.take_out(min(capacity * span, backlog.amount), out)
+        if self.station.drops_head and backlog.amount > self._limit:
             dropped = [0.0] * self.classes
-            self.totals.dropped += self._take_out(self.backlog - self._limit, dropped)
+            self.totals.dropped += backlog.take_out(backlog.amount - self._limit, dropped)
         return [amount / span for amount in out]
-
-    def _is_over_limit(self) -> bool:
-        return self.station.drops_head and self.backlog > self._limit
-
-    def _take_in(self, rates: list[float], inflow: float, span: float) -> None:
-        amount = inflow * span
-        parts = [rate / inflow for rate in rates]
-        last = self._slices[-1] if self._slices else None
-        self.backlog += amount
-        if last is not None and all(
-            abs(a - b) <= _SAME for a, b in zip(last.parts, parts, strict=True)
-        ):
-            whole = last.amount + amount
-            last.parts = [
-                (a * last.amount + b * amount) / whole
-                for a, b in zip(last.parts, parts, strict=True)
-            ]
-            last.amount, last.last_in = whole, self.now + span
-            return
-        self._slices.append(_Slice(amount, parts, self.now, self.now + span))
-
-    def _take_out(self, wanted: float, out: list[float]) -> float:
-        """Move so much from the head of the backlog into `out`; how much it was."""
-        left = wanted
-        while left > 0 and self._slices:
-            head = self._slices[0]
-            taken = min(left, head.amount)
-            for one, part in enumerate(head.parts):
-                out[one] += part * taken
-            if head.amount - taken <= _TINY:
-                self._slices.popleft()
-            else:
-                gone = taken / head.amount
-                head.first_in += (head.last_in - head.first_in) * gone
-                head.amount -= taken
-            left -= taken
-        self.backlog = max(0.0, self.backlog - (wanted - left))
-        return wanted - left
 
     # --- what becomes of the runs ------------------------------------------------------------------
 
@@ -522,13 +370,13 @@ class Flow:
         self.log.parked.add(begin, end, parked)
         self.now = now + span
         self._note(total, span, retried * span + parked, run_s, capacity)
-        self._braked(total * span, total, conditions)
+        self._count_towards_opening(total * span, total, conditions)
 
     def _count(self, fed: list[float], returned: float, span: float) -> None:
         """What came in during a span; a full queue may have refused some of what was published."""
         published = fed[0]
         stretch = self._fed.at(self.now)
-        if stretch is not None and stretch.begin <= self.now + _TINY:
+        if stretch is not None and stretch.begin <= self.now + TINY:
             self.totals.refused += (stretch.total - published) * span
         self.totals.published += published * span
         self.totals.copied += fed[1] * span
@@ -543,16 +391,15 @@ class Flow:
         before, log = self.now - span, self.log
         log.runs.add(before, self.now, total * span)
         log.failed.add(before, self.now, failed)
-        log.backlog.to(self.now, self.backlog)
+        log.backlog.to(self.now, self._backlog.amount)
         log.busy.hold(before, self.now, total * run_s)
         log.capacity.hold(before, self.now, capacity)
-        head = self._slices[0] if self._slices else None
-        log.wait.to(self.now, 0.0 if head is None else max(0.0, self.now - head.first_in))
+        log.wait.to(self.now, self._backlog.oldest(self.now))
 
     def _send_back(self, wave: RedriveWave) -> None:
         """Let the dead letters of now come in again, by the ramp, until they are all back."""
         waiting = self.log.parked.last - self.log.redriven.last
-        if waiting <= _TINY or wave.rate <= 0:
+        if waiting <= TINY or wave.rate <= 0:
             return
         poison = min(1.0, self._parked_poison / waiting)
         self._parked_poison = 0.0
@@ -564,16 +411,9 @@ class Flow:
             span = min(wave.ramp_s / _RAMP_STEPS, left / rate)
             self._redriven.push(at, at + span, self._mixed(rate, poison, place), self.now)
             at, left = at + span, left - rate * span
-        if left > _TINY:
+        if left > TINY:
             rates = self._mixed(wave.rate, poison, place)
             self._redriven.push(at, at + left / wave.rate, rates, self.now)
-
-    def _mixed(self, rate: float, poison: float, place: int) -> list[float]:
-        rates = [0.0] * self.classes
-        rates[place] = rate * (1 - poison)
-        if self.poisoned:
-            rates[self.attempts + place] = rate * poison
-        return rates
 
 
 def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:

@@ -188,19 +188,34 @@ def _issuer() -> Iterator[tuple[str, dict[str, Any], list[str]]]:
         serving.join()
 
 
-def _key(kid: str) -> tuple[rsa.RSAPrivateKey, dict[str, Any]]:
+def _key(
+    kid: str, use: str = "sig", alg: str = "RS256"
+) -> tuple[rsa.RSAPrivateKey, dict[str, Any]]:
+    """A key as Keycloak publishes it: with its certificate and the certificate's digest."""
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(private.public_key()))
-    return private, {**public, "kid": kid, "use": "sig", "alg": "RS256"}
+    del public["key_ops"]
+    certificate = {"x5c": ["MIICmzCCAYMCBgGP"], "x5t": "dGhlIGRpZ2VzdA", "x5t#S256": "ZGlnZXN0"}
+    return private, {**public, **certificate, "kid": kid, "use": use, "alg": alg}
 
 
 def _token(private: rsa.RSAPrivateKey, kid: str, role: str = "admin") -> dict[str, str]:
+    """An access token with the claims that Keycloak gives a client of a realm."""
+    now = int(time.time())
     claims = {
-        "sub": "me",
+        "jti": str(uuid.uuid4()),
+        "sub": "4f1b0a7e-6d2c-4c89-9a3e-0c2f0a9d6c11",
         "iss": "https://keycloak/realms/files",
-        "aud": "files",
-        "exp": int(time.time()) + 600,
-        "realm_access": {"roles": [role]},
+        "aud": ["files", "account"],
+        "azp": "files-frontend",
+        "typ": "Bearer",
+        "iat": now,
+        "auth_time": now,
+        "exp": now + 600,
+        "realm_access": {"roles": ["offline_access", "uma_authorization", role]},
+        "resource_access": {"account": {"roles": ["admin"]}},
+        "scope": "openid email profile",
+        "preferred_username": "ann",
     }
     token = jwt.encode(claims, private, "RS256", headers={"kid": kid})
     return {"Authorization": f"Bearer {token}"}
@@ -208,10 +223,15 @@ def _token(private: rsa.RSAPrivateKey, kid: str, role: str = "admin") -> dict[st
 
 @in_virtual_time
 async def test_an_issuers_keys_let_administrators_in(tmp_path: Path) -> None:
-    """RS256 by published keys, kept and not asked for again; after a rotation the new key is found."""
+    """As Keycloak does: RS256, realm roles, a key for encryption among them, and keys that rotate.
+
+    The keys are kept and not asked for again. After a rotation the new key is found by the first token
+    that names it; the old one is believed as long as it is published.
+    """
     (old, old_public), (new, new_public) = _key("old"), _key("new")
+    sealing, sealing_public = _key("sealing", "enc", "RSA-OAEP")
     with _issuer() as (url, document, asked):
-        document["keys"] = [old_public]
+        document["keys"] = [sealing_public, old_public]
         options = {
             "jwks_url": url,
             "issuer": "https://keycloak/realms/files",
@@ -228,10 +248,18 @@ async def test_an_issuers_keys_let_administrators_in(tmp_path: Path) -> None:
             assert viewer.status_code == 403
             forged = await door.client.get(_QUEUES, headers=_token(new, "old"))
             assert forged.status_code == 401
-            document["keys"] = [new_public]
+            by_the_wrong_key = await door.client.get(_QUEUES, headers=_token(sealing, "sealing"))
+            assert by_the_wrong_key.status_code == 401
+            document["keys"] = [sealing_public, new_public, old_public]
             await door.system.test.advance(120)
-            assert (await door.client.get(_QUEUES, headers=_token(new, "new"))).status_code == 200
+            for private, kid in ((new, "new"), (old, "old")):
+                seen = await door.client.get(_QUEUES, headers=_token(private, kid))
+                assert seen.status_code == 200
             assert len(asked) == 2
+            document["keys"] = [sealing_public, new_public]
+            await door.system.test.advance(600)
+            assert (await door.client.get(_QUEUES, headers=_token(new, "new"))).status_code == 200
+            assert len(asked) == 3
             gone = await door.client.get(_QUEUES, headers=_token(old, "old"))
             assert gone.status_code == 401
 

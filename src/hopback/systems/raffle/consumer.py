@@ -6,6 +6,7 @@ retried alone. What is no user goes to the dead-letter queue at once.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hopback import App, Rule, Verdict
@@ -30,7 +31,7 @@ def consumer(settings: RaffleSettings) -> App:
     @app.batch(
         "raffle_queue",
         size=settings.users.size,
-        wait=settings.users.timeout_ms,
+        wait=timedelta(milliseconds=settings.users.timeout_ms),
         batchers=settings.users.batchers,
         prepare=parse,
         processors=settings.users.processors,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy.dialects import postgresql, sqlite
@@ -82,7 +82,7 @@ def dead_letter_consumer(settings: RaffleSettings) -> App:
     @app.batch(
         "raffle_dlq",
         size=settings.dlq.size,
-        wait=settings.dlq.timeout_ms,
+        wait=timedelta(milliseconds=settings.dlq.timeout_ms),
         batchers=settings.dlq.batchers,
         prepare=parse,
         processors=settings.dlq.processors,
