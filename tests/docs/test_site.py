@@ -1,0 +1,171 @@
+"""The documentation site: built strictly, every link and anchor followed, opened from files in a browser."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from hopback import __version__
+from tests.docs.pages import ROOT, pages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# One build for all of them.
+pytestmark = pytest.mark.xdist_group("documentation-site")
+
+_SITE = ROOT / "tools" / "site"
+# What a page loads by itself, not what a reader may go to.
+_LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")}
+
+
+class _Page(HTMLParser):
+    """What a page leads to, what it loads, and where one can go to in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.leads_to: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take note of an element."""
+        for name, value in attrs:
+            if value is None:
+                continue
+            if name == "id":
+                self.anchors.add(value)
+            if (tag, name) in _LOADED:
+                self.loads.append(value)
+            elif tag == "a" and name == "href":
+                self.leads_to.append(value)
+
+
+def _wrong(folder: Path) -> list[str]:
+    """Every link of the site that leads nowhere, and everything that is loaded from elsewhere."""
+    found = {path: _Page(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
+    wrong = []
+    for path, page in found.items():
+        where = path.relative_to(folder)
+        wrong += [f"{where} loads {each}" for each in page.loads if urlsplit(each).netloc]
+        for each in {*page.leads_to, *page.loads}:
+            parts = urlsplit(each)
+            if parts.scheme or parts.netloc or path.name == "404.html":
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            known = found.get(target)
+            if not target.is_file():
+                wrong.append(f"{where} leads to {each}, which is not there")
+            elif known is not None and unquote(parts.fragment) not in known.anchors:
+                wrong.append(f"{where} leads to {each}, which has no such place")
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this version, built as `make docs` builds it; a warning fails the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, str(_SITE / "build.py"), str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / __version__
+
+
+def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
+    """In the pages as a browser gets them, those from docstrings included; nothing comes from a CDN."""
+    assert _wrong(site) == []
+
+
+def test_a_wrong_link_would_be_found(tmp_path: Path) -> None:
+    """A page that is missing, an anchor that is missing, a script from elsewhere."""
+    (tmp_path / "a.html").write_text(
+        '<p id="here"><a href="a.html#here">1</a><a href="#there">2</a><a href="b.html">3</a>'
+        '<script src="https://example.org/x.js"></script>'
+    )
+    said = sorted(_wrong(tmp_path))
+    assert [line.split()[1:3] for line in said] == [
+        ["leads", "to"],
+        ["leads", "to"],
+        ["loads", "https://example.org/x.js"],
+    ]
+
+
+def test_every_page_and_every_public_name_is_in_the_site(site: Path) -> None:
+    """A page for each of docs/, and each name of the front doors with its docstring."""
+    docs = [page.relative_to(ROOT / "docs") for page in pages() if page.parent != ROOT]
+    made = {str(page.relative_to(site)) for page in site.rglob("*.html")}
+    named = {
+        "pages.html"
+        if str(page) == "README.md"
+        else str(
+            page.with_name("index.html") if page.stem == "README" else page.with_suffix(".html")
+        )
+        for page in docs
+    }
+    assert named <= made
+    door = _Page((site / "api" / "hopback.html").read_text(encoding="utf-8"))
+    assert {"hopback.App", "hopback.App.handler", "hopback.Park", "hopback.check"} <= door.anchors
+    inner = _Page((site / "api" / "hopback.deadletters.html").read_text(encoding="utf-8"))
+    assert "hopback.deadletters.DeadLetters.survey" in inner.anchors
+    for module, names in {
+        "faststream": {"FastStreamPlans.queue", "FastStreamPlans.start"},
+        "aio_pika": {"AioPikaPlans.consume", "PlannedMessage.reject"},
+        "pika": {"PikaPlans.consume", "PlannedChannel.basic_ack"},
+        "celery": {"park_failed_tasks", "check_settings"},
+        "planned": {"PlanOptions.ownership", "PlanOptions.publish_to"},
+    }.items():
+        name = f"hopback.integrations.{module}"
+        own = _Page((site / "api" / f"{name}.html").read_text(encoding="utf-8"))
+        assert {f"{name}.{each}" for each in names} <= own.anchors
+
+
+def test_the_vendored_scripts_are_those_of_the_manifest() -> None:
+    """Name, version, licence and hash of each; nothing else lies there."""
+    folder = _SITE / "vendor"
+    assets = tomllib.loads((folder / "manifest.toml").read_text())["asset"]
+    for asset in assets:
+        assert {"name", "version", "licence"} <= set(asset)
+        content = (folder / asset["file"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == asset["sha256"], asset["file"]
+        assert (folder / asset["licence_file"]).stat().st_size > 0
+    named = {asset[key] for asset in assets for key in ("file", "licence_file")}
+    assert {path.name for path in folder.iterdir()} == {"manifest.toml", *named}
+
+
+def test_it_is_read_from_files(site: Path) -> None:
+    """Search, versions and drawings work without a server, on a phone too, and nothing else is asked for."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        try:
+            page = browser.new_page(viewport={"width": 390, "height": 844})
+            asked: list[str] = []
+            troubles: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            page.on("pageerror", lambda error: troubles.append(str(error)))
+            page.goto((site.parent / "index.html").as_uri())
+            page.wait_for_url("**/index.html")
+            page.wait_for_selector(".doors")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            page.set_viewport_size({"width": 1440, "height": 900})
+            assert page.locator(".version option").all_inner_texts() == [__version__]
+            page.fill("input[name=query]", "re-drive")
+            page.wait_for_selector(".md-search-result__item")
+            page.goto((site / "explanation" / "how-a-retry-travels.html").as_uri())
+            page.wait_for_selector("div.drawing svg")
+            assert "orders.retry.5m" in page.locator("div.drawing svg").first.inner_html()
+            page.wait_for_function("document.querySelectorAll('div.drawing svg').length === 2")
+        finally:
+            browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert troubles == []

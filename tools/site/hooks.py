@@ -1,0 +1,222 @@
+"""What makes the pages of the repository a site.
+
+The pages are written to be read where they lie, so their links lead to files. Here the navigation is read
+from docs/README.md; pages and files outside docs/ that are linked (examples, READMEs of the systems,
+benchmarks) become part of the site; a page for each front door is made from its docstrings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+HERE = Path(__file__).parent
+ALL_PAGES = "pages.md"  # docs/README.md, which is index.html otherwise: that is the landing page
+_PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_TABS = {
+    "To learn": "Tutorial",
+    "To copy from": "Tutorial",
+    "To get something done": "How-to",
+    "To look up": "Reference",
+    "To understand": "Explanation",
+}
+DOORS = {
+    "hopback": "Handlers, messages, brokers: what most programs need.",
+    "hopback.runtime": "How handlers run.",
+    "hopback.broker": "The port to a broker, RabbitMQ, the embedded broker, planning and applying.",
+    "hopback.topology": "Queues, exchanges, bindings and failure plans as data.",
+    "hopback.deadletters": "Dead letters: looking, re-driving, discarding.",
+    "hopback.testing": "The test kit.",
+}
+# Modules that are doors of their own, and say themselves what they are for. They export what other modules
+# need too, so here is what programs use of them.
+_INTEGRATIONS = {
+    "hopback.integrations.faststream": ("FastStreamPlans",),
+    "hopback.integrations.aio_pika": ("AioPikaPlans", "PlannedMessage"),
+    "hopback.integrations.pika": ("PikaPlans", "PlannedChannel"),
+    "hopback.integrations.celery": (
+        "park_failed_tasks",
+        "CeleryPlans",
+        "ParkingRequest",
+        "check_settings",
+    ),
+    "hopback.integrations.planned": ("PlanOptions",),
+}
+_LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The navigation, from the list of pages."""
+    tabs: dict[str, list[object]] = {}
+    for section, title, target in _listed():
+        path = _source(DOCS, target)
+        if path is not None and path.endswith(".md") and not path.startswith("src/"):
+            tabs.setdefault(_TABS[section], []).append({title: path})
+    tabs["Tutorial"].insert(0, {"All pages": ALL_PAGES})
+    systems = sorted((ROOT / "src" / "hopback" / "systems").glob("*/README.md"))
+    tabs["Tutorial"].append(
+        {"The five systems": [{_title(path): str(path.relative_to(ROOT))} for path in systems]}
+    )
+    config.nav = [
+        {"Home": "index.md"},
+        *({name: pages} for name, pages in tabs.items()),
+        {"Python": _doors()},
+        {"Project": [path for path in _PROJECT if (ROOT / path).exists()] + _benchmarks()},
+    ]
+    return config
+
+
+def _doors() -> list[object]:
+    modules = [{door.rpartition(".")[2]: f"api/{door}.md"} for door in _INTEGRATIONS]
+    return [*({door: f"api/{door}.md"} for door in DOORS), {"hopback.integrations": modules}]
+
+
+def _listed() -> Iterator[tuple[str, str, str]]:
+    """Section, title and target of each link of the list of pages, each target once."""
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    seen: set[str] = set()
+    for part in re.split(r"^\*\*(?=To )", text, flags=re.MULTILINE)[1:]:
+        section, _, rest = part.partition(":**")
+        for link in _LINK.finditer(rest):
+            target = link["target"].partition("#")[0]
+            title = link["text"][1:-1].replace("`", "")
+            if target not in seen and "://" not in target and target != "index.md":
+                seen.add(target)
+                yield section, title[:1].upper() + title[1:], target
+
+
+def _title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def _benchmarks() -> list[object]:
+    found = sorted((ROOT / "benchmarks").glob("*.md"))
+    return [{f"Benchmarks: {path.stem.title()}": f"benchmarks/{path.name}"} for path in found]
+
+
+def _source(folder: Path, target: str) -> str | None:
+    """The name within the site of what a link leads to from a folder; None for what is not a file."""
+    path = (folder / target).resolve()
+    if path == DOCS / "README.md":
+        return ALL_PAGES
+    if not path.is_file() or not path.is_relative_to(ROOT):
+        return None
+    return str(path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT))
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what lies outside docs/ and is linked, the vendored scripts, and the pages from docstrings."""
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, ALL_PAGES, content=text))
+    for door in (*DOORS, *_INTEGRATIONS):
+        files.append(File.generated(config, f"api/{door}.md", content=_door(door)))
+    for folder, path in (
+        *(("vendor", path) for path in (HERE / "vendor").iterdir()),
+        *(("assets", path) for path in (HERE / "assets").iterdir()),
+        ("assets", ROOT / "src" / "hopback" / "admin" / "static" / "mark.svg"),
+    ):
+        files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
+    for name in sorted(_outside(files)):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def _outside(files: Files) -> set[str]:
+    """The files of the repository that pages lead to, and those that these lead to."""
+    waiting = [DOCS / file.src_uri for file in files.documentation_pages() if not file.generated_by]
+    waiting += [ROOT / name for name in _PROJECT] + sorted((ROOT / "benchmarks").glob("*.md"))
+    waiting.append(DOCS / "README.md")
+    found: set[str] = set()
+    while waiting:
+        page = waiting.pop()
+        if not page.is_relative_to(DOCS):
+            found.add(str(page.relative_to(ROOT)))
+        for link in _LINK.finditer(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+            target = link["target"].partition("#")[0]
+            name = _source(page.parent, target) if target and "://" not in target else None
+            if name is None or name == ALL_PAGES or (DOCS / name).exists() or name in found:
+                continue
+            found.add(name)
+            if name.endswith(".md"):
+                waiting.append(ROOT / name)
+    return found
+
+
+def _door(door: str) -> str:
+    """The page of a front door: each object where it is found first."""
+    earlier = {id(getattr(import_module(other), name)): other for other, name in _before(door)}
+    package = import_module(door)
+    own, elsewhere = [], []
+    for name in _shown(door):
+        found = getattr(package, name)
+        if name.startswith("__"):
+            continue
+        home = earlier.get(id(found))
+        if home is not None and (inspect.isclass(found) or inspect.isroutine(found)):
+            elsewhere.append(f"[`{name}`][{home}.{name}]")
+        else:
+            own.append(f"::: {door}.{name}\n")
+    also = f"\nAlso here: {', '.join(elsewhere)}.\n" if elsewhere else ""
+    about, _, more = (DOORS.get(door) or inspect.getdoc(package) or "").partition("\n")
+    return f"# `{door}`\n\n{about} `from {door} import …`\n{also}{more}\n\n" + "\n".join(own)
+
+
+def _before(door: str) -> Iterator[tuple[str, str]]:
+    for other in (*DOORS, *_INTEGRATIONS):
+        if other == door:
+            return
+        for name in _shown(other):
+            yield other, name
+
+
+def _shown(door: str) -> tuple[str, ...]:
+    """The names of a door that have a place on its page."""
+    return _INTEGRATIONS.get(door) or tuple(import_module(door).__all__)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links that lead out of docs/, or into it from outside, lead to the same page of the site."""
+    uri = page.file.src_uri
+    if uri.startswith("api/"):
+        return markdown
+    real = DOCS / "README.md" if uri == ALL_PAGES else DOCS / uri
+    folder = (real if real.exists() else ROOT / uri).parent
+
+    def led(link: re.Match[str]) -> str:
+        target, sign, anchor = link["target"].partition("#")
+        if not target or "://" in target or target.startswith("mailto:"):
+            return link[0]
+        name = _source(folder, target)
+        if name is None:  # a folder of the repository: no page, so no link
+            return link["text"][1:-1]
+        up = "../" * (uri.count("/"))
+        return f"{link['text']}({up}{name}{sign}{anchor})"
+
+    parts = []
+    end = 0
+    for block in _FENCED.finditer(markdown):
+        parts += [_LINK.sub(led, markdown[end : block.start()]), block[0]]
+        end = block.end()
+    return "".join((*parts, _LINK.sub(led, markdown[end:])))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The script for drawings is large: only pages with one load it."""
+    if 'class="drawing"' in output:
+        return output
+    return re.sub(r'\s*<script src="[^"]*(mermaid\.tiny|drawings)\.js"></script>', "", output)
