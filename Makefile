@@ -11,13 +11,14 @@ PYTEST := $(BIN)/python -m pytest
 # What the pure parts are tested by. They alone run under coverage, which nearly doubles what a test costs.
 PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/unit/designs \
 	tests/unit/runtime/test_feeding.py tests/unit/runtime/test_delays.py \
+	tests/unit/deadletters/test_discovery.py \
 	$(wildcard tests/properties/test_topology_*.py) \
 	$(patsubst %,tests/properties/test_%.py,backoff check copies decide effects policy_patterns redriver routing)
 FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance
 CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-needs test-fast test-brokers test-peers test-faults pristine check audit format bench pin clean
+.PHONY: help demo test test-needs test-fast test-brokers test-peers test-faults pristine check docs release-check audit format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -68,6 +69,13 @@ check: $(READY) ## lint, format, types, architecture
 	$(BIN)/mypy
 	$(PYTEST) -q tests/architecture
 
+docs: $(READY) ## build the documentation site into build/site, to be read from files
+	@$(BIN)/python tools/site/build.py
+
+release-check: $(READY) ## build, look into, install and describe the distributions; minutes, and the network
+	@$(BIN)/python -m tests.clients.environment
+	@$(BIN)/python -m tests.release
+
 audit: ## known vulnerabilities of the pinned dependencies; needs the network
 	@$(PYTHON) tools/audit.py
 
@@ -81,9 +89,13 @@ bench: $(READY) ## measure Hopback beside its peers, batches and `hopback broker
 	$(BIN)/python -m benchmarks.batches
 	$(BIN)/python -m benchmarks.server --write
 	$(BIN)/python -m benchmarks.restarts
-	$(BIN)/python -m benchmarks.admin
+	$(BIN)/python -m benchmarks.admin --write
+	$(BIN)/python -m benchmarks.admin --vhosts 50 --write
+	$(BIN)/python -m benchmarks.admin_scale --write
 
-pin: $(READY) ## resolve the dependencies anew and pin them with their hashes; ARGS=--keep for the same versions
+# Not $(READY): the environment cannot be made from pins that lack what pyproject.toml has newly.
+pin: ## resolve the dependencies anew and pin them with their hashes; ARGS=--keep for the same versions
+	@test -x $(BIN)/python || $(PYTHON) tools/environment.py
 	@$(BIN)/python tools/pins.py $(ARGS)
 
 clean: ## remove everything that make made
