@@ -2,22 +2,32 @@
 
 The service runs in a process of its own on the embedded broker, with 50 queues and 100,000 dead
 letters. Pages are asked one after the other, then the read endpoints at a steady rate.
+
+`--vhosts 50` measures one service over so many virtual hosts of `hopback broker`, which runs as a process
+beside it, with 2,000 dead-letter queues in all. `--write` puts what was measured into benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
+import re
 import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
 _PAGES = ("/", "/queues/q-07.dlq", "/jobs", "/topology", "/checks", "/audit", "/you")
@@ -27,6 +37,10 @@ _READS = (
 )  # fmt: skip
 _GOAL_MS = 100.0
 _LINES = 16
+_OVER_ALL = ("/", "/?find=q-07", "/admin/brokers/queues", "/admin/brokers/metrics")
+_OF_ONE = ("/", "/queues/q-07.dlq", "/jobs")
+_WATCHED_S = 20.0  # several rounds of the sweeps that go on when nobody asks
+_REPORT = Path(__file__).with_name("ADMIN.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,40 +161,171 @@ def _resident(pid: int) -> float:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
 
+def _definitions(vhosts: int, queues: int) -> dict[str, object]:
+    """So many virtual hosts, each with so many queues that dead-letter into queues of their own."""
+    names = [f"vhost-{number:02}" for number in range(vhosts)]
+    found = []
+    for vhost in names:
+        for number in range(queues):
+            dead = f"q-{number:02}.dlq"
+            into = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+            for name, arguments in ((f"q-{number:02}", into), (dead, {})):
+                found.append(
+                    {
+                        "name": name, "vhost": vhost, "durable": True, "auto_delete": False,
+                        "arguments": {"x-queue-type": "classic", **arguments},
+                    }
+                )  # fmt: skip
+    return {"vhosts": [{"name": name} for name in names], "queues": found}
+
+
+async def _fill_vhosts(port: int, vhosts: int, queues: int) -> None:
+    from hopback.broker.rabbitmq import RabbitMQ
+    from hopback.message import Message, Properties
+
+    for number in range(vhosts):
+        url = f"amqp://guest:guest@127.0.0.1:{port}/vhost-{number:02}"
+        connection = await RabbitMQ(url).connect("bench")
+        channel = await connection.open_channel()
+        for queue in range(queues):
+            for letter in range(1 + (queue + number) % 5):
+                properties = Properties(message_id=f"m-{letter}")
+                await channel.publish(Message("", f"q-{queue:02}.dlq", b"{}", properties))
+        await connection.close()
+
+
+def _several(vhosts: int, queues: int) -> list[str]:
+    """Rows of the table for one service over many virtual hosts, and what it spends when nobody asks."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        definitions, config = Path(folder) / "definitions.json", Path(folder) / "hopback.toml"
+        definitions.write_text(json.dumps(_definitions(vhosts, queues // vhosts)))
+        broker = stack.enter_context(_command("broker", "--port", "0", "--http", "0",
+                                              "--definitions", str(definitions)))  # fmt: skip
+        amqp = _told(broker, r"amqp://\S*?:(\d+)")
+        http = _told(broker, r"http://\S*?:(\d+)")
+        asyncio.run(_fill_vhosts(int(amqp), vhosts, queues // vhosts))
+        listed = ", ".join(f'"vhost-{number:02}"' for number in range(vhosts))
+        config.write_text(
+            f'[[brokers]]\nname = "bench"\nurl = "amqp://guest@127.0.0.1:{amqp}?password_env=BENCH"\n'
+            f'management = "http://127.0.0.1:{http}"\nvhosts = [{listed}]\n'
+        )
+        service = stack.enter_context(
+            _command("serve", "--config", str(config), "--http", "0", "--store", "memory")
+        )
+        port = int(_told(service, r"Serving http://\S*?:(\d+)/"))
+        time.sleep(_WATCHED_S)  # until every virtual host was read
+        paths = [*_OVER_ALL, *(f"/brokers/bench:vhost-07{path}" for path in _OF_ONE)]
+        before = _cpu_s(service.pid)
+        time.sleep(_WATCHED_S)
+        idle = (_cpu_s(service.pid) - before) / _WATCHED_S
+        pages = asyncio.run(_one_by_one(port, service.pid, paths, 30))
+        resident = _resident(service.pid)
+    slow = [each.what for each in pages if each.cpu_ms > _GOAL_MS]
+    return [
+        f"{vhosts} virtual hosts, {queues:,} dead-letter queues, {2 * queues:,} queues in all,"
+        " `hopback broker` in a process of its own, read by AMQP and the management API\n",
+        _HEAD,
+        *(each.row() for each in pages),
+        f"\nWhen nobody asks, the service reads every virtual host each 5 s: {idle:.2f} of a core."
+        f" Memory: {resident:.0f} MiB.",
+        f"Pages that cost more than {_GOAL_MS:.0f} ms of CPU: {', '.join(slow) or 'none'}",
+    ]
+
+
+@contextmanager
+def _command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of ours as a process; what it says is read by `_told`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hopback", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "BENCH": "guest", "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _told(process: subprocess.Popen[str], pattern: str) -> str:
+    """What the first line says that matches; the lines that were read are kept for the next question."""
+    said: list[str] = process.__dict__.setdefault("said", [])
+    while True:
+        for line in said:
+            if found := re.search(pattern, line):
+                return found[1]
+        line = process.stdout.readline() if process.stdout else ""
+        if not line:
+            raise RuntimeError(f"{process.args}: {''.join(said)}")
+        said.append(line)
+
+
+_HEAD = "| | median ms | 99 % ms | server CPU ms |\n|---|---|---|---|"
+
+
 def main() -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admin", description=__doc__)
-    parser.add_argument("--queues", type=int, default=50)
+    parser.add_argument("--queues", type=int, default=None)
     parser.add_argument("--letters", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--vhosts", type=int, default=0)
+    parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
+    if chosen.vhosts:
+        lines = _several(chosen.vhosts, chosen.queues or 2000)
+    else:
+        lines = _one_broker(chosen.queues or 50, chosen.letters, chosen.rate, chosen.seconds)
+    print("\n".join(lines))
+    if chosen.write:
+        title = "Several brokers" if chosen.vhosts else "One broker"
+        _write(title, lines)
+    return 0 if lines[-1].endswith(": none") else 1
+
+
+def _write(title: str, lines: list[str]) -> None:
+    """Put the lines into the report, in place of what stood under the same title."""
+    text = _REPORT.read_text() if _REPORT.exists() else "# The admin service\n"
+    parts = re.split(r"(?m)^## ", text)
+    kept = [part for part in parts[1:] if not part.startswith(f"{title}\n")]
+    own = f"{title}\n\n" + "\n".join(lines) + "\n"
+    command = (
+        "Written by `python -m benchmarks.admin --write`, with and without `--vhosts 50`. CPU is what the"
+        " service itself\nspent on a request; the times depend on who else used the machine."
+    )
+    _REPORT.write_text(
+        f"# The admin service\n\n{command}\n\n"
+        + "\n".join(f"## {part.rstrip()}\n" for part in sorted([*kept, own]))
+    )
+
+
+def _one_broker(queues: int, letters: int, rate: float, seconds: float) -> list[str]:
+    """Rows of the table for one broker, and what the service holds."""
     ours, theirs = multiprocessing.Pipe()
     spawning = multiprocessing.get_context("spawn")
-    server = spawning.Process(
-        target=_process, args=(chosen.queues, chosen.letters, theirs), daemon=True
-    )
+    server = spawning.Process(target=_process, args=(queues, letters, theirs), daemon=True)
     server.start()
     port = ours.recv()
     try:
         pid = server.pid or 0
         pages = asyncio.run(_one_by_one(port, pid, _PAGES, 30))
         before = _resident(pid)
-        steady = asyncio.run(_steadily(port, pid, chosen.rate, chosen.seconds))
+        steady = asyncio.run(_steadily(port, pid, rate, seconds))
         after = _resident(pid)
     finally:
         server.terminate()
         server.join()
-    print(f"{chosen.queues} queues, {chosen.letters:,} dead letters, embedded broker\n")
-    print("| | median ms | 99 % ms | server CPU ms |\n|---|---|---|---|")
-    for each in (*pages, steady):
-        print(each.row())
-    print(
-        f"\nMemory: {before:.0f} MiB before, {after:.0f} MiB after {len(steady.times):,} requests"
-    )
     slow = [each.what for each in pages if statistics.median(each.times) > _GOAL_MS]
-    print(f"Pages slower than {_GOAL_MS:.0f} ms: {', '.join(slow) or 'none'}")
-    return 1 if slow else 0
+    return [
+        f"{queues} queues, {letters:,} dead letters, embedded broker\n",
+        _HEAD,
+        *(each.row() for each in (*pages, steady)),
+        f"\nMemory: {before:.0f} MiB before, {after:.0f} MiB after {len(steady.times):,} requests",
+        f"Pages slower than {_GOAL_MS:.0f} ms: {', '.join(slow) or 'none'}",
+    ]
 
 
 if __name__ == "__main__":

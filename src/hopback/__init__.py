@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.clock import Clock, SystemClock
     from hopback.designs import DESIGNS, recommended
-    from hopback.errors import BrokerError, HopbackError
+    from hopback.errors import BrokerError, HopbackError, NoReply
     from hopback.message import Delivery, Message, Properties
     from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
+    from hopback.policy.periodic import Missed
     from hopback.policy.rules import Rule, Verdict
     from hopback.policy.status import ConsumerStatus
     from hopback.runtime.app import App, Router
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from hopback.runtime.dependencies import Depends, Scope
     from hopback.runtime.message_types import by_cloudevents, by_header, by_property
     from hopback.runtime.middleware import Middleware, NextRun
+    from hopback.runtime.periodic import PeriodicMessage
     from hopback.runtime.relay import Relay
+    from hopback.runtime.requests import RequestClient
     from hopback.runtime.service import Report, Service, ServiceOptions
     from hopback.runtime.settling import Environment
     from hopback.runtime.sync_publisher import SyncPublisher
@@ -66,11 +69,14 @@ __all__ = [
     "JsonCodec",
     "Message",
     "Middleware",
+    "Missed",
     "MsgpackCodec",
     "NextRun",
+    "NoReply",
     "Outcome",
     "Ownership",
     "Park",
+    "PeriodicMessage",
     "Plan",
     "Properties",
     "ProtobufCodec",
@@ -80,6 +86,7 @@ __all__ = [
     "RabbitMQ",
     "Relay",
     "Report",
+    "RequestClient",
     "Retry",
     "Router",
     "Rule",
@@ -101,7 +108,7 @@ __all__ = [
     "recommended",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 find_old_names()
 
@@ -112,12 +119,13 @@ _HOMES = {
     "hopback.broker.rabbitmq": ("RabbitMQ",),
     "hopback.broker.embedded": ("EmbeddedBroker",),
     "hopback.clock": ("Clock", "SystemClock"),
-    "hopback.errors": ("BrokerError", "HopbackError"),
+    "hopback.errors": ("BrokerError", "HopbackError", "NoReply"),
     "hopback.message": ("Delivery", "Message", "Properties"),
     "hopback.designs": ("DESIGNS", "recommended"),
     "hopback.policy.breaker": ("BreakerPolicy",),
     "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
     "hopback.policy.rules": ("Rule", "Verdict"),
+    "hopback.policy.periodic": ("Missed",),
     "hopback.policy.status": ("ConsumerStatus",),
     "hopback.runtime.app": ("App", "Router"),
     "hopback.runtime.codecs": (
@@ -131,7 +139,9 @@ _HOMES = {
     "hopback.runtime.dependencies": ("Depends", "Scope"),
     "hopback.runtime.message_types": ("by_cloudevents", "by_header", "by_property"),
     "hopback.runtime.middleware": ("Middleware", "NextRun"),
+    "hopback.runtime.periodic": ("PeriodicMessage",),
     "hopback.runtime.relay": ("Relay",),
+    "hopback.runtime.requests": ("RequestClient",),
     "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
     "hopback.runtime.settling": ("Environment",),
     "hopback.runtime.sync_publisher": ("SyncPublisher",),

@@ -8,7 +8,7 @@
     │   └── TopologyConflict      the broker already has something else under that name
     ├── BrokerError               theirs: the broker or the line to it
     │   ├── ConnectionFailed      no connection could be made
-    │   │   └── LoginRefused      the broker answers, and refuses user or password
+    │   │   └── LoginRefused      the broker answers, and refuses user, password or virtual host
     │   ├── ConnectionLost        the connection ended while in use
     │   ├── ProtocolError         bytes that are not AMQP 0-9-1
     │   ├── ChannelClosed         the broker closed the channel
@@ -19,6 +19,7 @@
     │   ├── ManagementError       the HTTP management API failed or refused
     │   │   ├── ManagementRefused   401, 403
     │   │   └── ManagementNotFound  404
+    │   ├── NoReply               a request got no reply in time, or none can come any more
     │   └── PublishFailed         a message has no confirmed home
     │       ├── Returned          no queue wanted it
     │       ├── Nacked            a queue refused it
@@ -69,6 +70,7 @@ __all__ = [
     "ManagementRefused",
     "MissingExtra",
     "Nacked",
+    "NoReply",
     "NoSuch",
     "NotAllowed",
     "NotFound",
@@ -134,6 +136,7 @@ class TopologyConflict(TopologyError):
 
     remedy: ClassVar[str] = (
         "Declare what the broker has, or migrate: queue types and arguments cannot change in place."
+        " `hopback adopt QUEUE` writes the file for either; `hopback topology plan` compares everything."
     )
 
 
@@ -150,9 +153,11 @@ class ConnectionFailed(BrokerError):
 
 
 class LoginRefused(ConnectionFailed):
-    """The broker answered and refused the user: trying again does not help."""
+    """The broker answered and refused user or virtual host: trying again does not help."""
 
-    remedy: ClassVar[str] = "Check the user and the password; the broker's log names the reason."
+    remedy: ClassVar[str] = (
+        "Check user, password and virtual host; the broker's log names the reason."
+    )
 
 
 class ConnectionLost(BrokerError):
@@ -230,6 +235,14 @@ class ManagementNotFound(ManagementError):
     """404: the management API knows no such virtual host, queue, exchange or policy."""
 
     remedy: ClassVar[str] = "Correct the name, or check that the address is a management API."
+
+
+class NoReply(BrokerError):
+    """A request got no reply in time, or none can come any more; whether it was handled is not known."""
+
+    remedy: ClassVar[str] = (
+        "Ask again if being handled twice does no harm; look at who should answer."
+    )
 
 
 class PublishFailed(BrokerError):

@@ -15,6 +15,9 @@ __all__ = ["escape_unsafe", "one_line", "printable", "safe_lines", "visible"]
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
+_JOINER = "\u200d"
+# What may stand between a picture and the joiner: the sign for colour, and the tones of skin.
+_EMOJI_SUFFIXES = "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 # What Unicode calls control, format, private, surrogate, line and paragraph separator.
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 
@@ -48,9 +51,23 @@ def visible(text: str, *, lines: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        each if each in kept or unicodedata.category(each) not in _INVISIBLE else _named(each)
-        for each in text
+        each
+        if each in kept or unicodedata.category(each) not in _INVISIBLE or _joins(text, place)
+        else _named(each)
+        for place, each in enumerate(text)
     )
+
+
+def _joins(text: str, place: int) -> bool:
+    """Whether a joiner stands within one emoji, as in a family: then it is part of what is seen."""
+    if text[place] != _JOINER or not 0 < place < len(text) - 1:
+        return False
+    before, after = text[place - 1], text[place + 1]
+    return _is_pictorial(after) and (_is_pictorial(before) or before in _EMOJI_SUFFIXES)
+
+
+def _is_pictorial(character: str) -> bool:
+    return unicodedata.category(character) == "So"
 
 
 def _named(character: str) -> str:

@@ -76,7 +76,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.endpoint": (),
     "hopback.private_files": (),
     "hopback.observe": _VALUES,
-    "hopback.store": (*_VALUES, "hopback.private_files"),
+    # What is to come later is written as it waits in the broker.
+    "hopback.store": (*_VALUES, "hopback.policy", "hopback.private_files"),
     "hopback.runtime": (
         *_PURE,
         *_PORT,
@@ -101,6 +102,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.store",
         "hopback.waiting",
     ),
+    # Consumers of other libraries, by the runtime's own parts.
+    "hopback.integrations": (
+        *_PURE,
+        *_PORT,
+        "hopback.broker.rabbitmq",
+        "hopback.observe",
+        "hopback.runtime",
+        "hopback.waiting",
+    ),
     "hopback.rehearse": (*_PURE, *_PORT, "hopback.broker.embedded", "hopback.runtime"),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
     # Rows about what one sees only on the wire write frames of their own.
@@ -112,6 +122,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *_BROKERS,
         *_ABOVE,
         "hopback.admin",
+        "hopback.integrations",
         "hopback.rehearse",
         "hopback.systems",
         "hopback.testing",
@@ -140,11 +151,20 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.admin": frozenset(
         {"h11", "httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
     ),
+    "hopback.admin.oidc": frozenset(
+        {"authlib", "cryptography", "httpx", "joserfc", "jwt", "msgspec"}
+    ),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.deadletters": frozenset({"msgspec"}),
     "hopback.deadletters.archive": frozenset({"msgspec", "zstandard"}),
+    "hopback.deadletters.unpacking": frozenset({"zstandard"}),
     "hopback.deadletters.remote": frozenset({"httpx", "msgspec"}),
     "hopback.deadletters.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
+    "hopback.integrations.aio_pika": frozenset({"aio_pika"}),
+    "hopback.integrations.celery": frozenset({"billiard", "celery"}),
+    "hopback.integrations.celery_settings": frozenset(),
+    "hopback.integrations.faststream": frozenset({"aio_pika", "fast_depends", "faststream"}),
+    "hopback.integrations.pika": frozenset({"pika"}),
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.codecs": frozenset({"msgspec", "zstandard"}),
     "hopback.runtime.push": frozenset({"httpx"}),
@@ -156,6 +176,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.cli": frozenset(
         {"click", "httpx", "msgspec", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}
     ),
+    "hopback.cli.celery": frozenset({"celery", "click"}),
     "hopback.systems": frozenset({"httpx", "sqlalchemy", "starlette"}),
     "hopback.systems.file_pipeline": frozenset(
         {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}

@@ -55,7 +55,7 @@ def test_the_nouns_of_a_front_door_are_in_the_glossary(door: str) -> None:
 
 
 # Packages whose modules are each a door of their own.
-_OWN_DOORS = ("hopback.observe", "hopback.systems", "hopback.wire")
+_OWN_DOORS = ("hopback.integrations", "hopback.observe", "hopback.systems", "hopback.wire")
 
 
 def _imported_by_pages() -> set[str]:

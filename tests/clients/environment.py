@@ -13,12 +13,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "Unavailable", "c_client", "main", "node_modules", "peers_python"]
+__all__ = [
+    "PROGRAMS",
+    "Unavailable",
+    "c_client",
+    "main",
+    "node_modules",
+    "oidc_modules",
+    "peers_python",
+    "pyright",
+]
 
 PROGRAMS = Path(__file__).parent / "programs"
 _WORK = Path(__file__).parents[2] / ".work" / "clients"
 _REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 _AMQPLIB = "amqplib@2.3.1"
+_OIDC = "oidc-provider@8.8.1"
+_PYRIGHT = "pyright@1.1.414"  # one package without dependencies: the type checker of many editors
 
 
 class Unavailable(RuntimeError):
@@ -33,6 +44,16 @@ def peers_python() -> Path:
 def node_modules() -> Path:
     """The folder that has amqplib, for NODE_PATH."""
     return _ready("node") / "node_modules"
+
+
+def oidc_modules() -> Path:
+    """The folder that has a provider of OpenID Connect."""
+    return _ready("oidc") / "node_modules"
+
+
+def pyright() -> Path:
+    """The script that node runs to check types."""
+    return _ready("pyright") / "node_modules" / "pyright" / "index.js"
 
 
 def c_client() -> Path:
@@ -61,7 +82,13 @@ def _wanted() -> dict[str, str]:
     """Name of a folder → what it is made from: made from something else, it is made again."""
     source = (PROGRAMS / "librabbitmq_client.c").read_bytes()
     python = f"{sys.version_info[:2]} {_digest(_REQUIREMENTS.read_bytes())}"
-    return {"python": python, "node": _AMQPLIB, "c": _digest(source)}
+    return {
+        "python": python,
+        "node": _AMQPLIB,
+        "oidc": _OIDC,
+        "pyright": _PYRIGHT,
+        "c": _digest(source),
+    }
 
 
 def _digest(content: bytes) -> str:
@@ -88,8 +115,9 @@ def _make(name: str, folder: Path) -> None:
             _run(sys.executable, "-m", "venv", str(folder))
             pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "-q")
             _run(*pip, "--disable-pip-version-check", "-r", str(_REQUIREMENTS))
-        case "node":
-            _run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), _AMQPLIB)
+        case "node" | "oidc" | "pyright":
+            wanted = _wanted()[name]
+            _run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), wanted)
         case "c":
             source = str(PROGRAMS / "librabbitmq_client.c")
             program = str(folder / "librabbitmq_client")

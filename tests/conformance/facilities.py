@@ -1,4 +1,4 @@
-"""What the bench may use beside AMQP when it stands before a private RabbitMQ node."""
+"""What the subject may use beside AMQP when it stands before a private RabbitMQ node."""
 
 from __future__ import annotations
 

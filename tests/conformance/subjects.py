@@ -74,7 +74,7 @@ async def play_served(row: Row, version: BrokerVersion) -> Result:
 
 async def _let_pass(server: BrokerServer, seconds: float) -> None:
     """As `server.advance`, but clients in this very process need only a few turns of the loop."""
-    node, clock = server.house.node, server.time.clock
+    node, clock = server.broker.node, server.time.clock
     assert isinstance(clock, ManualClock)
     moment = clock.now() + seconds
     await _turns()

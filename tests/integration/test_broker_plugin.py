@@ -5,19 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pika  # type: ignore[import-untyped]
 import pytest
 
-from hopback import App
+from hopback import App, Depends
 from hopback.cli.app import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from hopback.testing import AppThread, BrokerThread
+    from hopback.testing import BrokerThread, StartsApp
 
 pytestmark = pytest.mark.socket
 
@@ -66,7 +66,7 @@ def test_each_test_has_a_broker_of_its_own(hopback_broker: BrokerThread) -> None
 
 
 def test_an_application_retries_and_parks_within_one_advance(
-    hopback_broker: BrokerThread, hopback_app: Callable[[App], AppThread], channel: Any
+    hopback_broker: BrokerThread, hopback_app: StartsApp, channel: Any
 ) -> None:
     """Three tiers, an hour in all: each attempt happens at its own time."""
     app = App("shop")
@@ -93,6 +93,47 @@ def test_an_application_retries_and_parks_within_one_advance(
     assert dead.body == b'{"id": 13}'
 
 
+class Warehouse:
+    """What a handler needs; the real one is not there."""
+
+    def ship(self, order: int) -> None:
+        """Ships."""
+        raise ConnectionError(f"no warehouse for {order}")
+
+
+class FakeWarehouse(Warehouse):
+    """Remembers what was shipped."""
+
+    shipped: ClassVar[list[int]] = []
+
+    def ship(self, order: int) -> None:
+        """Writes it down."""
+        self.shipped.append(order)
+
+
+def test_providers_are_replaced_for_one_running_application(
+    hopback_broker: BrokerThread, hopback_app: StartsApp
+) -> None:
+    """Only what is started with the overrides has them."""
+    app = App("shop")
+
+    @app.handler("orders", retry=None)
+    async def handle(
+        order: int, warehouse: Annotated[Warehouse, Depends(Warehouse, scope="application")]
+    ) -> None:
+        warehouse.ship(order)
+
+    running = hopback_app(app, overrides={Warehouse: FakeWarehouse})
+    assert run(["publish", "orders", "7", "--broker", hopback_broker.url]) == 0
+    running.wait_for("delivery.done", queue="orders")
+    assert FakeWarehouse.shipped == [7]
+    running.stop()
+    assert app.overrides == {}
+    running = hopback_app(app)
+    assert run(["publish", "orders", "8", "--broker", hopback_broker.url]) == 0
+    running.wait_for("delivery.parked", queue="orders", reason="no warehouse for 8")
+
+
 def test_an_unknown_option_of_the_marker_is_an_error(tmp_path: Path) -> None:
     """It says which options there are; the plugin needs no configuration to be there."""
     (tmp_path / "test_it.py").write_text(
@@ -106,7 +147,7 @@ def test_an_unknown_option_of_the_marker_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_plugin_and_the_kit_have_the_same_words(
-    hopback_broker: BrokerThread, hopback_app: Callable[[App], AppThread]
+    hopback_broker: BrokerThread, hopback_app: StartsApp
 ) -> None:
     """`happened` takes fields, assertions say what happened instead, and events can be waited for."""
     app = App("shop")

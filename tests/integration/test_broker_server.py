@@ -296,10 +296,10 @@ async def test_memory_that_runs_short_raises_the_alarm_by_itself() -> None:
         await publisher.declare_queue(Queue("q"))
         fates = [publisher.publish(Message("", "q", b"x" * 100_000)) for _ in range(40)]
         for _ in range(1000):
-            if server.house.blocked:
+            if server.broker.blocked:
                 break
             await asyncio.sleep(0.01)
-        assert 15 < len(server.house.node.queues["q"].ready) < 25
+        assert 15 < len(server.broker.node.queues["q"].ready) < 25
         taken = 0
         await consumer.qos(5)
         arrived = asyncio.Event()
@@ -314,7 +314,7 @@ async def test_memory_that_runs_short_raises_the_alarm_by_itself() -> None:
         await consumer.consume("q", take)
         await asyncio.gather(*fates)
         await asyncio.wait_for(arrived.wait(), 10)
-        assert not server.house.blocked
+        assert not server.broker.blocked
 
 
 async def _two(server: BrokerServer) -> tuple[Any, Any]:
@@ -349,7 +349,7 @@ async def test_stopping_tells_clients(server: BrokerServer, client: RawClient) -
     assert closed["reply_code"] == 320
     client.flush()
     await stopping
-    assert server.house.clients == []
+    assert server.broker.clients == []
 
 
 async def test_limits_on_connections_channels_and_declarations() -> None:
@@ -368,7 +368,7 @@ async def test_limits_on_connections_channels_and_declarations() -> None:
             await one.call(1, "queue.declare", queue="q0")
             one.send(1, "queue.declare", queue="one too many")
             assert (await one.method("channel.close"))["reply_code"] == 406
-        await server.house.empty.wait()
+        await server.broker.empty.wait()
         connection = await RabbitMQ(server.url).connect()
         channels = [await connection.open_channel() for _ in range(3)]
         with pytest.raises(ConnectionFailed, match="channel_max"):
@@ -431,7 +431,7 @@ async def test_copies_count_as_memory() -> None:
             for _ in range(20):
                 client.publish("", exchange="amq.fanout")
             await client.method("connection.blocked")
-        stored = sum(len(queue.ready) for queue in server.house.node.queues.values())
+        stored = sum(len(queue.ready) for queue in server.broker.node.queues.values())
         assert 600 <= stored <= 1200
 
 

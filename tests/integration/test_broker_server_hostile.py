@@ -131,7 +131,7 @@ async def test_spoiled_frames_cost_their_sender_and_nobody_else(
         client.writer.transport.abort()
     await _works(good)
     assert [r for r in caplog.records if r.exc_info] == []
-    assert len(server.house.node.sessions) <= 2
+    assert len(server.broker.node.sessions) <= 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -191,7 +191,7 @@ async def test_who_says_nothing_is_dropped(server: BrokerServer, good: Channel) 
             while await reader.read(65_536):
                 pass
             writer.close()
-    assert len(server.house.clients) == 1
+    assert len(server.broker.clients) == 1
 
 
 async def test_a_slow_reader_holds_up_nobody_and_takes_little_memory(
@@ -212,14 +212,14 @@ async def test_a_slow_reader_holds_up_nobody_and_takes_little_memory(
         await _works(good)
         await asyncio.sleep(0.1)
         await _works(good)
-        assert len(server.house.node.queues["much"].ready) > 1000
-        assert max(_waiting(client.line) for client in server.house.clients) < 2 * _MIB
+        assert len(server.broker.node.queues["much"].ready) > 1000
+        assert max(_waiting(client.socket) for client in server.broker.clients) < 2 * _MIB
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await slow.method("basic.consume-ok")
         async with asyncio.timeout(20):
             for _ in range(sent):
                 await slow.event()
-    assert len(server.house.node.queues["much"].ready) == 0
+    assert len(server.broker.node.queues["much"].ready) == 0
     await connection.close()
 
 
@@ -237,7 +237,7 @@ async def test_a_flood_of_requests_that_nobody_reads_is_stopped(
                     flood.writer.write(request)
                     await flood.writer.drain()
                     await _works(good)
-        waiting = [client.line for client in server.house.clients]
+        waiting = [client.socket for client in server.broker.clients]
         assert max(_waiting(line) for line in waiting) < 12 * _MIB
         await _works(good)
 
@@ -264,7 +264,7 @@ async def test_messages_that_are_never_finished_do_not_fill_the_memory() -> None
                 with suppress(ConnectionResetError):
                     assert await hoarder.reader.read() == b""
         await _works(good)
-        assert not server.house.blocked
+        assert not server.broker.blocked
         await connection.close()
 
 

@@ -30,14 +30,14 @@ async def test_two_thousand_connections_at_once() -> None:
         clients = [RawClient(server.url) for _ in range(_MANY)]
         for group in range(0, _MANY, 100):
             await asyncio.gather(*(each.__aenter__() for each in clients[group : group + 100]))
-        assert len(server.house.node.sessions) == _MANY
+        assert len(server.broker.node.sessions) == _MANY
         for client in clients:
             told = await client.call(1, "queue.declare", queue="q", arguments={})
             assert told["queue"] == "q"
         for client in clients:
             client.writer.close()
         async with asyncio.timeout(30):
-            await server.house.empty.wait()
+            await server.broker.empty.wait()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

@@ -95,11 +95,12 @@ def test_a_look_that_could_lose_messages_is_refused(capsys: _Output) -> None:
         assert run(["dlq", command, _LIMITED.name]) == 4
         said = capsys.readouterr()
         assert said.out == ""
-        assert "--lift-limit" in said.err
+        assert "cannot be lifted from here" in said.err  # 3.10 has no policy for that
+        assert "--lift-limit" not in said.err
         assert "--force" in said.err
     act = ["dlq", "redrive", _LIMITED.name, "--filter", "id:m-1", "--yes", "--reason", "x"]
     assert run(act) == 4
-    assert "--lift-limit" in capsys.readouterr().err
+    assert "--force" in capsys.readouterr().err
     assert len(_lines(capsys, "dlq", "peek", _LIMITED.name, "--force")) == 3
 
 
@@ -123,7 +124,7 @@ def test_an_export_is_what_the_queue_holds(capsys: _Output) -> None:
         (("jobs", "show", "j-none"), 5),
         (("jobs", "resume", "j-none"), 5),
         (("dlq", "import", "no.such.file"), 5),
-        (("dlq", "peek", _DLQ, "--filter", "nonsense"), 2),
+        (("dlq", "peek", _DLQ, "--filter", "nonsense>1"), 2),
         (("dlq", "redrive", _DLQ), 2),
         (("dlq", "redrive", _DLQ, "--yes"), 2),
         (("dlq", "redrive", _DLQ, "--to", "nowhere"), 2),

@@ -19,6 +19,7 @@ from hopback.deadletters.journal import (
     ControlRequest,
     JobRecord,
     JobSpec,
+    JournalShare,
     Retention,
     SelectionSnapshot,
     forget_old,
@@ -248,13 +249,13 @@ async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(engine: Async
 
 
 async def test_a_database_of_the_version_before_keeps_its_jobs_and_audit(database_url: str) -> None:
-    """Version 4 adds to what version 3 had; jobs that do not say when they ended begin to count now."""
+    """What came after version 3 is added; jobs that do not say when they ended begin to count now."""
     clock = ManualClock(1000.0)
     engine = open_database(database_url)
     await migrate(engine, clock)
     async with engine.begin() as connection:
         await connection.run_sync(_back_to_version_3)
-    assert await migrate(engine, clock) == [4]
+    assert await migrate(engine, clock) == list(range(4, database.LATEST + 1))
     journal = SqlJournal(engine, clock)
     await journal.begin(JOB, "me")
     await journal.save(JOB.to(JobState.COMPLETED, 2.0), "me")
@@ -264,6 +265,32 @@ async def test_a_database_of_the_version_before_keeps_its_jobs_and_audit(databas
     assert (await forget_old(journal, clock, Retention())).jobs == 0
     clock.advance(91 * 86_400.0)
     assert (await forget_old(journal, clock, Retention())).jobs == 1
+    await engine.dispose()
+
+
+async def test_what_is_there_belongs_to_the_first_of_several_brokers(database_url: str) -> None:
+    """Version 5 says whose an entry is; older ones are the first broker's, and so is what nobody has."""
+    clock = ManualClock(1000.0)
+    engine = open_database(database_url)
+    await migrate(engine, clock)
+    journal = SqlJournal(engine, clock)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("DROP INDEX hopback_audit_broker")
+        await connection.exec_driver_sql("ALTER TABLE hopback_audit DROP COLUMN broker")
+        await connection.exec_driver_sql(
+            'INSERT INTO hopback_audit (at, "by", action, queue, job, reason, result, details)'
+            " VALUES (1.0, 'Ann', 'old', '', '', '', 'ok', '{}')"
+        )
+        await connection.exec_driver_sql("DELETE FROM hopback_versions WHERE version >= 5")
+    assert await migrate(engine, clock) == list(range(5, database.LATEST + 1))
+    for action, broker in (("ours", "a /"), ("theirs", "b /"), ("gone", "c /")):
+        await journal.write(AuditEntry(Moment(2.0), "Ann", action), broker)
+    first = JournalShare("a /", frozenset({"b /"}))
+    second = JournalShare("b /", frozenset({"a /"}), is_first=False)
+    read = [await journal.read(AuditQuery(), share) for share in (None, first, second)]
+    assert [[entry.action for entry in entries] for entries in read] == [
+        ["gone", "theirs", "ours", "old"], ["gone", "ours", "old"], ["theirs"],
+    ]  # fmt: skip
     await engine.dispose()
 
 
@@ -277,7 +304,7 @@ def _back_to_version_3(connection: Connection) -> None:
         connection.exec_driver_sql("DROP FUNCTION hopback_audit_retained")
     for statement in _APPEND_ONLY[connection.dialect.name]:
         connection.exec_driver_sql(statement)
-    connection.exec_driver_sql("DELETE FROM hopback_versions WHERE version = 4")
+    connection.exec_driver_sql("DELETE FROM hopback_versions WHERE version >= 4")
 
 
 async def test_a_job_is_paused_from_another_process(engine: AsyncEngine) -> None:

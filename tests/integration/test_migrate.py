@@ -20,6 +20,7 @@ from hopback.message import Message, Properties
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from hopback.topology.model import Topology
     from tests.harness.shared import SharedNode
@@ -66,7 +67,7 @@ async def take_all(url: str, topology: Topology) -> dict[str, list[int]]:
 
 def command(rabbitmq: SharedNode, url: str, *more: str) -> Sequence[str]:
     """The options of the command for this test's virtual host."""
-    return ["--broker", url, "--management", rabbitmq.management_url, "--hardened", *more]
+    return ["--broker", url, "--management", rabbitmq.management_url, *more]
 
 
 async def test_the_event_bus_becomes_hardened_with_its_messages(
@@ -87,12 +88,22 @@ async def test_the_event_bus_becomes_hardened_with_its_messages(
     assert all(numbers == list(range(COUNT)) for numbers in found.values())
 
 
-@pytest.mark.parametrize("name", ["ratatoskr"])
-def test_a_faithful_design_becomes_hardened_with_its_messages(
-    rabbitmq: SharedNode, amqp_url: str, name: str
+_SHOP = """
+from hopback import App, DESIGNS
+
+app = App("shop", topology=DESIGNS["ratatoskr"].build(hardened=True))
+"""
+
+
+def test_what_an_application_declares_replaces_a_faithful_design_with_its_messages(
+    rabbitmq: SharedNode, amqp_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command, as operators run it, with the time that it takes."""
-    faithful, hardened = DESIGNS[name].build(), DESIGNS[name].build(hardened=True)
+    (tmp_path / "migrated_shop.py").write_text(_SHOP)
+    monkeypatch.chdir(tmp_path)
+    name = "migrated_shop:app"
+    design = DESIGNS["ratatoskr"]
+    faithful, hardened = design.build(), design.build(hardened=True)
     asyncio.run(prepare(amqp_url, faithful))
     shown = CliRunner().invoke(migrate_command, [name, *command(rabbitmq, amqp_url, "--dry-run")])
     assert shown.exit_code == 0, shown.output

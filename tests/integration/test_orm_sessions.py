@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -101,8 +102,8 @@ async def test_a_cursor_of_any_driver_takes_part(engine: AsyncEngine, database_u
     )
     with pytest.raises(ValueError, match="needs no outbox"):
         tx.publish(compose("", "invoices", {}, mandatory=False))
-    with pytest.raises(ValueError, match="the outbox knows no `delay`"):
-        tx.publish(compose("", "invoices", {}, delay="2h"))
+    with pytest.raises(ValueError, match="expected `delay` or `at`, got both"):
+        compose("", "invoices", {}, delay="2h", at=datetime.now(UTC))
 
 
 class _Shelf:

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.broker.publisher import Publisher
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, NotFound
+from hopback.errors import (
+    ChannelClosed,
+    ConnectionFailed,
+    ConnectionLost,
+    LoginRefused,
+    NotFound,
+)
 from hopback.topology.model import Queue
 from hopback.version import BrokerVersion
 from tests.integration.proxy import Proxy
@@ -43,9 +50,23 @@ async def test_a_wrong_password_is_told_without_showing_it(rabbitmq: SharedNode)
 
 
 async def test_an_unknown_virtual_host_is_told(rabbitmq: SharedNode) -> None:
-    """530, with the name of the virtual host."""
-    with pytest.raises(ConnectionFailed, match="vhost nowhere not found"):
+    """530, with the name of the virtual host; nothing tries again what cannot come true."""
+    with pytest.raises(LoginRefused, match="vhost nowhere not found"):
         await RabbitMQ(rabbitmq.url + "nowhere").connect()
+
+
+@pytest.mark.parametrize("wrong", ["password", "virtual host"])
+async def test_a_publisher_with_a_wrong_address_fails_on_entry(
+    rabbitmq: SharedNode, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first try, and once: the program is told, and no log repeats it."""
+    url = rabbitmq.url + "nowhere"
+    if wrong == "password":
+        url = rabbitmq.url.replace("guest:guest", "guest:hunter2")
+    with pytest.raises(LoginRefused, match=r"403 ACCESS_REFUSED|vhost nowhere not found"):
+        async with Publisher(RabbitMQ(url), timeout=3600):
+            raise AssertionError("expected no publisher")
+    assert caplog.records == []
 
 
 async def test_the_first_host_that_answers_is_taken(amqp_url: str) -> None:

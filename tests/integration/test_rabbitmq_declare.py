@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import pika  # type: ignore[import-untyped]
 import pytest
 
+from hopback import App
 from hopback.broker.declare import Ownership, check, declare, prepare
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.probe import look_for
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import TopologyConflict, TopologyError
 from hopback.message import Message
@@ -65,16 +68,55 @@ async def test_a_conflict_names_argument_both_values_and_the_fix(
     )
     with pytest.raises(TopologyConflict) as caught:
         await declare(connection, other)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "other differs from the broker:"
-    assert 'exchange \'orders\', type: "fanout" desired, "topic" on the broker;' in lines[1]
-    assert "queue 'orders.new', x-queue-type: " in lines[2]
-    assert '"quorum" on the broker; it cannot change in place' in lines[2]
-    assert (
-        "queue 'orders.retry', x-message-ttl: 5000 desired, 1000 on the broker; "
-        "of argument and policy the smaller counts" in lines[3]
-    )
-    assert len(lines) == 4
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert lines[0] == "other differs from the broker; nothing was created:"
+    assert lines[1:3] == ["exchange 'orders':", 'type: "fanout" desired, "topic" on the broker']
+    assert lines[4:6] == ["queue 'orders.new':", 'type: "classic" desired, "quorum" on the broker']
+    assert lines[6].startswith("it cannot change in place")
+    assert lines[7].startswith("`hopback adopt orders.new`")
+    assert lines[8:10] == [
+        "queue 'orders.retry':",
+        "x-message-ttl: 5000 desired, 1000 on the broker",
+    ]
+    assert lines[10].startswith("of argument and policy the smaller counts")
+    assert len(lines) == 12
+
+
+@pytest.mark.parametrize("server", ["rabbitmq", "embedded"])
+async def test_a_refusal_names_every_difference_and_leaves_nothing_behind(
+    connection: RabbitConnection, server: str
+) -> None:
+    """The type first, "" as "", the queue as pika made it untouched, and no retry queue created."""
+    found = Topology("pika", queues=(Queue("orders", arguments={"x-max-length": 1000}),))
+    wanted = App("shop")
+    wanted.queue("orders", retry=["1s", "5m"])
+    line = await EmbeddedBroker().connect("test") if server == "embedded" else connection
+    await declare(line, found)
+    channel = await line.open_channel()
+    await channel.publish(Message("", "orders", b"kept"))
+    with pytest.raises(TopologyConflict) as caught:
+        await declare(line, wanted.topology)
+    said = str(caught.value).splitlines()
+    named = [
+        text.strip().split(":")[0] for text in said if "on the broker" in text and "desired" in text
+    ]
+    assert said[2].strip() == 'type: "quorum" desired, "classic" on the broker'
+    assert sorted(named[1:]) == [
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-delivery-limit",
+        "x-max-length",
+        "x-overflow",
+    ]
+    assert any('x-dead-letter-exchange: "" desired, nothing on the broker' in text for text in said)
+    assert any("x-max-length: nothing desired, 1000 on the broker" in text for text in said)
+    names = [queue.name for queue in wanted.topology.queues]
+    there = [
+        item.name for item, missing in await look_for(line, wanted.topology.queues) if not missing
+    ]
+    assert (len(names), there) == (4, ["orders"])
+    assert (await channel.declare_queue(found.queues[0])).messages == 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +125,7 @@ async def test_a_conflict_names_argument_both_values_and_the_fix(
         (Queue("orders.retry"), "x-message-ttl: nothing desired, 1000 on the broker"),
         (
             Queue("orders.retry", arguments={**_TTL, "x-max-length": 5}),
-            "x-max-length: 5 desired, nothing on the broker; a policy with max-length: 5",
+            "x-max-length: 5 desired, nothing on the broker\n    a policy with max-length: 5",
         ),
         (
             Queue("orders.retry", durable=False, arguments=_TTL),

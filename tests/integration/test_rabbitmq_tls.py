@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from hopback.errors import ConnectionFailed
 from hopback.wire import Side, WireConnection
 from hopback.wire.handshake import ServerHandshake
 from hopback.wire.transport import Wire
+from tests.integration.certificates import certificates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from hopback.errors import BrokerError
     from hopback.wire import Event
+
+__all__ = ["certificates"]
 
 
 class _Server:
@@ -46,25 +48,6 @@ class _Server:
 
     def on_lost(self, error: BrokerError | None) -> None:
         """The client has gone."""
-
-
-def _openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and a certificate of it for `localhost`, good for server and client."""
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "ext").write_text("subjectAltName=DNS:localhost\n")
-    for words in (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem",
-        "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out csr.pem",
-        "x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext"
-        " -out cert.pem",
-    ):
-        _openssl(folder, *words.split())
-    return folder
 
 
 class _Listener:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -135,6 +136,31 @@ async def test_a_request_carries_the_event_and_what_is_known_of_it() -> None:
     for line in ("x-message-id: m1", "x-correlation-id: c1", "x-message-type: t1", "x-attempt: 1"):
         assert f"\r\n{line}\r\n" in first
     assert "\r\nx-attempt: 2\r\n" in second
+
+
+async def test_a_push_writes_no_line_of_its_own_for_each_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """httpx would, at info: it would be most of a log. Whoever has set its level is left alone."""
+    logger = logging.getLogger("httpx")
+    before = logger.level
+    try:
+        logger.setLevel(logging.NOTSET)
+        caplog.set_level(logging.INFO)
+        await _posted_once()
+        assert [one.name for one in caplog.records if one.name.startswith("http")] == []
+        logger.setLevel(logging.INFO)
+        await _posted_once()
+        assert "httpx" in {one.name for one in caplog.records}
+    finally:
+        logger.setLevel(before)
+
+
+async def _posted_once() -> None:
+    async with _endpoint(_status(200)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+        await test.publish("", "events", {})
+        assert await test.drain() == Tally(done=1)
+    assert len(endpoint.requests) == 1
 
 
 async def test_nothing_of_a_message_can_inject_a_header() -> None:

@@ -6,11 +6,11 @@ import asyncio
 
 from sqlalchemy import text
 
-from hopback import App, Relay
+from hopback import App, Context, Relay
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.clock import SystemClock
 from hopback.runtime.context import compose
-from hopback.store import Outbox, migrate, open_database, transaction
+from hopback.store import DelayedMessages, Outbox, migrate, open_database, transaction
 from hopback.testing import AppTest, Tally, in_virtual_time
 from tests.integration.database import database_url, postgres
 
@@ -45,4 +45,51 @@ async def test_a_handler_and_a_relay_use_a_database_in_virtual_time(database_url
         assert [one.body for one in reminders] == [b"0", b"1", b"2"]
         relaying.cancel()
         await asyncio.gather(relaying, return_exceptions=True)
+    await engine.dispose()
+
+
+@in_virtual_time
+async def test_delayed_messages_go_through_the_outbox_and_can_be_cancelled(
+    database_url: str,
+) -> None:
+    """What waited in the outbox for a relay waits so much less; a cancelled one does not come."""
+    clock = LoopClock(SystemClock().now)
+    engine = open_database(database_url)
+    await migrate(engine, clock)
+    delayed = DelayedMessages(engine, clock)
+    app = App("shop")
+    app.delays("1d", cancellations=delayed)
+    came: list[tuple[str, float]] = []
+
+    @app.handler("reminders", retry=["1s"])
+    async def remind(context: Context) -> None:
+        came.append((context.message_id, clock.now()))
+
+    async with AppTest(app) as test:
+        began = clock.now()
+        async with transaction(engine, clock) as tx:
+            for name in ("kept", "cancelled", "cancelled with the rest"):
+                message = compose("", "reminders", {}, delay="2h", message_id=name)
+                await tx.publish(message, key="k")
+        await asyncio.sleep(600)
+        relaying = asyncio.create_task(
+            Relay(Outbox(engine, "relay", clock), app.send, idle=1.0).run()
+        )
+        await asyncio.sleep(600)
+        assert await delayed.cancel("cancelled")
+        assert await delayed.cancel("cancelled")
+        async with transaction(engine, clock) as tx:
+            assert await tx.cancel("cancelled with the rest")
+        relaying.cancel()
+        await asyncio.gather(relaying, return_exceptions=True)
+        await test.drain()
+        ((name, moment),) = came
+        assert name == "kept"
+        assert 7200 <= moment - began < 7202
+        assert not await delayed.cancel("kept")
+        assert await delayed.begin("kept")  # a redelivery sends it again
+        told = {one.fields["message_id"] for one in test.happened("delay.cancelled")}
+        assert told == {"cancelled", "cancelled with the rest"}
+        (sent,) = test.happened("delay.sent")
+        assert sent.fields["late"] < 2
     await engine.dispose()

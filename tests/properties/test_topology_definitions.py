@@ -7,8 +7,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hopback.topology.definitions import read_definitions, write_definitions
-from hopback.topology.definitions_objects import SECTIONS, thaw
+from hopback.topology.definitions import SECTIONS, read_definitions, thaw, write_definitions
 from hopback.topology.diff import diff
 from hopback.topology.model import Topology
 from hopback.topology.toml import read_toml, write_toml

@@ -12,7 +12,7 @@ from hopback.fields import FieldValue, table_size
 from hopback.message import Properties
 from hopback.wire import Delivered, Got, MethodReceived, Violation, WireConnection
 from hopback.wire.confirms import Confirms, InFlight
-from hopback.wire.contents import ReturnedMessage, read_content
+from hopback.wire.events import ReturnedMessage, read_content
 from hopback.wire.properties import decode_properties, encode_properties
 from hopback.wire.settlement import Settlements
 from hopback.wire.tables import (

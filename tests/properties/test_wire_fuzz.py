@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import ProtocolError
 from hopback.wire import Limits, MethodReceived, SettlementReceived, Side, Violation, WireConnection
-from hopback.wire.contents import Published
-from hopback.wire.frames import PROTOCOL_HEADER
+from hopback.wire.events import Published
+from hopback.wire.frames import PROTOCOL_HEADER, ConnectionState
 from hopback.wire.handshake import ServerHandshake
 from hopback.wire.properties import decode_properties
-from hopback.wire.states import ConnectionState
 from hopback.wire.tables import decode_entries, decode_table, encode_entries, encode_further
 from tests.properties.wire_capture import CAPTURE, listening_client
 

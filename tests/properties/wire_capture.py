@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hopback.wire import Side, WireConnection
 from hopback.wire.channel import ChannelCore
+from hopback.wire.frames import ChannelState, ConnectionState
 from hopback.wire.methods import METHODS
-from hopback.wire.states import ChannelState, ConnectionState
 
 __all__ = ["CAPTURE", "listening_client"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, run_virtual
-from hopback.broker.move import move_all
+from hopback.broker.migrate import move_all
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 _PROGRAM = """
-from hopback.broker.server.pressure import give_back_memory
+from hopback.broker.server.served import give_back_memory
 
 def resident():
     with open("/proc/self/statm") as told:

@@ -8,8 +8,8 @@ from hopback.broker.server.outgoing import Envelopes, confirm_frame, short_text
 from hopback.message import Properties, Received
 from hopback.wire import Side, WireConnection
 from hopback.wire.channel import ChannelCore
-from hopback.wire.contents import Delivered, ReturnedMessage
-from hopback.wire.states import ChannelState, ConnectionState
+from hopback.wire.events import Delivered, ReturnedMessage
+from hopback.wire.frames import ChannelState, ConnectionState
 
 
 def _reading() -> WireConnection:

@@ -72,7 +72,7 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding() -> None:
     client.channel.bind(Binding("first", "second", to_exchange=True))
     client.bind("second", "q")
     client.channel.delete_queue("q")
-    assert not {"first", "second"} & client.stage.node.wiring.exchanges.keys()
+    assert not {"first", "second"} & client.stage.node.routing.exchanges.keys()
 
 
 def test_bindings_differ_by_their_arguments() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.broker.version_notices import flag_notices, version_notices
+from hopback.broker.doctor import flag_notices, version_notices
 from hopback.version import BrokerVersion
 
 

@@ -291,3 +291,36 @@ def test_an_old_broker_is_not_trusted_with_the_last_resort_either() -> None:
     for parks in (False, True):
         decision = decide(delivery, Park("bad"), _RAFFLE, version=_V310, dead_letters_park=parks)
         assert isinstance(decision, decided.Keep)
+
+
+_DELAYS_MS = 30 * 86_400_000  # thirty days
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits_ms"), [(7200, 7_200_000), (7200.0004, 7_200_001), (1e9, _DELAYS_MS)]
+)
+def test_what_is_to_wait_longer_than_any_tier_waits_just_so_long(
+    seconds: float, waits_ms: int
+) -> None:
+    """In the queues of delays, up to what they hold; a snooze counts no attempt, a retry does."""
+    delivery = Received(_ORDERS.queue, "", "k")
+    for outcome, counted in ((Snooze(seconds), False), (Retry("no", after=seconds), True)):
+        decision = decide(delivery, outcome, _ORDERS, version=_V40, longest_delay_ms=_DELAYS_MS)
+        assert isinstance(decision, decided.Retry)
+        assert (decision.tier.delay_ms, decision.delayed) == (waits_ms, True)
+        assert (decision.by, decision.counted) == (Leave.PUBLISH, counted)
+
+
+def test_a_delay_needs_room_for_the_count_too() -> None:
+    """Else it would come back for ever."""
+    delivery = Received(_ORDERS.queue, "", "k", b"", _filled(FRAME_BYTES - 10))
+    decision = decide(delivery, Snooze(7200), _ORDERS, version=_V40, longest_delay_ms=_DELAYS_MS)
+    assert isinstance(decision, decided.Park)
+    assert decision.reason.endswith("(its headers leave no room for the count of attempts)")
+
+
+def test_a_time_that_is_none_is_no_time() -> None:
+    """The runtime refuses it with the menu; deciding is total all the same."""
+    decision = _decided(_ORDERS, Snooze("soon"))
+    assert isinstance(decision, decided.Retry)
+    assert decision.tier == _ORDERS.tiers[0]

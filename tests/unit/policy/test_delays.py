@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.message import Message, Properties, Received
-from hopback.policy.delays import Delayed, delay, read_delayed
+from hopback.policy.delays import Delayed, delay, delay_until_due, read_delayed
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -55,3 +55,14 @@ def test_what_is_not_ours_is_none(value: FieldValue) -> None:
     """Headers are hostile: nothing is guessed."""
     properties = Properties(headers={"hopback-delay": value})
     assert read_delayed(Received("due", "", "due", b"", properties)) is None
+
+
+def test_what_was_stored_before_it_is_published_waits_for_what_is_left() -> None:
+    """An outbox may hold it for a while; what is no delayed message stays what it is."""
+    waiting = delay(_MESSAGE, 60_000, 100_000)
+    later = read_delayed(delay_until_due(waiting, 70.0))
+    assert later is not None
+    assert later.due_ms == 100_000
+    assert delay_until_due(waiting, 70.0).routing_key == delay(_MESSAGE, 30_000, 0).routing_key
+    assert delay_until_due(waiting, 500.0).routing_key == delay(_MESSAGE, 0, 0).routing_key
+    assert delay_until_due(_MESSAGE, 70.0) is _MESSAGE

@@ -12,6 +12,7 @@ from hopback.message import Properties, Received
 from hopback.policy import Occasion, Park, Retry, Snooze, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.policy.delays import read_delayed
 from hopback.topology.plan import Fact, Leave, Stamp
 from hopback.version import BrokerVersion
 
@@ -258,3 +259,19 @@ def test_what_is_kept_and_what_fits_no_frame_has_no_effect() -> None:
     assert effects(retry, delivery, _ORDERS, Occasion(_NOW)) == ()
     park = decided.Park(Leave.PUBLISH, 1, "asked for all the same")
     assert effects(park, delivery, _ORDERS, Occasion(_NOW)) == ()
+
+
+def test_what_waits_in_the_queues_of_delays_comes_straight_back() -> None:
+    """Confirmed before the ack, due when the handler said, and marked as any other retry."""
+    delivery = Received(_ORDERS.queue, "shop", "order.created", b"body", Properties(message_id="m"))
+    decision = decide(
+        delivery, Retry("no", after="2h"), _ORDERS, version=_V40, longest_delay_ms=86_400_000
+    )
+    publish, settle = effects(decision, delivery, _ORDERS, _OCCASION)
+    assert isinstance(publish, Publish)
+    assert settle == Settle(Settlement.ACK)
+    waiting = read_delayed(publish.message)
+    assert waiting is not None
+    assert waiting.due_ms == (_NOW + 7200) * 1000
+    assert (waiting.message.exchange, waiting.message.routing_key) == ("", _ORDERS.queue)
+    assert waiting.message.properties.headers["hopback-attempts"] == 1

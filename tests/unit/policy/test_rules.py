@@ -22,7 +22,7 @@ from hopback.policy import (
     outcome_of,
 )
 from hopback.policy import decision as decided
-from hopback.policy.rules import MENU
+from hopback.policy.rules import MENU, is_outcome
 from hopback.topology.plan import Leave, Route, Tier
 
 if TYPE_CHECKING:
@@ -182,3 +182,9 @@ def test_a_consumer_status_is_an_outcome(returned: ConsumerStatus, outcome: Outc
     """The event bus's names: done, dead-letter retry, and back into the queue without counting."""
     assert outcome_of(returned) == outcome
     assert outcome_of(str(returned)) != outcome  # a text that looks like one is a mistake
+
+
+def test_the_menu_knows_what_is_on_it() -> None:
+    """Where a handler may return a reply, nothing else is taken for an outcome."""
+    assert all(map(is_outcome, (Done(), Park("no"), Retry("no"), Snooze(1))))
+    assert not any(map(is_outcome, (None, {"total": 1}, "done")))

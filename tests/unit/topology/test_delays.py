@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.topology.check import check
-from hopback.topology.delays import DUE, delay_topology, is_delay_level, level_count, way_in
+from hopback.topology.delays import (
+    DUE,
+    delay_level_names,
+    delay_topology,
+    is_delay_level,
+    level_count,
+    way_in,
+)
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.routing import RoutingTable
 from hopback.version import BrokerVersion
@@ -83,3 +90,16 @@ def test_a_timedelta_is_a_duration() -> None:
     assert parse_duration_ms(timedelta(hours=2, microseconds=1)) == 7_200_001
     with pytest.raises(ValueError, match="from 0 to 3650d"):
         parse_duration_ms(timedelta(seconds=-1))
+
+
+@pytest.mark.parametrize("name", ["orders", "hopback.delay.level-", "hopback.delay.level-x"])
+def test_what_is_no_level_has_none_below_it(name: str) -> None:
+    """Names come from brokers that others use too."""
+    assert delay_level_names(name) == ()
+
+
+def test_a_level_names_all_up_to_it() -> None:
+    """The shortest first."""
+    assert delay_level_names("hopback.delay.level-02") == tuple(
+        f"hopback.delay.level-0{number}" for number in range(3)
+    )

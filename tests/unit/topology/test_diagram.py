@@ -8,9 +8,11 @@ import pytest
 
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
+from hopback.topology.delays import delay_topology
 from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
 from hopback.topology.diagram.labels import Ids, label
-from hopback.topology.model import Binding, Exchange, Queue, Topology
+from hopback.topology.model import Binding, Exchange, Queue, Topology, joined
+from hopback.topology.schedules import schedule_queue
 
 _RAFFLE = DESIGNS["raffle"].build()
 _FREEFLOW = DESIGNS["freeflow"].build()
@@ -193,3 +195,12 @@ def test_ids_are_safe_stable_and_never_shared() -> None:
     assert ids.of("x", "end") == "x_end"
     assert ids.of("q", "…") == "q"
     assert len(ids.of("q", "long" * 60)) <= 42
+
+
+def test_delays_and_periodic_messages_are_drawn() -> None:
+    """One node for all queues of delays, and a thick line from a schedule to what it sends to."""
+    queues = (Queue("reports"), schedule_queue("reports"))
+    drawn = lines(draw_flow(joined([Topology("own", (), queues), delay_topology("1d")])))
+    assert any("queues of delays<br/>wait up to" in line for line in drawn)
+    assert any('-.->|"due"|' in line for line in drawn)
+    assert 'q_reports_schedule ==>|"periodic"| q_reports' in drawn

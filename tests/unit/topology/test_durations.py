@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.topology.durations import LONGEST_MS, format_duration, parse_duration_ms
+from hopback.topology.durations import LONGEST_MS, format_duration, parse_duration_ms, parse_wait_ms
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_durations_are_read(text: str | int, expected_ms: int) -> None:
     ("value", "message"),
     [
         ("", "got ''"),
-        ("15000", "add a unit, or write the milliseconds without quotes"),
+        ("15000", "add a unit, as in 15000s"),
         ("1.5s", "got '1.5s'"),
         ("5m1h", "got '5m1h'"),
         ("-5s", "got '-5s'"),
@@ -64,3 +64,17 @@ def test_what_could_not_be_read_back_is_not_written(duration_ms: int) -> None:
     """Out of bounds is an error in both directions."""
     with pytest.raises(ValueError, match="expected 0 to"):
         format_duration(duration_ms)
+
+
+def test_waits_in_code_are_seconds() -> None:
+    """As everywhere in Python; texts and timedeltas say their unit themselves."""
+    assert parse_wait_ms(0.1) == 100
+    assert parse_wait_ms(90) == 90_000
+    assert parse_wait_ms("90s") == 90_000
+
+
+@pytest.mark.parametrize("value", [True, float("nan"), 10**400, None, -1, 1e12])
+def test_what_is_no_wait_is_refused(value: object) -> None:
+    """With what was expected."""
+    with pytest.raises(ValueError, match="expected"):
+        parse_wait_ms(value)  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.broker.embedded.policies import Policies
 from hopback.broker.embedded.profile import PROFILES
+from hopback.broker.embedded.settings import Policies
 from hopback.topology.check import check
 from hopback.topology.effective import applied_policy
 from hopback.topology.model import Policy, Queue, Topology

@@ -8,7 +8,7 @@ from hopback.designs import DESIGNS
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.table import write_table
-from hopback.topology.words import plan_in_words
+from hopback.topology.wording import plan_in_words
 
 _RAFFLE = DESIGNS["raffle"].build()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hopback.topology.check import check
+from hopback.topology.delays import delay_topology
 from hopback.topology.hazards import RULES
 from hopback.topology.plan import Redrive
 from tests.unit.topology_check.building import (
+    edited,
     found,
     sound,
 )
@@ -16,7 +20,26 @@ from tests.unit.topology_check.cases_declaring import DECLARING
 from tests.unit.topology_check.cases_links import LINKS
 from tests.unit.topology_check.cases_moving import MOVING
 
-CASES = (*MOVING, *DECLARING, *LINKS)
+_DELAYS = delay_topology("10s")
+CASES = (
+    *MOVING,
+    *DECLARING,
+    *LINKS,
+    Case(
+        "delay-cut-short",
+        replace(
+            _DELAYS,
+            queues=tuple(each for each in _DELAYS.queues if each.name != "hopback.delay.level-01"),
+            bindings=tuple(
+                each for each in _DELAYS.bindings if each.source != "hopback.delay.level-01"
+            ),
+        ),
+        _DELAYS,
+        "error",
+        "queue `hopback.delay.level-01`",
+        "for 2000 ms of their time, and the queue is not there",
+    ),
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
@@ -52,3 +75,15 @@ def test_redrive_may_go_through_a_retry_queue() -> None:
     astray = planned(sound(), redrive=Redrive("", "orders.dlq"))
     (problem,) = found(astray, "plan-leads-nowhere")
     assert "The way for re-drive" in problem.explanation
+
+
+def test_a_delay_that_is_cut_short_is_seen_in_all_its_forms() -> None:
+    """A queue that is not bound, and one that waits for another time."""
+    level = "hopback.delay.level-00"
+    unbound = tuple(each for each in _DELAYS.bindings if each.source != level)
+    (finding,) = found(replace(_DELAYS, bindings=unbound), "delay-cut-short")
+    assert "not bound to its exchange" in finding.explanation
+    (finding,) = found(edited(_DELAYS, level, message_ttl=500), "delay-cut-short")
+    assert "holds them for 500 ms" in finding.explanation
+    whole = delay_topology("3650d")
+    assert check(whole) == ()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hopback.wire.events import MethodReceived
-from hopback.wire.frames import METHOD, frame
+from hopback.wire.frames import METHOD, ChannelState, ConnectionState, frame
 from hopback.wire.methods import METHODS, encode_arguments
-from hopback.wire.states import ChannelState, ConnectionState
 from tests.unit.wire.pair import Pair, open_pair
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.message import Properties
 from hopback.wire.confirms import Confirms, InFlight
-from hopback.wire.contents import ReturnedMessage, read_content
+from hopback.wire.events import ReturnedMessage, read_content
 from hopback.wire.properties import encode_properties
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from hopback.wire import (
     Violation,
     WireConnection,
 )
-from hopback.wire.frames import METHOD, frame
+from hopback.wire.frames import METHOD, ChannelState, ConnectionState, frame
 from hopback.wire.methods import METHODS, encode_arguments
 from hopback.wire.properties import encode_properties
-from hopback.wire.states import ChannelState, ConnectionState
 from tests.unit.wire.pair import Pair, open_pair
 
 _PROPERTIES = encode_properties(Properties(message_id="m", headers={"a": 1}))

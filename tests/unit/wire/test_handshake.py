@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.errors import ConnectionFailed
+from hopback.errors import ConnectionFailed, LoginRefused
 from hopback.wire import Credentials
+from hopback.wire.events import MethodReceived
+from hopback.wire.frames import ConnectionState
 from hopback.wire.handshake import ClientHandshake, ServerHandshake, Tuning
-from hopback.wire.states import ConnectionState
 from tests.unit.wire.pair import Pair
 
 
@@ -75,11 +76,39 @@ def test_a_wrong_password_is_refused_in_the_brokers_words() -> None:
 
 
 def test_an_unknown_virtual_host_is_refused() -> None:
-    """The error names it."""
+    """The error names it, and says that another try will not help."""
     pair = Pair()
     client, server = _halves(pair, virtual_host="nowhere")
-    with pytest.raises(ConnectionFailed, match=r"530 NOT_ALLOWED.*nowhere"):
+    with pytest.raises(LoginRefused, match=r"530 NOT_ALLOWED.*nowhere"):
         pair.shake_hands(client, server)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "lasts"),
+    [
+        (530, "NOT_ALLOWED - vhost shop not found", True),
+        (530, "NOT_ALLOWED - access to vhost 'shop' refused for user 'ann'", True),
+        (
+            530,
+            "NOT_ALLOWED - access to vhost 'shop' refused for user 'ann': connection limit (1) is "
+            "reached",
+            False,
+        ),
+        (530, "NOT_ALLOWED - connection limit (100) is reached", False),
+        (541, "INTERNAL_ERROR - access to vhost 'shop' refused: vhost 'shop' is down", False),
+        (320, "CONNECTION_FORCED - broker forced connection closure", False),
+    ],
+)
+def test_a_refusal_that_passes_is_told_apart_from_one_that_lasts(
+    code: int, text: str, lasts: bool
+) -> None:
+    """A virtual host that is starting, or full, may take us at the next try; a missing one will not."""
+    pair = Pair()
+    client, _ = _halves(pair)
+    closed = {"reply_code": code, "reply_text": text, "class_id": 0, "method_id": 0}
+    with pytest.raises(ConnectionFailed) as caught:
+        client.on_event(MethodReceived(0, "connection.close", closed))
+    assert isinstance(caught.value, LoginRefused) is lasts
 
 
 def test_a_mechanism_that_is_not_offered_is_not_tried() -> None:
