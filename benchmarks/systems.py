@@ -1,8 +1,8 @@
 """`python -m benchmarks.systems`: the five systems together under load, on RabbitMQ and PostgreSQL.
 
 Every part is a process of its own, as in the compose files. 200 messages a second come in through the
-web parts, a tenth of them fails: some for good, some until they are parked. At the end everything that
-was accepted has to be found again, as a row or as a dead letter. Written to SYSTEMS.md.
+web parts, a tenth of them fails: some for good, some until they are parked. At the end every message
+that was accepted has to be found again by its id, as a row or as a dead letter. Written to SYSTEMS.md.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ _BAD_PNG = b"\x89PNG\r\n\x1a\n"
 class Outcome:
     """What became of one system's messages in one run."""
 
-    accepted: int = 0
+    accepted: set[str] = field(default_factory=set)
+    """Ids for which a web part has answered that it took them."""
     refused: int = 0
     seconds: float = 0.0
     accept_ms: list[float] = field(default_factory=list)
     effect_ms: list[float] = field(default_factory=list)
-    found: int = 0
-    dead: int = 0
+    found: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
     retries: int = 0
     memory_mb: dict[str, float] = field(default_factory=dict)
 
@@ -80,6 +81,7 @@ class Parts:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.metrics: list[str] = []
         self.ports: dict[str, int] = {}
+        self.taken: dict[str, set[str]] = {service: set() for service in _BUS_SERVICES}
         folder.mkdir(parents=True, exist_ok=True)
         for part in load_system(name).parts:
             label = part.target.rpartition(":")[2]
@@ -195,6 +197,19 @@ def _request(name: str, number: int) -> tuple[str, dict[str, Any], str]:
             return "/files", {"files": {"file": file}}, "/files/{fileId}"
 
 
+def _id(name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> str:
+    """What this message is found by again, in a table and in the body of a dead letter."""
+    match name:
+        case "ratatoskr":
+            return str(arguments["json"]["order"])
+        case "freeflow":
+            return str(arguments["json"]["id"])
+        case "file-pipeline":
+            return str(answer["fileId"])
+        case _:
+            return str(answer["id"])
+
+
 async def _produce(parts: Parts, seconds: float, outcome: Outcome) -> None:
     """Send at the rate, whatever the answers take; now and then follow one to its effect."""
     name, rate = parts.name, RATES[parts.name]
@@ -221,7 +236,7 @@ async def _produce(parts: Parts, seconds: float, outcome: Outcome) -> None:
             if answer.status_code not in (200, 202):
                 outcome.refused += 1
                 return
-            outcome.accepted += 1
+            outcome.accepted.add(_id(name, arguments, answer.json()))
             outcome.accept_ms.append((time.perf_counter() - began) * 1000)
             if shows and number % 10 == 0 and number % rate == 0:
                 task = asyncio.create_task(follow(shows.format(**answer.json()), began))
@@ -283,12 +298,40 @@ async def _queues(_broker: RabbitMQ, parts: Parts) -> list[str]:
 
 
 _FOUND = {
-    "raffle": "SELECT count(*) FROM users",
-    "ratatoskr": "SELECT count(*) FROM ratatoskr_orders",
-    "freeflow": "SELECT count(*) FROM freeflow_documents",
-    "file-pipeline": "SELECT count(*) FROM file_pipeline_files WHERE status = 'completed'",
+    "raffle": "SELECT id FROM users",
+    "ratatoskr": "SELECT id FROM ratatoskr_orders",
+    "freeflow": "SELECT id FROM freeflow_documents",
+    "file-pipeline": "SELECT file_id FROM file_pipeline_files WHERE status = 'completed'",
 }
-_FAILED_FILES = "SELECT count(*) FROM file_pipeline_files WHERE status = 'failed'"
+_BUS_SERVICES = ("wms-cincout", "wms-orders")
+_LOOKED_AT_S = 5.0
+"""The sample receiver remembers 1,000 events of a service: more than 20 s of this load with its retries."""
+_AN_ID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
+
+
+async def _taken_by_services(parts: Parts, taken: dict[str, set[str]]) -> None:
+    """Follow what each service of the bus has taken, until cancelled."""
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        while True:
+            for service in _BUS_SERVICES:
+                where = f"http://127.0.0.1:{parts.ports['sample']}/{service}/events"
+                for event in (await client.get(where)).json()["events"]:
+                    if event["answered"] == 200:
+                        taken[service].add(event["id"])
+            await asyncio.sleep(_LOOKED_AT_S)
+
+
+async def _dead_ids(broker: RabbitMQ, queue: str) -> set[str]:
+    """The ids in the bodies of a queue's messages, which go back when the connection ends."""
+    found: set[str] = set()
+    connection = await broker.connect("load")
+    try:
+        channel = await connection.open_channel()
+        while delivery := await channel.get(queue):
+            found.update(one.decode() for one in _AN_ID.findall(delivery.body))
+    finally:
+        await connection.close()
+    return found
 
 
 async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outcome) -> None:
@@ -296,25 +339,22 @@ async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outco
     runs = await parts.counted()
     outcome.retries = sum(count for (_, what), count in runs.items() if what == "retry")
     outcome.memory_mb = parts.memory()
-    connection = await broker.connect("load")
-    try:
-        dead = {
-            queue: (await count_now(connection, queue)).messages
-            for queue in await _queues(broker, parts)
-            if _is_dead(queue)
-        }
-    finally:
-        await connection.close()
-    outcome.dead = sum(dead.values())
-    if parts.name == "event-bus":
-        # Each event is two deliveries; one that was repeated is done twice, so the least is counted.
-        done = [runs.get((f"wms.queue.{one}", "done"), 0) for one in ("wms-cincout", "wms-orders")]
-        outcome.found = min(done[0], done[1] + dead["wms.dlq.wms-orders"]) - outcome.dead
+    dead = {
+        queue: await _dead_ids(broker, queue)
+        for queue in await _queues(broker, parts)
+        if _is_dead(queue)
+    }
+    outcome.dead = set[str]().union(*dead.values()) & outcome.accepted
+    if parts.name == "event-bus":  # every service has to have it, or its dead letter
+        dead_of = [dead[f"wms.dlq.{service}"] for service in _BUS_SERVICES]
+        of_each = [
+            parts.taken[one] | gone for one, gone in zip(_BUS_SERVICES, dead_of, strict=True)
+        ]
+        outcome.found = set.intersection(*of_each) - outcome.dead
+        outcome.dead &= set.intersection(*of_each)
         return
     with psycopg.connect(database) as rows:
-        outcome.found = rows.execute(_FOUND[parts.name]).fetchone()[0]  # type: ignore[index]
-        if parts.name == "file-pipeline":  # a file has a dead letter in two queues
-            outcome.dead = rows.execute(_FAILED_FILES).fetchone()[0]  # type: ignore[index]
+        outcome.found = {str(one) for (one,) in rows.execute(_FOUND[parts.name])}
 
 
 @contextmanager
@@ -347,11 +387,17 @@ async def _run(
             systems[name] = (parts, database)
         await _each(systems, lambda parts, _: parts.ready())
         _say("ready")
+        bus = systems["event-bus"][0]
+        looking = asyncio.create_task(_taken_by_services(bus, bus.taken))
         await asyncio.gather(
             *(_produce(parts, seconds, outcomes[name]) for name, (parts, _) in systems.items())
         )
         _say("sent")
         await _each(systems, lambda parts, _: _drained(broker, parts))
+        await asyncio.sleep(2 * _LOOKED_AT_S)  # the last that the services took
+        if looking.done():
+            looking.result()
+        looking.cancel()
         await _each(systems, lambda parts, url: _account(broker, parts, url, outcomes[parts.name]))
     connection = await broker.connect("load")
     version = str(connection.version)
@@ -374,8 +420,12 @@ async def _each(
 
 
 def _shortened(outcome: Outcome) -> dict[str, Any]:
-    """Percentiles instead of every time."""
+    """Numbers and percentiles instead of every id and time."""
     told = asdict(outcome)
+    told["twice"] = len(outcome.found & outcome.dead)
+    told["lost"] = len(outcome.accepted - outcome.found - outcome.dead)
+    for name in ("accepted", "found", "dead"):
+        told[name] = len(told[name] & outcome.accepted)
     for name in ("accept_ms", "effect_ms"):
         times = sorted(told.pop(name))
         told[name] = [statistics.median(times), times[int(len(times) * 0.99)]] if times else None
@@ -399,12 +449,13 @@ users, orders and documents 50 each, 20 events for two services, 2 files of five
 fails, in turn for good and until it is parked. The long waits are shortened: raffle and file
 pipeline 2 s, FreeFlow 1 s, 2 s and 4 s, Ratatoskr 2 s; the event bus has its ten retries of 5 s.
 
-*found* are rows, or events that a service took; *lost* is what was accepted and is neither found nor a
-dead letter. The event bus counts what services took, so an event that one took twice could hide one that
-was lost; the others count rows. *accepted in* is the answer to the producer, *effect in* the time
-until a row can be read: median and 99th percentile. Memory is the most that a part held."""
+Every message has an id. *found* are ids of rows, or of events that each service has taken or has as a
+dead letter; *dead letters* are ids in dead-letter queues, *both* those that are found and dead (a message
+may come twice); *lost* are ids that a web part accepted and that are nowhere. *accepted in* is the answer
+to the producer, *effect in* the time until a row can be read: median and 99th percentile. Memory is the
+most that a part held."""
 _COLUMNS = (
-    "system", "accepted", "rate/s", "refused", "found", "dead letters", "lost", "retries",
+    "system", "accepted", "rate/s", "refused", "found", "dead letters", "both", "lost", "retries",
     "accepted in (ms)", "effect in (ms)", "memory (MB)",
 )  # fmt: skip
 
@@ -425,7 +476,6 @@ def page(results: list[dict[str, Any]]) -> str:
             "|---" * len(_COLUMNS) + "|",
         ]
         for name, one in run["systems"].items():
-            lost = max(0, one["accepted"] - one["found"] - one["dead"])
             rate = one["accepted"] / one["seconds"] if one["seconds"] else 0
             memory = ", ".join(f"{part} {size:.0f}" for part, size in one["memory_mb"].items())
             numbers = (
@@ -434,7 +484,8 @@ def page(results: list[dict[str, Any]]) -> str:
                 one["refused"],
                 one["found"],
                 one["dead"],
-                lost,
+                one["twice"],
+                one["lost"],
             )
             times = (one["retries"], _pair(one["accept_ms"]), _pair(one["effect_ms"]), memory)
             lines.append(f"| {' | '.join(map(str, (name, *numbers, *times)))} |")
