@@ -212,7 +212,7 @@ def test_the_map_is_drawn_and_shows_who_gets_a_message(page: Page) -> None:
     _picture(page, "topology", 1120)
 
 
-def test_every_page_isaccessible(page: Page) -> None:
+def test_every_page_is_accessible(page: Page) -> None:
     """WCAG A and AA by axe, on every view; in the dark the contrast."""
     page.goto("/login")
     accessible(page)
@@ -227,9 +227,11 @@ def test_every_page_isaccessible(page: Page) -> None:
     held = page.url
     accessible(page)
     page.get_by_role("link", name="OrderPaid").first.click()
+    page.wait_for_url(re.compile("/messages/"))
     accessible(page)
     page.goto(held)
     page.get_by_role("link", name=re.compile("Re-drive 37")).click()
+    page.wait_for_url(re.compile("/re-drive"))
     accessible(page)
     page.get_by_role("button", name="Next").click()
     page.get_by_text("Change each message (JSON patch)").click()
