@@ -173,7 +173,8 @@ class Alerting:
         if not await self._book.lead(self._owner, now, self._lease_s):
             return False
         rules, manners = self._settings.rules, self._settings.manners
-        decision = decide_alerts(rules, seen, await read_alerts(self._book), now, manners)
+        known, served = await read_alerts(self._book), [one.broker for one in self._sources]
+        decision = decide_alerts(rules, seen, known, now, manners, served)
         try:
             if decision.changed or decision.forgotten or decision.notices:
                 await self._book.save(

@@ -326,16 +326,23 @@ def decide_alerts(
     known: Iterable[Alert],
     now: float,
     manners: AlertManners,
+    served: Sequence[str] = (),
 ) -> AlertDecision:
-    """What becomes of the alerts, and who is told."""
+    """What becomes of the alerts, and who is told.
+
+    `served` names the brokers that there are, seen or not. The first takes over what was known of it before
+    it had a name; what is known of one that is served no longer is over.
+    """
     by_name = {rule.name: rule for rule in rules}
     brokers = {each.broker: each for each in seen}
     before = {alert.id: alert for alert in known}
     held, unknown = _look(rules, brokers.values(), now)
-    after = {
-        alert.id: _followed(alert, by_name.get(alert.rule), held, unknown, brokers, now, manners)
-        for alert in before.values()
-    }
+    after: dict[str, Alert | None] = {}
+    for alert in before.values():
+        if served and not alert.broker and "" not in served:
+            alert = replace(alert, broker=served[0])  # noqa: PLW2901  the same under its new name
+        rule = None if served and alert.broker not in served else by_name.get(alert.rule)
+        after[alert.id] = _followed(alert, rule, held, unknown, brokers, now, manners)
     open_keys = {alert.key for alert in after.values() if alert is not None and _is_open(alert)}
     for key, sighting in held.items():
         if key not in open_keys:

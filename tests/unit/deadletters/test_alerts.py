@@ -46,8 +46,11 @@ class _Watch:
     def look(self, now: float, *queues: QueueSeen, jobs: tuple[Job, ...] = ()) -> AlertDecision:
         return self.look_at(now, BrokerSeen("", queues, jobs))
 
-    def look_at(self, now: float, *brokers: BrokerSeen) -> AlertDecision:
-        decision = decide_alerts(self.rules, brokers, self.alerts.values(), now, self.manners)
+    def look_at(
+        self, now: float, *brokers: BrokerSeen, served: tuple[str, ...] = ()
+    ) -> AlertDecision:
+        known = self.alerts.values()
+        decision = decide_alerts(self.rules, brokers, known, now, self.manners, served)
         for alert in decision.changed:
             self.alerts[alert.id] = from_json(Alert, encode(alert))
         for gone in decision.forgotten:
@@ -153,6 +156,31 @@ def test_what_nobody_can_see_stays_as_it_is() -> None:
     assert len(watch.firing) == 1
     watch.look(_NOW + 3)
     assert watch.firing == []
+
+
+def test_a_broker_that_gets_a_name_takes_its_alerts_along() -> None:
+    """They go on under it: told once, at the right page, and over when their cause is."""
+    watch = _Watch(_DEEP)
+    watch.look(_NOW, QueueSeen("q", 11))
+    names = ("north", "south")
+    watch.look_at(_NOW + 1, served=names)  # neither answers
+    ((alert,), said) = watch.alerts.values(), list(watch.said)
+    assert (alert.broker, alert.url, alert.state) == ("north", "/brokers/north/queues/q", "firing")
+    deep, empty = (BrokerSeen("north", (QueueSeen("q", depth),)) for depth in (11, 0))
+    watch.look_at(_NOW + 2, deep, served=names)
+    assert (len(watch.alerts), watch.said) == (1, said)
+    watch.look_at(_NOW + 3, empty, served=names)
+    assert (watch.firing, watch.said) == ([], [(1, 0), (0, 1)])
+
+
+def test_alerts_of_a_broker_that_is_served_no_longer_are_over() -> None:
+    """Nobody would ever see them end."""
+    watch = _Watch(_DEEP)
+    watch.look_at(_NOW, BrokerSeen("south", (QueueSeen("q", 11),)), served=("north", "south"))
+    watch.look_at(_NOW + 1, served=("north", "south"))
+    assert len(watch.firing) == 1
+    watch.look_at(_NOW + 2, served=("north",))
+    assert (watch.firing, watch.said) == ([], [(1, 0), (0, 1)])
 
 
 def test_a_rule_may_be_about_one_broker() -> None:
