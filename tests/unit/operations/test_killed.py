@@ -41,6 +41,7 @@ class _Killed(MemoryJournal):
     def __init__(self, steps: _Steps) -> None:
         super().__init__()
         self._steps = steps
+        self.told_done: list[int] = []
 
     def kill(self) -> None:
         """The process is gone; another one sees that its lease has run out."""
@@ -53,6 +54,7 @@ class _Killed(MemoryJournal):
         """Write down, and be killed before or after."""
         self._steps.step()
         await super().save(job, owner)
+        self.told_done.append(job.counts.done)
         self._steps.step()
 
 
@@ -154,6 +156,30 @@ async def _redriven(
         else:
             assert "nobody can tell where the selection ends" in done.reason
         assert shop.held() == 0
+
+
+def test_a_job_that_sees_messages_again_takes_none_back() -> None:
+    """What was sent but not acked comes back to a resumed job: the count that it tells never shrinks."""
+    seen_again = [run_virtual(_told_by_each_run(step)) for step in range(1, 120, 7)]
+    assert any(seen_again)
+
+
+async def _told_by_each_run(step: int) -> bool:
+    """Whether the second run began with less than the first had told."""
+    steps = _Steps()
+    async with open_shop(journal=steps.journal, settings=Settings(per_turn=3)) as shop:
+        await shop.publish(_parked(twins=False))
+        steps.broker, shop.broker.faults = shop.broker, steps
+        steps.kill_at(step)
+        job = await shop.operations.start(redrive(pace=Pace(in_flight=_IN_FLIGHT)))
+        stopped = await shop.operations.wait(job.id)
+        done = await _killed_and_resumed(shop, steps, job.id, [])
+        told = steps.journal.told_done
+        assert told == sorted(told)
+        assert (told[-1], done.state) == (_COUNT, JobState.COMPLETED)
+        record = await steps.journal.job(job.id)
+        certain = None if record is None else record.certain
+        return certain is not None and certain.done < stopped.counts.done
 
 
 @pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
