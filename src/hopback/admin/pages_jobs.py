@@ -18,9 +18,8 @@ from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import span_words, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
-from hopback.deadletters.codec import from_json
+from hopback.deadletters.codec import read_patch
 from hopback.deadletters.contract import Price
-from hopback.deadletters.patch import Patch
 from hopback.deadletters.requests import (
     LONGEST_WATCH_S,
     MOST_HELD,
@@ -108,18 +107,7 @@ class ActForm:
     @property
     def steps(self) -> tuple[PatchOperation, ...]:
         """The change of each message; BadRequest of the field `change` if it cannot be read."""
-        if not self.change:
-            return ()
-        try:
-            steps: tuple[PatchOperation, ...] = from_json(Patch, self.change)
-        except BadRequest as wrong:
-            place = "" if wrong.field == "body" else f"at {wrong.field}, "
-            what = wrong.expected.removeprefix("JSON: ")
-            what = what if what.startswith("JSON") else what[:1].lower() + what[1:]
-            raise BadRequest("change", f"a JSON patch: {place}{what}") from None
-        if not steps:
-            raise BadRequest("change", "a JSON patch of at least one step, got none")
-        return steps
+        return read_patch(self.change) if self.change else ()
 
     def carried(self, step: int) -> Iterator[tuple[str, str]]:
         """What the other steps said, for hidden fields of this one."""

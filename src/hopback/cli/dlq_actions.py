@@ -40,7 +40,6 @@ from hopback.cli.terminal import (
 )
 from hopback.cli.where import resume_command, where_options, with_dead_letters
 from hopback.deadletters.contract import EditedCopy, Price
-from hopback.deadletters.patch import PatchOperation
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from hopback.cli.where import Where
     from hopback.deadletters.contract import JobPlan, MessageView, QueueDetail
     from hopback.deadletters.interface import DeadLetters
+    from hopback.deadletters.patch import PatchOperation
     from hopback.deadletters.requests import Request
 
 __all__ = [
@@ -291,7 +291,7 @@ def redrive(
 
 def _read_change(path: Path) -> tuple[PatchOperation, ...]:
     """The steps of a JSON patch in a file."""
-    from hopback.deadletters.codec import from_json
+    from hopback.deadletters.codec import read_patch
 
     try:
         text = path.read_bytes()
@@ -301,7 +301,7 @@ def _read_change(path: Path) -> tuple[PatchOperation, ...]:
             do="Name another file.",
             code=Exit.USAGE,
         ) from error
-    return from_json(tuple[PatchOperation, ...], text)
+    return read_patch(text)
 
 
 @click.command(short_help="Remove messages for good, after writing them to a file.")

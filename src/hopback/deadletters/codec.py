@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from hopback.deadletters.contract import Moment
+from hopback.deadletters.patch import Patch
 from hopback.errors import BadRequest
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["convert", "encode", "from_json", "schemas", "to_json"]
+    from hopback.deadletters.patch import PatchOperation
+
+__all__ = ["convert", "encode", "from_json", "read_patch", "schemas", "to_json"]
 
 ValueT = TypeVar("ValueT")
 
@@ -57,6 +60,20 @@ def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
     place, expected = problems[0]
     more = "".join(f"; {at}: expected {what}" for at, what in problems[1:])
     raise BadRequest(place or "body", f"{expected}{more}")
+
+
+def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
+    """The steps of a change that somebody wrote down; BadRequest of `change` if they cannot be taken."""
+    try:
+        steps: tuple[PatchOperation, ...] = from_json(Patch, text)
+    except BadRequest as wrong:
+        place = "" if wrong.field == "body" else f"at {wrong.field}, "
+        what = wrong.expected.removeprefix("JSON: ")
+        what = what if what.startswith("JSON") else what[:1].lower() + what[1:]
+        raise BadRequest("change", f"a JSON patch: {place}{what}") from None
+    if not steps:
+        raise BadRequest("change", "a JSON patch of at least one step, got none")
+    return steps
 
 
 def schemas(

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -79,7 +79,8 @@ def write_job(job: JobRecord) -> str:
 def _shallow(value: Any) -> Any:
     """As `asdict`, without copying the marks and digests one by one: there may be thousands."""
     if isinstance(value, Struct):
-        return {name: _shallow(getattr(value, name)) for name in value.__struct_fields__}
+        said = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: _shallow(one) for name, one in said if one is not UNSET}
     if isinstance(value, tuple) and value and isinstance(value[0], Struct):
         return [_shallow(each) for each in value]
     if not is_dataclass(value):

@@ -12,12 +12,13 @@ from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "MOST_STEPS",
     "ChangeSample",
     "Patch",
     "PatchFailed",
@@ -28,7 +29,8 @@ __all__ = [
 ]
 
 _LARGEST = 1024 * 1024  # bytes of a body: reading and writing it takes some tens of milliseconds
-_DEEPEST = 50  # steps of a path; deeper ones are mistakes
+_DEEPEST = 50  # names in a path; deeper ones are mistakes
+MOST_STEPS = 50  # of a change: each is made to every message, and shown to whoever reviews it
 _DIFF_LINES = 100  # of a preview: a screen or two
 _DIFF_BYTES = 64 * 1024  # of a body whose change is shown line by line
 
@@ -41,15 +43,21 @@ class PatchOperation(Struct, frozen=True, forbid_unknown_fields=True):
     """One step: `add`, `replace` or `remove` what stands at `path`, or `test` that it is `value`.
 
     A path is a JSON pointer, as `/order/lines/0/sku`; `~1` stands for a slash in a name, `~0` for a tilde,
-    and `-` at the end for the place after the last of a list.
+    and `-` at the end for the place after the last of a list. All but `remove` need a `value`.
     """
 
     op: Literal["add", "replace", "remove", "test"]
     path: Annotated[str, Meta(max_length=1024, pattern=r"^(/.*)?$")]
-    value: Any = None
+    value: Any = UNSET
+
+    def __post_init__(self) -> None:
+        if self.value is UNSET and self.op != "remove":
+            raise ValueError(
+                f"Expected `value` with `{self.op}` (null is written as null), got none"
+            )
 
 
-Patch = Annotated[tuple[PatchOperation, ...], Meta(max_length=50)]
+Patch = Annotated[tuple[PatchOperation, ...], Meta(max_length=MOST_STEPS)]
 """The steps of a change, in order."""
 
 
@@ -123,7 +131,7 @@ def _applied(document: Any, step: PatchOperation) -> Any:
         return deepcopy(step.value)
     *way, last = (name.replace("~1", "/").replace("~0", "~") for name in step.path[1:].split("/"))
     if len(way) >= _DEEPEST:
-        raise PatchFailed(f"{step.path} has more than {_DEEPEST} steps")
+        raise PatchFailed(f"{step.path} has more than {_DEEPEST} names")
     place = document
     for name in way:
         place = _inside(place, name, step)

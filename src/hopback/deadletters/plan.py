@@ -25,7 +25,7 @@ from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
 from hopback.deadletters.head import Turns, held_size, walk
 from hopback.deadletters.journal import JobSpec, SelectionSnapshot
 from hopback.deadletters.message import read_dead_letter
-from hopback.deadletters.patch import change_sample, patch_problem
+from hopback.deadletters.patch import MOST_STEPS, change_sample, patch_problem
 from hopback.deadletters.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
@@ -93,6 +93,8 @@ def check_request(request: Request) -> None:
         and not 1 <= (request.max_redrives or 1) <= MOST_REDRIVES
     ):
         raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
+    if isinstance(request, RedriveRequest) and len(request.change) > MOST_STEPS:
+        raise BadRequest("change", f"at most {MOST_STEPS} steps, got {len(request.change)}")
     limit = None if isinstance(request.selection, FromSession) else request.selection.limit
     if limit is not None and limit < 1:
         raise BadRequest("limit", f"1 or more, got {limit}")

@@ -78,13 +78,25 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
         ("{}", "array, got object"),
         ("[]", "at least one step"),
         ('[{"op": "move", "path": "/a"}]', "at [0].op, invalid enum value"),
+        ('[{"op": "replace", "path": "/a"}]', "at [0], value with replace"),
         ('[{"op": "add"}]', "missing required field path"),
         ('[{"op": "remove", "path": "a"}]', "at [0].path"),
         (json.dumps([{"op": "remove", "path": "/a"}] * 51), "length &lt;= 50"),
         ("[" * 60_000, "recursion"),
         ("</textarea><script>alert(1)</script>", "JSON is malformed"),
     ],
-    ids=["cut", "object", "empty", "verb", "no path", "pointer", "long", "deep", "tags"],
+    ids=[
+        "cut",
+        "object",
+        "empty",
+        "verb",
+        "no value",
+        "no path",
+        "pointer",
+        "long",
+        "deep",
+        "tags",
+    ],
 )
 async def test_a_patch_that_cannot_be_read_is_told_at_its_field(
     tmp_path: Path, change: str, words: str

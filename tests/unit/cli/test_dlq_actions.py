@@ -74,6 +74,26 @@ async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) 
         assert "hopback jobs failures j-" in said
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ([{"op": "remove", "path": "/a"}] * 51, "length <= 50"),
+        ([{"op": "replace", "path": "/a"}], "at [0], value with replace"),
+        ([], "at least one step"),
+    ],
+    ids=["too many steps", "no value", "no step"],
+)
+def test_a_change_in_a_file_obeys_what_the_server_obeys(
+    tmp_path: Path, capsys: _Output, change: list[dict[str, str]], words: str
+) -> None:
+    """It is refused before a broker is asked."""
+    path = tmp_path / "change.json"
+    path.write_text(json.dumps(change))
+    asked = ["dlq", "redrive", DLQ, "--change", str(path), "--reason", "x", "--yes"]
+    assert run(asked) == Exit.USAGE
+    assert words in capsys.readouterr().err
+
+
 def _into(queue: str) -> Target:
     return Target(TargetKind.QUEUE, routing_key=queue)
 

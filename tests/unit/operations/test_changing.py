@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.deadletters.archive import read_line
+from hopback.deadletters.codec import read_patch
 from hopback.deadletters.journal_sql import read_job, write_job
 from hopback.deadletters.patch import PatchFailed, PatchOperation, change_sample, patched
 from hopback.deadletters.requests import FromHead, Settings
-from hopback.errors import NotAllowed
+from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
 from hopback.testing import in_virtual_time
 from tests.unit.operations.shop import DLQ, MAIN, open_shop, properties, redrive
@@ -89,12 +90,27 @@ def test_a_long_difference_says_that_it_is_cut() -> None:
     assert (len(cut.diff), cut.diff[-1]) == (101, "… more lines differ")
 
 
+@pytest.mark.parametrize("op", ["add", "replace", "test"])
+def test_a_step_says_its_value(op: Any) -> None:
+    """A value that was forgotten must not empty a field of many messages; null is a value."""
+    with pytest.raises(ValueError, match="Expected `value` with"):
+        PatchOperation(op, "/a")
+    with pytest.raises(BadRequest, match=rf"at \[1\], value with {op}"):
+        read_patch(json.dumps([{"op": "remove", "path": "/a"}, {"op": op, "path": "/a"}]))
+    (step,) = read_patch(json.dumps([{"op": op, "path": "/a", "value": None}]))
+    assert step == PatchOperation(op, "/a", None)
+
+
 def _originals(path: str) -> set[bytes]:
     lines = Path(path).read_bytes().splitlines()
     return {read_line(line, where="it").body for line in lines}
 
 
-_CHANGE = (PatchOperation("replace", "/currency", "EUR"),)
+_CHANGE = (
+    PatchOperation("replace", "/currency", "EUR"),
+    PatchOperation("add", "/was", None),
+    PatchOperation("remove", "/was"),
+)
 
 
 @in_virtual_time
@@ -120,6 +136,15 @@ async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> 
         record = await shop.operations.journal.job(job.id)
         assert record is not None
         assert read_job(write_job(record)).spec.change == _CHANGE
+
+
+@in_virtual_time
+async def test_a_change_of_a_program_has_as_many_steps_as_that_of_a_request(tmp_path: Path) -> None:
+    """Each step is made to every message."""
+    async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
+        for ask in (shop.operations.plan, shop.operations.start):
+            with pytest.raises(BadRequest, match="at most 50 steps, got 51"):
+                await ask(redrive(change=_CHANGE * 17))
 
 
 @in_virtual_time
