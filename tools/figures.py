@@ -48,11 +48,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Function:
-    """A private function that has one use, and its length without its docstring."""
+    """A private function that has one use, its length without its docstring, and what the use is.
+
+    One that is handed on by its name (a callback, an entry of a table, the entry of a thread) has to
+    be a function of its own; only one that is called could stand in its caller instead.
+    """
 
     where: str
     name: str
     lines: int
+    called: bool
 
 
 def sources(root: Path = ROOT) -> tuple[Source, ...]:
@@ -76,12 +81,15 @@ def sizes(files: Iterable[Source]) -> dict[str, tuple[int, int]]:
 
 
 def shared_class_names(files: Iterable[Source]) -> dict[str, list[str]]:
-    """Class names that more than one class of the package has, with the modules of each."""
+    """Class names that more than one class of the package has, with the modules of each.
+
+    A leading underscore is no difference to a reader: `_Step` and `Step` are one name.
+    """
     homes: dict[str, list[str]] = defaultdict(list)
     for each in files:
         for node in ast.walk(each.tree):
             if isinstance(node, ast.ClassDef):
-                homes[node.name].append(each.name)
+                homes[node.name.lstrip("_")].append(each.name)
     return {name: found for name, found in sorted(homes.items()) if len(found) > 1}
 
 
@@ -98,6 +106,7 @@ def single_use(files: Iterable[Source]) -> list[Function]:
     found = []
     for each in files:
         uses: Counter[str] = Counter()
+        calls: Counter[str] = Counter()
         defined: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
         for node in ast.walk(each.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -106,13 +115,21 @@ def single_use(files: Iterable[Source]) -> list[Function]:
                 uses[node.id] += 1
             elif isinstance(node, ast.Attribute):
                 uses[node.attr] += 1
-        found += [
-            Function(each.name, name, _body_lines(node))
-            for name, nodes in defined.items()
-            if name.startswith("_") and not name.endswith("__") and uses[name] == len(nodes)
-            for node in nodes
-        ]
+            elif isinstance(node, ast.Call):
+                func: Any = node.func
+                calls[str(getattr(func, "attr", getattr(func, "id", "")))] += 1
+        for name, nodes in defined.items():
+            private = name.startswith("_") and not name.endswith("__")
+            if not private or uses[name] != len(nodes):
+                continue
+            for number, node in enumerate(nodes):
+                called = number < calls[name] or _is_property(node)
+                found.append(Function(each.name, name, _body_lines(node), called))
     return found
+
+
+def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(each).endswith("property") for each in function.decorator_list)
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -234,7 +251,7 @@ async def _redrive() -> dict[str, Any]:
                 page = f"/queues/{_QUEUE}/re-drive"
                 look = {"limit": "10", "how": "plain"}
                 opened = await client.post(f"/queues/{_QUEUE}/look", data=look)
-                session = opened.headers["location"].rpartition("/")[2]
+                session = _last_part(opened)
                 fields = {"session": session, "filter": "error:LookupError"}
                 with tracer:
                     await client.get(page, params=fields)
@@ -245,14 +262,26 @@ async def _redrive() -> dict[str, Any]:
                 tracer.before = {id(each): each for each in gc.get_objects()}
                 with tracer:
                     began = await client.post(page, data={**hidden, "step": "go"})
-                    where = began.headers["location"]
-                    await operations.wait(where.rpartition("/")[2])
-                    await client.get(where)
+                    await operations.wait(_last_part(began))
+                    await client.get(began.headers["location"])
     return {
         "files": sorted(tracer.files),
         "functions": len(tracer.functions),
         "types": sorted(tracer.types),
     }
+
+
+def _last_part(response: Any) -> str:
+    """The identifier that the page which was led to is named by; a query may follow it."""
+    from urllib.parse import urlsplit
+
+    location = response.headers.get("location")
+    if location is None:
+        raise SystemExit(
+            f"expected the page to lead on to another one, got {response.status_code} for "
+            f"{response.request.method} {response.request.url}"
+        )
+    return urlsplit(str(location)).path.rpartition("/")[2]
 
 
 def _service(folder: Path) -> Any:
@@ -317,14 +346,11 @@ def _dead_letters() -> Any:
 def _open_journal(url: str, clock: Any) -> Any:
     from importlib import import_module
 
-    for name in ("hopback.deadletters.journal_sql", "hopback.deadletters.journal_sql"):
-        try:
-            return import_module(name).open_journal(url, clock)
-        except ModuleNotFoundError:
-            continue
-    raise SystemExit(
-        "the SQL journal was not found: expected it in hopback.deadletters.journal_sql"
-    )
+    try:
+        home = import_module("hopback.deadletters.journal_sql")
+    except ModuleNotFoundError:  # an older commit
+        home = import_module("hopback.deadletters.sql_journal")
+    return home.open_journal(url, clock)
 
 
 class _Tracer:
@@ -400,10 +426,13 @@ def figures(root: Path = ROOT) -> dict[str, Any]:
         "class_names": shared_class_names(files),
         "functions": total,
         "single_use": [f"{each.where}.{each.name}" for each in once],
-        "single_use_small": [f"{each.where}.{each.name}" for each in once if each.lines <= SMALL],
+        "called_once": [f"{each.where}.{each.name}" for each in once if each.called],
+        "called_once_small": [
+            f"{each.where}.{each.name}" for each in once if each.called and each.lines <= SMALL
+        ],
         "constants": len(numbers),
         "without_reason": [f"{where}.{name}" for where, name, reason in numbers if not reason],
-        "single_use_by_package": Counter(each.where.split(".")[1] for each in once),
+        "called_once_by_package": Counter(each.where.split(".")[1] for each in once if each.called),
         "functions_by_package": {
             name: functions(each for each in files if each.package == name) for name in sizes(files)
         },
@@ -412,22 +441,26 @@ def figures(root: Path = ROOT) -> dict[str, Any]:
 
 def report(found: Mapping[str, Any], *, listed: bool) -> Iterator[str]:
     """The figures as lines of text."""
-    yield f"{'package':14}{'files':>7}{'lines':>9}{'functions':>11}{'used once':>11}"
+    yield f"{'package':14}{'files':>7}{'lines':>9}{'functions':>11}{'called once':>13}"
     for name, (files, lines) in sorted(found["packages"].items()):
         number = found["functions_by_package"][name]
-        once = found["single_use_by_package"].get(name, 0)
-        share = f"{100 * once / number:.0f} %" if number else "-"
-        yield f"{name:14}{files:7}{lines:9,}{number:11,}{share:>11}"
+        once = found["called_once_by_package"].get(name, 0)
+        percent = f"{100 * once / number:.0f} %" if number else "-"
+        yield f"{name:14}{files:7}{lines:9,}{number:11,}{percent:>13}"
     files = sum(each[0] for each in found["packages"].values())
     lines = sum(each[1] for each in found["packages"].values())
     yield f"{'all':14}{files:7}{lines:9,}{found['functions']:11,}"
-    shared, once, small = (found[key] for key in ("class_names", "single_use", "single_use_small"))
+    shared = found["class_names"]
     yield f"class names with several meanings: {len(shared)}"
     yield from (f"  {name} ×{len(homes)}: {', '.join(homes)}" for name, homes in shared.items())
-    share, part = (100 * len(each) / found["functions"] for each in (once, small))
-    yield f"private functions used once: {len(once):,} ({share:.1f} %)"
-    yield f"  of at most {SMALL} lines: {len(small):,} ({part:.1f} %)"
-    yield from (f"    {name}" for name in small if listed)
+    for key, words in (
+        ("single_use", "private functions used once"),
+        ("called_once", "  of these called, and not handed on by name"),
+        ("called_once_small", f"  called, and of at most {SMALL} lines"),
+    ):
+        share = 100 * len(found[key]) / found["functions"]
+        yield f"{words}: {len(found[key]):,} ({share:.1f} %)"
+    yield from (f"    {name}" for name in found["called_once_small"] if listed)
     yield (
         f"numeric constants without a reason: {len(found['without_reason'])} of {found['constants']}"
     )
