@@ -370,7 +370,7 @@ class CountMismatch(OperationRefused):
         super().__init__(f"expected {expected} messages, found {found}; nothing was touched")
 
 
-class _Job(Protocol):
+class _HasId(Protocol):
     @property
     def id(self) -> str: ...
 
@@ -381,9 +381,9 @@ class JobConflict(OperationRefused):
     remedy: ClassVar[str] = (
         "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
     )
-    job: _Job | None = None
+    job: _HasId | None = None
 
-    def __init__(self, text: str, job: _Job) -> None:
+    def __init__(self, text: str, job: _HasId) -> None:
         self.job = job
         super().__init__(text)
 

@@ -131,7 +131,7 @@ class MemoryOidcSessions:
         self._busy.pop(session, None)
 
 
-class _Denied(Exception):
+class _ProviderRefusal(Exception):
     """The provider says no: to this code, or to going on."""
 
 
@@ -258,7 +258,7 @@ class OidcSignIn:
                 code_verifier=attempt["verifier"],
             )
             kept = await self._believed(tokens, attempt["nonce"], now, now + self._session_s)
-        except (_Denied, BadToken) as error:
+        except (_ProviderRefusal, BadToken) as error:
             raise _denied(str(error)) from None
         session = secrets.token_urlsafe(16)
         await self._put(session, kept, now)
@@ -278,7 +278,7 @@ class OidcSignIn:
         return claims if self._clock.now() < claims["exp"] else None
 
     async def _tokens(self, **form: str) -> dict[str, Any]:
-        """What the token endpoint gives; _Denied if it refuses, Refused if it does not answer."""
+        """What the token endpoint gives; _ProviderRefusal if it refuses, Refused if it does not answer."""
         import httpx
 
         provider = await self._provider()
@@ -318,7 +318,7 @@ class OidcSignIn:
             raise _away(f"its token endpoint answers {answer.status_code}")
         if not answer.is_success:
             why = said.get("error_description") or said.get("error") or answer.status_code
-            raise _Denied(f"the provider says {one_line(str(why))[:_SHOWN]!r}")
+            raise _ProviderRefusal(f"the provider says {one_line(str(why))[:_SHOWN]!r}")
         return said
 
     async def _believed(
@@ -402,7 +402,7 @@ class OidcSignIn:
             if "id_token" in tokens:
                 fresh = await self._believed(tokens, None, now, kept.until)
                 if fresh.subject != kept.subject:
-                    raise _Denied("the provider speaks of somebody else")
+                    raise _ProviderRefusal("the provider speaks of somebody else")
             else:
                 lasts = tokens.get("expires_in")
                 seconds = float(lasts) if isinstance(lasts, int | float) and lasts > 0 else 300.0
@@ -412,7 +412,7 @@ class OidcSignIn:
                     check_at=now + seconds,
                     checked_at=now,
                 )
-        except (_Denied, BadToken) as error:
+        except (_ProviderRefusal, BadToken) as error:
             _LOG.info("a session of %s ends: %s", kept.name, error)
             await self.end(session)
             return None

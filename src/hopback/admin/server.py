@@ -66,7 +66,7 @@ class Timeouts:
     """While nothing of an answer is taken."""
 
 
-class _Connection(H11Protocol):
+class _HttpConnection(H11Protocol):
     """Hangs up on who sends half a head, or takes nothing of an answer; uvicorn itself would wait."""
 
     timeouts: Timeouts
@@ -168,7 +168,7 @@ async def serve(
     timeouts: Timeouts = _PATIENT,
 ) -> None:
     """Serve until a signal comes. `on_ready` is told where; port 0 takes a free one."""
-    connection = type("_Connection", (_Connection,), {"timeouts": timeouts})
+    connection = type("_HttpConnection", (_HttpConnection,), {"timeouts": timeouts})
     config = uvicorn.Config(
         app,
         http=connection,

@@ -237,7 +237,7 @@ class Denial:
 
 
 @dataclass(slots=True)
-class _Window:
+class _DenialWindow:
     """What one caller, or one address of strangers, was refused since it began."""
 
     begun: float
@@ -252,7 +252,7 @@ class Denials:
     def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
         self._clock = clock
         self._write = write
-        self._windows: dict[str, _Window] = {}
+        self._windows: dict[str, _DenialWindow] = {}
 
     async def add(self, denial: Denial) -> None:
         """Write it down, or count it."""
@@ -261,7 +261,7 @@ class Denials:
         key = denial.caller or f"address {denial.address}"
         if key not in self._windows and len(self._windows) >= _MOST_WINDOWS:
             key = _ELSEWHERE
-        window = self._windows.setdefault(key, _Window(self._clock.now(), denial))
+        window = self._windows.setdefault(key, _DenialWindow(self._clock.now(), denial))
         if window.rows < (_ROWS_OF_A_CALLER if known and key else _ROWS_OF_A_STRANGER):
             window.rows += 1
             await self._write(denial)

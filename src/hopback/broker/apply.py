@@ -358,7 +358,7 @@ async def apply(
         )
     offered = _offered(planned) if take_offers else ()
     channel = await connection.open_channel()
-    work = _Work(channel, management, vhost, on_done)
+    work = _Applier(channel, management, vhost, on_done)
     try:
         names = {one.queue.name for one in queues}
         steps = (*offered, *planned.steps)
@@ -447,7 +447,7 @@ def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
             )
 
 
-class _Work:
+class _Applier:
     """Carries out steps one by one and keeps account."""
 
     def __init__(

@@ -50,7 +50,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _VersionNotice:
     since: BrokerVersion
     before: BrokerVersion
     text: str
@@ -60,45 +60,45 @@ class _Rule:
 _FIRST = BrokerVersion(0)
 _NEVER = BrokerVersion(9999)
 _RULES = (
-    _Rule(
+    _VersionNotice(
         _FIRST,
         BrokerVersion(3, 10),
         "Versions before 3.10 have neither message TTL nor at-least-once dead-lettering on quorum "
         "queues, so the hardened designs cannot be declared. Upgrade.",
         urgent=True,
     ),
-    _Rule(
+    _VersionNotice(
         BrokerVersion(3, 13),
         BrokerVersion(3, 13, 3),
         "3.13.0 to 3.13.2 drop dead letters that are no cycle and ignore a re-published x-death. "
         "Upgrade to 3.13.3 or later.",
         urgent=True,
     ),
-    _Rule(
+    _VersionNotice(
         _FIRST,
         BrokerVersion(3, 13),
         "An x-death header that a client publishes is interpreted, a malformed one crashes the "
         "queue, and chains of retry queues lose messages: one hop only, and never replay x-death.",
     ),
-    _Rule(
+    _VersionNotice(
         _FIRST,
         BrokerVersion(3, 12, 1),
         "A channel whose first publish meets a dead leader is nacked forever; Hopback opens a new "
         "one, other clients may not.",
     ),
-    _Rule(
+    _VersionNotice(
         BrokerVersion(4, 0),
         _NEVER,
         "A quorum queue without a limit of its own removes a message on its 21st return. Looking "
         "counts, too: give dead-letter queues an explicit limit (`hopback topology apply` does).",
     ),
-    _Rule(
+    _VersionNotice(
         BrokerVersion(4, 0),
         _NEVER,
         "An x-death header that a client publishes is ignored: consumers that count attempts by it "
         "start anew whenever a message is re-published.",
     ),
-    _Rule(
+    _VersionNotice(
         BrokerVersion(4, 3),
         _NEVER,
         "A consumer timeout on a quorum queue cancels the consumer and leaves the channel open: "

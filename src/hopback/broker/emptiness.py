@@ -111,7 +111,7 @@ def _lets_go(queue: Queue, live: Topology, version: BrokerVersion | None) -> boo
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Observation:
     """One look at the queues: what is ready to be moved, and what else speaks against a delete."""
 
     ready: tuple[str, ...]
@@ -237,7 +237,7 @@ class Emptiness:
                     since = None
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _look(self, queues: Collection[Queue]) -> _Look:
+    async def _look(self, queues: Collection[Queue]) -> _Observation:
         live = await self._management.live_topology(self._vhost)
         # The totals come before the declares: what was ready when they were read is seen by these.
         totals = await self._management.totals(self._vhost)
@@ -263,7 +263,9 @@ class Emptiness:
                 found = await self._in_use(source.name, totals, empty=empty)
                 held += [source.name] if found else []
                 obstacles += [f"{text}, and sends to {queue.name!r} by name" for text in found]
-        return _Look(tuple(ready), tuple(dict.fromkeys(obstacles)), tuple(dict.fromkeys(held)))
+        return _Observation(
+            tuple(ready), tuple(dict.fromkeys(obstacles)), tuple(dict.fromkeys(held))
+        )
 
     def _feeders(self, queue: str, live: Topology) -> tuple[Queue, ...]:
         return feeders(queue, live, self._plans, self._connection.version)

@@ -80,7 +80,7 @@ class Moment(float):
         return None if seconds is None else cls(seconds)
 
 
-class _Value(Struct, frozen=True, rename="camel"):
+class _AnswerStruct(Struct, frozen=True, rename="camel"):
     """What is answered: fields that are not known are passed over, so that newer servers are understood."""
 
 
@@ -98,7 +98,7 @@ class Price(StrEnum):
     REFUSED = "refused"
 
 
-class Cost(_Value, frozen=True):
+class Cost(_AnswerStruct, frozen=True):
     """The price of one browse session, with words for people; `limit` None: no delivery limit.
 
     `can_lift`: it would be free once the limit is lifted by a policy, which can be done from here.
@@ -111,7 +111,7 @@ class Cost(_Value, frozen=True):
     can_lift: bool = False
 
 
-class Depth(_Value, frozen=True):
+class Depth(_AnswerStruct, frozen=True):
     """How many messages a queue holds, who says so and how old that may be. None: nobody says.
 
     By `amqp` the number of ready messages is exact and of this moment; by `management` all numbers
@@ -145,14 +145,14 @@ class Depth(_Value, frozen=True):
         return replace(self, age_s=round(self.age(now), 3))
 
 
-class HeldBack(_Value, frozen=True):
+class HeldBack(_AnswerStruct, frozen=True):
     """Messages that the broker holds back in a queue, because the next one does not take them."""
 
     queue: str
     messages: int
 
 
-class TargetChoice(_Value, frozen=True):
+class TargetChoice(_AnswerStruct, frozen=True):
     """A target that a re-drive from this queue may choose.
 
     `exchange` and `routing_key` are the way if it is the same for every message, else None.
@@ -168,7 +168,7 @@ class TargetChoice(_Value, frozen=True):
     is_default: bool = False
 
 
-class QueueSummary(_Value, frozen=True, kw_only=True):
+class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
     """A row of the list. `exists` is False for a queue that is declared and not on the broker.
 
     `known_by` says what gave it away: `plan`, `dead-lettering`, `name` or `operator`.
@@ -225,7 +225,7 @@ class QueueDetail(QueueSummary, frozen=True, kw_only=True):
     broker_version: str
 
 
-class Overview(_Value, frozen=True):
+class Overview(_AnswerStruct, frozen=True):
     """Every dead-letter queue that the caller may see, from one sweep; never looked into."""
 
     items: tuple[QueueSummary, ...]
@@ -237,7 +237,7 @@ class Overview(_Value, frozen=True):
 # --- dead letters
 
 
-class DeadLetter(_Value, frozen=True):
+class DeadLetter(_AnswerStruct, frozen=True):
     """One dead letter, without its body; its texts are fit for JSON.
 
     `id` is its place in the session and the beginning of `digest`, a hash of body and properties
@@ -280,7 +280,7 @@ class DeadLetter(_Value, frozen=True):
         return None if self.last_failed is None else max(now - self.last_failed, 0.0)
 
 
-class Group(_Value, frozen=True):
+class Group(_AnswerStruct, frozen=True):
     """Dead letters that have something in common, with one of them as a sample."""
 
     key: str
@@ -290,7 +290,7 @@ class Group(_Value, frozen=True):
     sample: DeadLetter
 
 
-class Groups(_Value, frozen=True):
+class Groups(_AnswerStruct, frozen=True):
     """The groups of a session, the largest first; `more` of them are left out.
 
     `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH`. `not_looked_into` have bodies that
@@ -304,7 +304,7 @@ class Groups(_Value, frozen=True):
     not_looked_into: int = 0
 
 
-class Survey(_Value, frozen=True):
+class Survey(_AnswerStruct, frozen=True):
     """The groups of a whole queue, and how many messages were looked at.
 
     `not_looked_into` have bodies that the filter could not look into: they may match or not.
@@ -319,7 +319,7 @@ class Survey(_Value, frozen=True):
     not_looked_into: int = 0
 
 
-class Page(_Value, frozen=True):
+class Page(_AnswerStruct, frozen=True):
     """Some dead letters of a session; `next` is the cursor of the page after it, None at the end.
 
     `not_looked_into` have bodies too large or too deeply nested for `payload.` terms: they may match.
@@ -337,14 +337,14 @@ class Page(_Value, frozen=True):
         return self.dead_letters
 
 
-class TimelineEntry(_Value, frozen=True):
+class TimelineEntry(_AnswerStruct, frozen=True):
     """One thing that happened to a message; `time` None where nobody wrote it down."""
 
     time: Moment | None = field(name="at")
     what: str
 
 
-class FailureRecord(_Value, frozen=True):
+class FailureRecord(_AnswerStruct, frozen=True):
     """What the consumer, or its framework, wrote down when it gave up: the cause, not its wrappers."""
 
     type: str
@@ -354,7 +354,7 @@ class FailureRecord(_Value, frozen=True):
     host: str
 
 
-class WayCheck(_Value, frozen=True):
+class WayCheck(_AnswerStruct, frozen=True):
     """A way that messages would take, how many of those seen, and why it may not be used."""
 
     exchange: str
@@ -363,7 +363,7 @@ class WayCheck(_Value, frozen=True):
     flaw: str | None = None
 
 
-class HeaderView(_Value, frozen=True):
+class HeaderView(_AnswerStruct, frozen=True):
     """A header with its AMQP type; what JSON cannot hold is written as text."""
 
     name: str
@@ -371,7 +371,7 @@ class HeaderView(_Value, frozen=True):
     value: Any
 
 
-class MessageView(_Value, frozen=True, kw_only=True):
+class MessageView(_AnswerStruct, frozen=True, kw_only=True):
     """One message with everything about it. `payload` is parsed where it is JSON and not too large.
 
     `sentence` says what happened; `failure` is the consumer's own record with its stack, if there is
@@ -403,7 +403,7 @@ class MessageView(_Value, frozen=True, kw_only=True):
 # --- browse sessions
 
 
-class SessionView(_Value, frozen=True, kw_only=True):
+class SessionView(_AnswerStruct, frozen=True, kw_only=True):
     """A browse session as it is now. `complete`: it holds everything that was ready.
 
     `order_kept` is False where so many messages had come back before that these will go behind them.
@@ -434,13 +434,13 @@ class SessionView(_Value, frozen=True, kw_only=True):
 # --- requests
 
 
-class LimitPolicy(_Value, frozen=True):
+class LimitPolicy(_AnswerStruct, frozen=True):
     """The policy that lifts a delivery limit."""
 
     policy: str
 
 
-class EditedCopy(_Value, frozen=True):
+class EditedCopy(_AnswerStruct, frozen=True):
     """The copy that was sent: its new message id."""
 
     message_id: str
@@ -468,7 +468,7 @@ ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
 """The states in which a job holds its queue: no other may begin there."""
 
 
-class Counts(_Value, frozen=True):
+class Counts(_AnswerStruct, frozen=True):
     """How far a job is.
 
     `selected` is the size of the selection. Each of its messages is `done`, `skipped` (the filter or
@@ -493,7 +493,7 @@ class Counts(_Value, frozen=True):
         force_setattr(self, "remaining", left)
 
 
-class Job(_Value, frozen=True, kw_only=True):
+class Job(_AnswerStruct, frozen=True, kw_only=True):
     """A re-drive or a discard. `reason` says why its state is what it is, `why` why someone began it.
 
     `rate` is what holds now, messages per second, None for no limit. `target` is in words, and
@@ -536,14 +536,14 @@ class Job(_Value, frozen=True, kw_only=True):
         return self.state in ACTIVE
 
 
-class JobList(_Value, frozen=True):
+class JobList(_AnswerStruct, frozen=True):
     """Jobs, the newest first."""
 
     items: tuple[Job, ...]
     total: int
 
 
-class FailedMessage(_Value, frozen=True):
+class FailedMessage(_AnswerStruct, frozen=True):
     """A message that a job could not move, or left out; it is still in its queue."""
 
     id: str
@@ -553,21 +553,21 @@ class FailedMessage(_Value, frozen=True):
     at: Moment
 
 
-class FailureList(_Value, frozen=True):
+class FailureList(_AnswerStruct, frozen=True):
     """What a job could not move; `cursor` asks for what comes after it, null at the end."""
 
     items: tuple[FailedMessage, ...]
     cursor: str | None
 
 
-class LeftOutCount(_Value, frozen=True):
+class LeftOutCount(_AnswerStruct, frozen=True):
     """How many of those seen would not be touched, and why."""
 
     reason: str
     count: int
 
 
-class ReachedQueue(_Value, frozen=True):
+class ReachedQueue(_AnswerStruct, frozen=True):
     """A queue that messages of a re-drive would reach, and whether anybody takes them there.
 
     `messages` wait in it already; None where nobody tells.
@@ -578,7 +578,7 @@ class ReachedQueue(_Value, frozen=True):
     messages: int | None
 
 
-class JobPlan(_Value, frozen=True, kw_only=True):
+class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
     """What would happen: the answer of a dry run.
 
     `selected` is the size of the selection, `seen` how many of it were looked at for this plan and
@@ -619,7 +619,7 @@ class JobPlan(_Value, frozen=True, kw_only=True):
         force_setattr(self, "may_start", not self.flaws)
 
 
-class Imported(_Value, frozen=True):
+class Imported(_AnswerStruct, frozen=True):
     """How far an import came.
 
     `lines` is how many lines from the beginning are confirmed or empty, without a gap: to go on,
@@ -634,7 +634,7 @@ class Imported(_Value, frozen=True):
 # --- audit
 
 
-class AuditEntry(_Value, frozen=True):
+class AuditEntry(_AnswerStruct, frozen=True):
     """One act. `number` orders entries and is given when it is written; 0 before that.
 
     `action` is a word with a dot, as `job.start`, `session.open`, `message.show`; `result` is `ok`,
@@ -652,7 +652,7 @@ class AuditEntry(_Value, frozen=True):
     number: int = 0
 
 
-class AuditList(_Value, frozen=True):
+class AuditList(_AnswerStruct, frozen=True):
     """Entries of the audit, the newest first; `cursor` asks for what comes after them, null at the end."""
 
     items: tuple[AuditEntry, ...]

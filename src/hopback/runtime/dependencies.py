@@ -97,7 +97,7 @@ def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _ProviderCall:
     """One call of a provider: what it is given, by name, and how long the result lives."""
 
     provider: Provider
@@ -142,7 +142,7 @@ class Injector:
         self._where = where
         self._overrides = overrides or {}
         self._has_context = has_context
-        self._steps: dict[Provider, _Step] = {}
+        self._steps: dict[Provider, _ProviderCall] = {}
         self._parameters: list[tuple[str, Provider]] = []
         for need in needs:
             if need.depends is not None:
@@ -221,7 +221,10 @@ class Injector:
 
 
 async def _call(
-    step: _Step, made: Mapping[Provider, Any], context: Context | None, stack: AsyncExitStack
+    step: _ProviderCall,
+    made: Mapping[Provider, Any],
+    context: Context | None,
+    stack: AsyncExitStack,
 ) -> Any:
     given = {name: context if inner is None else made[inner] for name, inner in step.needs}
     if step.opens is None:
@@ -234,14 +237,14 @@ async def _call(
 
 def _step(
     provider: Provider, scope: Scope, needs: tuple[tuple[str, Provider | None], ...]
-) -> _Step:
+) -> _ProviderCall:
     if inspect.isasyncgenfunction(provider):
-        return _Step(provider, asynccontextmanager(provider), True, scope, needs)
+        return _ProviderCall(provider, asynccontextmanager(provider), True, scope, needs)
     if inspect.isgeneratorfunction(provider):
-        return _Step(provider, contextmanager(provider), False, scope, needs)
+        return _ProviderCall(provider, contextmanager(provider), False, scope, needs)
     called = getattr(provider, "__call__", None)  # noqa: B004 - the method itself is asked
     is_async = inspect.iscoroutinefunction(provider) or inspect.iscoroutinefunction(called)
-    return _Step(provider, None, is_async, scope, needs)
+    return _ProviderCall(provider, None, is_async, scope, needs)
 
 
 def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:

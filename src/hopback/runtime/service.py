@@ -271,7 +271,7 @@ class ServiceOptions:
         require("watch", self.watch > 0, "more than 0 seconds", self.watch)
 
 
-class _Ready(asyncio.Event):
+class _ReadyEvent(asyncio.Event):
     """An event that may never come: who waits for it is told why."""
 
     def __init__(self) -> None:
@@ -359,7 +359,7 @@ class Service:
         )
         self._stopping = Stopping()
         self._checked = False
-        self.ready: _Ready = _Ready()
+        self.ready: _ReadyEvent = _ReadyEvent()
         """Set when every consumer has been started for the first time; `wait` raises what `run` raised."""
         self._told: dict[str, str] = {}
 

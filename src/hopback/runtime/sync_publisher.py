@@ -57,7 +57,7 @@ class SyncPublisher:
         self._connections = connections
         self._timeout = timeout
         self._starting = threading.Lock()
-        self._running: _Running | None = None
+        self._running: _PublisherThread | None = None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -105,7 +105,7 @@ class SyncPublisher:
             running.stop()
             atexit.unregister(self.close)
 
-    def _loop(self) -> _Running:
+    def _loop(self) -> _PublisherThread:
         """The thread with the connections, started when it is first needed in this process."""
         try:
             asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class SyncPublisher:
             if self._closed:
                 raise ConnectionFailed("nothing was sent: the publisher is closed")
             if self._running is None or self._running.process != os.getpid():
-                made = _Running(self._broker, self._name, self._connections, self._timeout)
+                made = _PublisherThread(self._broker, self._name, self._connections, self._timeout)
                 self._running = made
                 atexit.register(self.close)
             return self._running
@@ -138,7 +138,7 @@ def _refuse_delay(message: Message) -> None:
         )
 
 
-class _Running:
+class _PublisherThread:
     """A loop in a thread, and the publishers on it. It belongs to the process that made it."""
 
     def __init__(self, broker: Broker, name: str, connections: int, timeout: float) -> None:

@@ -64,8 +64,8 @@ def pattern_flaw(pattern: str) -> PatternFlaw | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pattern:
-    part: _Part
+class _CompiledPattern:
+    part: _PatternPart
     quick: re.Pattern[bytes] | None
     """The same for `re`, where that cannot take long."""
 
@@ -79,7 +79,7 @@ class _Pattern:
 
 
 @lru_cache(maxsize=512)
-def _read(pattern: str) -> _Pattern | PatternFlaw:
+def _read(pattern: str) -> _CompiledPattern | PatternFlaw:
     if len(pattern) > _LONGEST:
         return PatternFlaw(f"it is longer than {_LONGEST} characters", refused=False)
     try:
@@ -87,10 +87,10 @@ def _read(pattern: str) -> _Pattern | PatternFlaw:
     except PatternFlaw as flaw:
         return flaw
     part = _trimmed(part)
-    return _Pattern(part, re.compile(part.written()) if part.ways() <= _MOST_WAYS else None)
+    return _CompiledPattern(part, re.compile(part.written()) if part.ways() <= _MOST_WAYS else None)
 
 
-def _trimmed(part: _Part) -> _Part:
+def _trimmed(part: _PatternPart) -> _PatternPart:
     """Without what may be absent at either end: a name that holds the rest holds the whole."""
     parts = list(part.parts) if isinstance(part, _Series) else [part]
     while parts and _may_be_absent(parts[-1]):
@@ -100,7 +100,7 @@ def _trimmed(part: _Part) -> _Part:
     return _Series(tuple(parts))
 
 
-def _may_be_absent(part: _Part) -> bool:
+def _may_be_absent(part: _PatternPart) -> bool:
     return isinstance(part, _Repeat) and part.least == 0
 
 
@@ -143,7 +143,7 @@ class _Name:
         return known
 
 
-class _Part(Protocol):
+class _PatternPart(Protocol):
     """A part of a pattern."""
 
     def ends(self, starts: int, name: _Name) -> int:
@@ -178,7 +178,7 @@ class _Byte:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    parts: tuple[_Part, ...]
+    parts: tuple[_PatternPart, ...]
 
     def ends(self, starts: int, name: _Name) -> int:
         for part in self.parts:
@@ -196,7 +196,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True)
 class _Either:
-    parts: tuple[_Part, ...]
+    parts: tuple[_PatternPart, ...]
 
     def ends(self, starts: int, name: _Name) -> int:
         found = 0
@@ -215,7 +215,7 @@ class _Either:
 class _Repeat:
     """From `least` to `most` times; without end if `most` is None."""
 
-    part: _Part
+    part: _PatternPart
     least: int
     most: int | None
 
@@ -252,7 +252,7 @@ class _Repeat:
 class _Ahead:
     """Looks at what follows, and stays."""
 
-    part: _Part
+    part: _PatternPart
     wanted: bool
 
     def ends(self, starts: int, name: _Name) -> int:
@@ -276,7 +276,7 @@ class _Ahead:
 class _Behind:
     """Looks at what comes before, and stays."""
 
-    part: _Part
+    part: _PatternPart
     wanted: bool
 
     def ends(self, starts: int, name: _Name) -> int:
@@ -396,14 +396,14 @@ class _PatternReader:
         self._dot_is_all = False
         self._lines = False
 
-    def whole(self) -> _Part:
+    def whole(self) -> _PatternPart:
         """The pattern; PatternFlaw if it is none, or none that is evaluated."""
         part = self._choice()
         if self._at < len(self._text):
             raise PatternFlaw("a closing parenthesis has no opening one", refused=True)
         return part
 
-    def _choice(self) -> _Part:
+    def _choice(self) -> _PatternPart:
         """Alternatives up to the end of the group. Options set inside end with it."""
         self._depth += 1
         if self._depth > _DEEPEST:
@@ -416,8 +416,8 @@ class _PatternReader:
         self._depth -= 1
         return ways[0] if len(ways) == 1 else _Either(tuple(ways))
 
-    def _sequence(self) -> _Part:
-        parts: list[_Part] = []
+    def _sequence(self) -> _PatternPart:
+        parts: list[_PatternPart] = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             if self._take(r"\Q"):
                 quoted, _, _ = self._text[self._at :].partition(r"\E")
@@ -432,7 +432,7 @@ class _PatternReader:
                     parts.append(self._repeated(part))
         return parts[0] if len(parts) == 1 else _Series(tuple(parts))
 
-    def _one(self) -> _Part | None:
+    def _one(self) -> _PatternPart | None:
         one = self._next()
         match one:
             case "(":
@@ -454,7 +454,7 @@ class _PatternReader:
     def _byte(self, accepted: int) -> _Byte:
         return _Byte(_either_case(accepted) if self._ignores_case else accepted)
 
-    def _repeated(self, part: _Part) -> _Part:
+    def _repeated(self, part: _PatternPart) -> _PatternPart:
         """The part with the repetition that follows it, if one does."""
         if self._take("*"):
             least, most = 0, None
@@ -488,7 +488,7 @@ class _PatternReader:
             raise PatternFlaw(f"the repetition {{{inner}}} is out of range", refused=True)
         return low, high, after
 
-    def _group(self) -> _Part | None:
+    def _group(self) -> _PatternPart | None:
         if not self._take("?"):
             if self._text.startswith("*", self._at):
                 raise PatternFlaw("verbs such as (*FAIL) are not evaluated", refused=False)
@@ -504,7 +504,7 @@ class _PatternReader:
                 return self._closed(self._choice())
         return self._options()
 
-    def _options(self) -> _Part | None:
+    def _options(self) -> _PatternPart | None:
         """`(?i)` for the rest of the group, `(?i:…)` for a group of its own, or `(?:…)`."""
         kept = self._ignores_case, self._dot_is_all, self._lines
         on = True
@@ -526,12 +526,12 @@ class _PatternReader:
         self._ignores_case, self._dot_is_all, self._lines = kept
         return inner
 
-    def _closed(self, part: _Part) -> _Part:
+    def _closed(self, part: _PatternPart) -> _PatternPart:
         if not self._take(")"):
             raise PatternFlaw("a parenthesis is not closed", refused=True)
         return _Series((part,))
 
-    def _escape(self) -> _Part:
+    def _escape(self) -> _PatternPart:
         one = self._next()
         if one in "AzZbB":
             return _Anchor(one)

@@ -284,24 +284,24 @@ def _words(key: str) -> list[str]:
     return key.split(".") if key else []
 
 
-class _Node:
+class _TrieNode:
     """A place in the trie of patterns; `repeats` after a `#`, which takes any further word."""
 
     __slots__ = ("branches", "destinations", "repeats")
 
     def __init__(self, *, repeats: bool = False) -> None:
-        self.branches: dict[str, _Node] = {}
+        self.branches: dict[str, _TrieNode] = {}
         self.destinations: set[_Destination] = set()
         self.repeats = repeats
 
-    def reached(self) -> Iterator[_Node]:
+    def reached(self) -> Iterator[_TrieNode]:
         """This place and those that a `#` reaches without taking a word."""
-        node: _Node | None = self
+        node: _TrieNode | None = self
         while node is not None:
             yield node
             node = node.branches.get("#")
 
-    def after(self, word: str) -> Iterator[_Node]:
+    def after(self, word: str) -> Iterator[_TrieNode]:
         """The places reached by taking one word."""
         if self.repeats:
             yield self
@@ -316,12 +316,12 @@ class _Trie:
     __slots__ = ("_root",)
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _TrieNode()
 
     def add(self, pattern: str, destination: _Destination) -> None:
         node = self._root
         for word in _words(pattern):
-            node = node.branches.setdefault(word, _Node(repeats=word == "#"))
+            node = node.branches.setdefault(word, _TrieNode(repeats=word == "#"))
         node.destinations.add(destination)
 
     def match(self, key: str, _headers: Headers) -> Iterator[_Destination]:

@@ -29,7 +29,7 @@ __all__ = ["RabbitChannel"]
 
 
 @dataclass(slots=True)
-class _Consumer:
+class _ChannelConsumer:
     tag: str
     queue: str
     on_delivery: OnDelivery
@@ -37,7 +37,7 @@ class _Consumer:
 
 
 @dataclass(slots=True)
-class _Request:
+class _PendingRequest:
     """A request on its way; `orphaned` cleans up if nobody waits for the answer any more."""
 
     answer: Future[Any]
@@ -66,8 +66,8 @@ class RabbitChannel:
         self._core = wire.connection
         self._release = release
         self._loop = asyncio.get_running_loop()
-        self._requests: deque[_Request] = deque()
-        self._consumers: dict[bytes, _Consumer] = {}
+        self._requests: deque[_PendingRequest] = deque()
+        self._consumers: dict[bytes, _ChannelConsumer] = {}
         self._next_consumer = 0
         self._ended: Future[BrokerError | None] = self._loop.create_future()
         self._closing = False
@@ -142,7 +142,7 @@ class RabbitChannel:
         self._check()
         self._core.send(self.number, name, **arguments)
         answer: Future[Any] = self._loop.create_future()
-        self._requests.append(_Request(answer, orphaned))
+        self._requests.append(_PendingRequest(answer, orphaned))
         self._wire.wake()
         return answer
 
@@ -311,7 +311,7 @@ class RabbitChannel:
         key = tag.encode()
         if key in self._consumers:
             raise ProtocolError(f"expected a new consumer tag on this channel, got {tag!r} again")
-        self._consumers[key] = _Consumer(tag, queue, on_delivery, on_cancel)
+        self._consumers[key] = _ChannelConsumer(tag, queue, on_delivery, on_cancel)
         await self._request(
             "basic.consume",
             orphaned=lambda _: self._send_cancel(tag),

@@ -43,11 +43,11 @@ _SHAPES = {
 
 def draw_flow(topology: Topology) -> str:
     """The topology as a Mermaid flowchart."""
-    flow = _Flow(without_delay_levels(topology), longest_delay_ms(topology))
+    flow = _Flowchart(without_delay_levels(topology), longest_delay_ms(topology))
     return "\n".join(flow.lines()) + "\n"
 
 
-class _Flow:
+class _Flowchart:
     """One flowchart in the making; ids are given in the order of the topology."""
 
     def __init__(self, topology: Topology, longest_delay_ms: int) -> None:
