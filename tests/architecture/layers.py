@@ -157,7 +157,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.deadletters": frozenset({"msgspec"}),
     "hopback.deadletters.archive": frozenset({"msgspec", "zstandard"}),
-    "hopback.deadletters.unpacking": frozenset({"zstandard"}),
+    "hopback.deadletters.body": frozenset({"msgspec", "yaml", "zstandard"}),
     "hopback.deadletters.remote": frozenset({"httpx", "msgspec"}),
     "hopback.deadletters.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.integrations.aio_pika": frozenset({"aio_pika"}),

@@ -287,7 +287,12 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if risky.search(line)
     ]
-    assert found == []
+    # The operator's tools read arguments of tasks in YAML from the parser's events, without constructors.
+    assert [line.partition("#")[0].strip() for line in found] == [
+        "src/hopback/deadletters/body.py: import yaml"
+    ]
+    body = (ROOT / "src/hopback/deadletters/body.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"yaml\.[a-z_]\w*", body)) == {"yaml.parse"}
     assert risky.search("import pickle")
     assert risky.search("x = eval(text)")
 

@@ -8,11 +8,23 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
+import zstandard
 from celery import Celery
 from celery.exceptions import Reject
-from kombu import Queue
+from kombu import Queue, compression, serialization
 
 from hopback.integrations.celery import park_failed_tasks
+
+# What Kombu registers by itself where its own choice of a library is installed.
+serialization.register(
+    "msgpack",
+    msgspec.msgpack.encode,
+    msgspec.msgpack.decode,
+    content_type="application/x-msgpack",
+    content_encoding="binary",
+)
+compression.register(zstandard.compress, zstandard.decompress, "application/zstd", aliases=["zstd"])
 
 app = Celery("shop", broker=os.environ.get("TASKS_BROKER", "amqp://"))
 app.conf.update(
@@ -33,6 +45,7 @@ app.conf.update(
     task_default_routing_key="tasks",
     broker_transport_options={"confirm_publish": True},
     worker_hijack_root_logger=False,
+    accept_content=["json", "msgpack", "yaml", "pickle"],
 )
 park_failed_tasks(app, ["tasks"])
 

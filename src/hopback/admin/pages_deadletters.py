@@ -441,7 +441,7 @@ async def _message(visit: Visit) -> Response:
         raise Refused(400, "bad-form", f"form: expected one of {', '.join(Form)}, got {form!r}.")
     delivery = visit.operations.delivery(view.id, message.dead_letter.id)
     headers, more_headers = plain_headers(delivery.properties.headers)
-    payload = payload_of(delivery.body, Form(form), delivery.properties.content_encoding)
+    payload = payload_of(delivery, Form(form))
     failure, recorded_by = message.failure, message.dead_letter.recorded_by
     by = "" if recorded_by == "hopback" else recorded_by
     return visit.page(

@@ -8,7 +8,6 @@ unpacked only as far as it is shown.
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
@@ -21,8 +20,9 @@ from markupsafe import Markup
 
 from hopback.admin.roles import Role
 from hopback.deadletters.alerts import AlertKind
+from hopback.deadletters.body import is_msgpack, packing, unpacked
 from hopback.deadletters.contract import HELD_BACK
-from hopback.deadletters.message import plain_text, pretty_json
+from hopback.deadletters.message import plain_payload, plain_text, pretty_json
 from hopback.headers import timestamp
 from hopback.renamed import old_names
 from hopback.text import visible as spelled_out
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.alerts import AlertRule
     from hopback.deadletters.contract import AuditEntry, TargetChoice
+    from hopback.message import Delivery
 
 __all__ = [
     "Form",
@@ -268,7 +269,6 @@ _HEX_BYTES = 4096  # 256 rows
 _HEX_ROW = 16  # as hex dumps have
 _CONTEXT_LINES = 3  # around a change, as diffs have
 _COMPARED_LINES = 300  # comparing takes the square of it; more are shown as wholly replaced
-_PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 47, "zlib": 15}
 
 
 class Form(StrEnum):
@@ -294,25 +294,31 @@ def visible(text: str, *, lines: bool = False) -> str:
     return spelled_out(plain_text(text), lines=lines)
 
 
-def payload_of(body: bytes, form: Form, encoding: str | None = None) -> ShownPayload:
+def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
     """The payload in that form; a binary one is shown in hex whatever was asked for."""
+    body = delivery.body
     if form is Form.HEX:
         return _hex(body, "")
-    unpacked, note = _unpacked(body, encoding)
+    inside, note = _plain(delivery)
+    notes = [note] if note else []
+    if form is Form.PRETTY and is_msgpack(delivery.properties.content_type):
+        payload, encoding = plain_payload(delivery)
+        if encoding == "msgpack":
+            inside = json.dumps(payload, ensure_ascii=False).encode()
+            notes.append("as JSON, from MessagePack")
     try:
-        text = _clipped(unpacked).decode("utf-8")
+        text = _clipped(inside).decode("utf-8")
     except UnicodeDecodeError:
         return _hex(body, "not UTF-8 text, therefore in hex")
-    notes = [note] if note else []
     if form is Form.PRETTY:
         # Larger ones would take a browser too long to show, and us to parse.
-        small = len(unpacked) <= _PARSED_BYTES
-        pretty = pretty_json(unpacked, _SHOWN_BYTES) if small else None
+        small = len(inside) <= _PARSED_BYTES
+        pretty = pretty_json(inside, _SHOWN_BYTES) if small else None
         if pretty is not None:
             text, cut = pretty
             notes += ["cut: the whole is behind Download"] if cut else []
             return ShownPayload(Form.PRETTY, visible(text, lines=True), "; ".join(notes), len(body))
-    if len(unpacked) > _SHOWN_BYTES:
+    if len(inside) > _SHOWN_BYTES:
         notes.append(f"the first {_SHOWN_BYTES // 1024} KiB; the whole is behind Download")
     return ShownPayload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
 
@@ -327,17 +333,15 @@ def _clipped(data: bytes) -> bytes:
     return data[:cut]
 
 
-def _unpacked(body: bytes, encoding: str | None) -> tuple[bytes, str]:
-    """What is inside a compressed body, never more than is shown."""
-    bits = _PACKED.get((encoding or "").strip().lower())
-    if bits is None:
-        return body, ""
-    try:
-        inside = zlib.decompressobj(bits).decompress(body, _PARSED_BYTES)
-    except zlib.error:
-        return body, f"says it is {encoding}, and is not"
-    more = ", as far as it is shown" if len(inside) >= _PARSED_BYTES else ""
-    return inside, f"unpacked from {encoding}{more}"
+def _plain(delivery: Delivery) -> tuple[bytes, str]:
+    """What is inside a packed body, never more than is shown, and what was done to it."""
+    said = delivery.properties
+    inside, is_whole, packed_by = unpacked(delivery, _PARSED_BYTES)
+    how = packing(said.content_encoding, said.headers)
+    if not packed_by:
+        return delivery.body, f"says it is {how}, and is not" if how else ""
+    more = "" if is_whole else ", as far as it is shown"
+    return inside, f"unpacked from {packed_by}{more}"
 
 
 def _hex(body: bytes, note: str) -> ShownPayload:

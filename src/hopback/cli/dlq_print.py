@@ -18,6 +18,7 @@ from hopback.cli.terminal import (
     safe_lines,
     table,
 )
+from hopback.deadletters.body import packing, unpack
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.message import pretty_json
 from hopback.deadletters.requests import GroupBy, JobKind
@@ -349,8 +350,10 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
         table(("header", "type", "value"), rows)
         if message.more_headers:
             click.echo(f"and {message.more_headers:,} more headers, which an export has")
-    text, note = payload_text(body, payload)
-    click.echo(f"\nPayload ({size_text(len(body))}{note and f', {note}'})\n{_indented(text)}")
+    inside, done = _unpacked(message, body, payload)
+    text, cut = payload_text(inside, payload)
+    notes = ", ".join(filter(None, (size_text(len(body)), done, cut)))
+    click.echo(f"\nPayload ({safe(notes)})\n{_indented(text)}")
 
 
 def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
@@ -391,6 +394,22 @@ def _indented(text: str) -> str:
 def _header_text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _HEADER_CELL else f"{text[:_HEADER_CELL]}…"
+
+
+def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
+    """What is inside the body, and what was done to it; with the form `hex` the body as it is."""
+    if form == "hex":
+        return body, ""
+    headers = {one.name: one.value for one in message.headers}
+    how = packing(message.properties.get("contentEncoding"), headers)
+    inside, is_whole, packed_by = unpack(body, how, _PRETTY_BYTES)
+    notes = (
+        [f"unpacked from {packed_by}{'' if is_whole else ', its beginning'}"] if packed_by else []
+    )
+    if form == "pretty" and message.payload_encoding == "msgpack":
+        notes.append("as JSON, from MessagePack")
+        return json.dumps(message.payload).encode(), ", ".join(notes)
+    return inside if packed_by else body, ", ".join(notes)
 
 
 def payload_text(body: bytes, form: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@
 header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
 
 A text may hold `*` for any characters and stands in double quotes if it has spaces. A word alone, or a
-text in quotes, is looked for anywhere in a message: its body (unpacked if it is gzip, deflate or zstd), its
+text in quotes, is looked for anywhere in a message: its body (unpacked if it is compressed), its
 headers and properties, its key; upper and lower case are the same.
 
 A filter is parsed once; a bad term is an error at once that names the term and what was expected. What a
@@ -21,8 +21,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.message import parsed_body
-from hopback.deadletters.unpacking import unpacked
+from hopback.deadletters.body import is_msgpack, parsed_as, unpacked
 from hopback.errors import BadFilter
 from hopback.topology.durations import parse_duration_ms
 
@@ -347,12 +346,14 @@ def _word_in(word: str, delivery: Delivery) -> Judgement:
 
 
 def _payload(delivery: Delivery) -> object:
-    """The body as JSON, None if it is none, `_UNREAD` if finding that out would take too long."""
-    body, is_whole = unpacked(delivery, PAYLOAD_BYTES)
+    """The body as JSON or the like, None if it is none, `_UNREAD` if that would take too long to find out."""
+    kind = delivery.properties.content_type
+    body, is_whole, _ = unpacked(delivery, PAYLOAD_BYTES)
     if not is_whole:
         # What cannot be JSON is known by its beginning, however long it is.
-        return _UNREAD if body[:64].lstrip()[:1] in (b"{", b"[", b"") else None
-    return parsed_body(body, PAYLOAD_BYTES, too_deep=_UNREAD)
+        may_be = body[:64].lstrip()[:1] in (b"{", b"[", b"") or is_msgpack(kind)
+        return _UNREAD if may_be else None
+    return parsed_as(kind, body, too_deep=_UNREAD)
 
 
 def _at(value: object, path: list[str]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hopback import fields as amqp
+from hopback.deadletters.body import is_msgpack, kombu_message, parsed_content, unpacked
 from hopback.deadletters.contract import DeadLetter, Moment, TimelineEntry
 from hopback.deadletters.frameworks import foreign_failure
 from hopback.deadletters.tasks import task_call
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "BODY_BYTES",
     "SHOWN_HEADERS",
     "Envelope",
     "amqp_type",
@@ -59,7 +59,6 @@ __all__ = [
     "delivery_count",
     "envelope_of",
     "origin_queue",
-    "parsed_body",
     "plain_headers",
     "plain_payload",
     "plain_properties",
@@ -67,6 +66,7 @@ __all__ = [
     "plain_value",
     "pretty_json",
     "read_dead_letter",
+    "recorded_failure",
     "timeline",
     "what_happened",
 ]
@@ -145,10 +145,20 @@ def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
     return [(name, headers[name]) for name in shown], len(headers) - len(shown)
 
 
-def plain_payload(body: bytes) -> tuple[Any, str]:
-    """The payload and what it is: parsed JSON, or text; a large or binary one is left out."""
-    if len(body) > _PARSED_BYTES:
+def plain_payload(delivery: Delivery) -> tuple[Any, str]:
+    """The payload and what it is: parsed JSON or MessagePack, or text; a large or binary one is left out.
+
+    What is compressed is unpacked first.
+    """
+    body, is_whole, _ = unpacked(delivery, _PARSED_BYTES)
+    if not is_whole:
         return None, "omitted"
+    if is_msgpack(delivery.properties.content_type):
+        try:
+            parsed = parsed_content(delivery, _PARSED_BYTES)
+            return (None, "binary") if parsed is None else (plain_value(parsed), "msgpack")
+        except RecursionError:
+            return None, "binary"
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -183,9 +193,6 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-BODY_BYTES = 64 * 1024
-"""The largest body that is read to find out what a message is."""
-
 _NAME_BYTES = 255  # of type, id and time: what a property of AMQP can hold
 _TYPE_HEADERS = (
     "cloudEvents:type", "cloudEvents_type", "ce-type", "ce_type", "NServiceBus.EnclosedMessageTypes",
@@ -215,7 +222,7 @@ class Envelope:
 
 def envelope_of(delivery: Delivery) -> Envelope:
     """What the message says it is, by its properties, its headers, then its body."""
-    return _envelope(delivery.properties, parsed_body(delivery.body))
+    return _envelope(delivery.properties, parsed_content(delivery))
 
 
 def _envelope(properties: Properties, parsed: object) -> Envelope:
@@ -228,22 +235,6 @@ def _envelope(properties: Properties, parsed: object) -> Envelope:
         _first((properties.message_id, *_of(headers, _ID_HEADERS), *_of(body, _ID_FIELDS))),
         _first((*_of(headers, _TIME_HEADERS), *_of(body, _TIME_FIELDS))),
     )
-
-
-def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None) -> object:
-    """The body as JSON; None if it is none, or too large to be read for this.
-
-    `too_deep` stands for one that is nested more deeply than Python reads.
-    """
-    if len(body) > limit or body.lstrip()[:1] not in (b"{", b"["):
-        return None
-    try:
-        found: object = json.loads(body)
-    except ValueError:
-        return None
-    except RecursionError:
-        return too_deep
-    return found
 
 
 def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterable[object]:
@@ -279,8 +270,8 @@ def read_dead_letter(
 ) -> DeadLetter:
     """The dead letter in a delivery; `place` is its number in the session, from 1."""
     headers = delivery.properties.headers
-    parsed = parsed_body(delivery.body)
-    call = task_call(headers, delivery.properties.content_type, parsed)
+    parsed = parsed_content(delivery)
+    call = _task_call(delivery, parsed)
     foreign = foreign_failure(headers) or (None if call is None else call.failed)
     origin = origin_queue(delivery, source, foreign)
     failure, recorded_by = _failure(headers, foreign)
@@ -321,6 +312,30 @@ def read_dead_letter(
         routing_key=plain_text(delivery.routing_key),
         redelivered=delivery.redelivered,
     )
+
+
+def recorded_failure(delivery: Delivery) -> Failure | None:
+    """What a consumer wrote down about the failure, with its stack: ours, or that of its framework."""
+    headers = delivery.properties.headers
+    own = failure_in(headers.get(FAILURE))
+    if own is not None:
+        return own
+    foreign = foreign_failure(headers)
+    if foreign is None:
+        call = _task_call(delivery, parsed_content(delivery))
+        foreign = None if call is None else call.failed
+    return None if foreign is None else foreign.failure
+
+
+def _task_call(delivery: Delivery, parsed: object) -> TaskCall | None:
+    """The call in a message; also in one that Kombu had wrapped to store it in Redis or SQS."""
+    inner = kombu_message(parsed)
+    if inner is not None:
+        return task_call(
+            inner.properties.headers, inner.properties.content_type, parsed_content(inner)
+        )
+    said = delivery.properties
+    return task_call(said.headers, said.content_type, parsed)
 
 
 def origin_queue(
@@ -523,8 +538,7 @@ def what_happened(dead_letter: DeadLetter, delivery: Delivery | None = None) -> 
         before = f" It was re-driven{_times(times) or ' once'} before{_by(dead_letter)}."
     task = ""
     if delivery is not None:
-        said = delivery.properties
-        call = task_call(said.headers, said.content_type, parsed_body(delivery.body))
+        call = _task_call(delivery, parsed_content(delivery))
         task = "" if call is None else f" It is the {plain_text(str(call))}."
     return f"{_cause(dead_letter)}.{before}{task}"
 
@@ -612,6 +626,8 @@ def _error(dead_letter: DeadLetter) -> str:
 __getattr__ = old_names(
     __name__,
     {
+        "BODY_BYTES": "hopback.deadletters.body.BODY_BYTES",
+        "parsed_body": "hopback.deadletters.body.parsed_body",
         "Letter": "hopback.deadletters.DeadLetter",
         "letter_of": "read_dead_letter",
         "Event": "hopback.deadletters.TimelineEntry",

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, field
 
+from hopback.deadletters.body import unpacked
 from hopback.deadletters.contract import DeadLetter, Price
 from hopback.deadletters.filters import Judgement, parse_filter
 from hopback.deadletters.head import walk
 from hopback.deadletters.message import plain_text, read_dead_letter
 from hopback.deadletters.session import check_cost
-from hopback.deadletters.unpacking import unpacked
 from hopback.errors import BadRequest, UnsafeOperation
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Tasks of Celery and Dramatiq in dead letters: what was called, with what, and what it raised. Pure.
 
-Bodies are read as JSON alone. A pickle is never loaded: it can run anything. What makes no sense reads as
-absent; nothing here raises.
+What is in a body was read before, see `body`; a pickle never is. What makes no sense reads as absent;
+nothing here raises.
 """
 
 from __future__ import annotations
@@ -111,9 +111,14 @@ def _call(args: object, kwargs: object) -> str:
 
 
 def _shown(value: object) -> str:
+    """As JSON; bytes and dates of MessagePack as Python writes them."""
+    if isinstance(value, dict) and value.keys() == {"__type__", "__value__"}:
+        value = value[
+            "__value__"
+        ]  # Kombu's form of what JSON has no type for: dates, decimals, bytes
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except RecursionError:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, TypeError, ValueError):
         return "…"
 
 

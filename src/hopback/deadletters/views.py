@@ -20,7 +20,6 @@ from hopback.deadletters.contract import (
     WayCheck,
 )
 from hopback.deadletters.filters import Judgement
-from hopback.deadletters.frameworks import foreign_failure
 from hopback.deadletters.head import Turns, held_size, walk
 from hopback.deadletters.live import held_back_for
 from hopback.deadletters.message import (
@@ -31,14 +30,14 @@ from hopback.deadletters.message import (
     plain_text,
     plain_value,
     read_dead_letter,
+    recorded_failure,
     timeline,
     what_happened,
 )
 from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.session import Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
-from hopback.headers import failure_in
-from hopback.headers.names import FAILURE, REDRIVE_JOB
+from hopback.headers.names import REDRIVE_JOB
 from hopback.renamed import old_names
 
 if TYPE_CHECKING:
@@ -101,10 +100,7 @@ def summary_of(
 
 
 def _failure_record(delivery: Delivery) -> FailureRecord | None:
-    headers = delivery.properties.headers
-    found = failure_in(headers.get(FAILURE))
-    foreign = foreign_failure(headers) if found is None else None
-    found = found if foreign is None else foreign.failure
+    found = recorded_failure(delivery)
     if found is None or not (found.type or found.message or found.stack):
         return None
     return FailureRecord(
@@ -181,7 +177,7 @@ class Views:
             way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
         else:
             no_way = aim
-        payload, encoding = plain_payload(delivery.body)
+        payload, encoding = plain_payload(delivery)
         headers, more_headers = plain_headers(delivery.properties.headers)
         return MessageView(
             dead_letter=dead_letter,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import re
 import tracemalloc
 import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import httpx
 import pytest
 
 from hopback.admin import create_app
-from hopback.admin.rendering import Form, payload_of, visible
+from hopback.admin.rendering import Form, ShownPayload, payload_of, visible
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
-from hopback.message import Message, Properties
+from hopback.message import Message, Properties, Received
 from hopback.policy.delays import delay
 from hopback.topology.delays import delay_topology
 from tests.harness.seeded import publish
@@ -229,12 +231,25 @@ def test_what_hides_is_spelled_out() -> None:
 
 def test_a_payload_is_pretty_where_it_can_be_and_hex_where_it_must() -> None:
     """JSON is indented, text is text, bytes are hex; what was unpacked is said."""
-    assert payload_of(b'{"a":[1]}', Form.PRETTY).text == '{\n  "a": [\n    1\n  ]\n}'
-    assert payload_of(b"plain", Form.PRETTY).form is Form.RAW
-    assert payload_of(b"\xff", Form.RAW).text.startswith("00000000  ff")
-    packed = payload_of(gzip.compress(b'{"a":1}'), Form.PRETTY, "gzip")
+
+    def shown(body: bytes, form: Form, **said: Any) -> ShownPayload:
+        return payload_of(Received("q", "", "q", body, Properties(**said)), form)
+
+    assert shown(b'{"a":[1]}', Form.PRETTY).text == '{\n  "a": [\n    1\n  ]\n}'
+    assert shown(b"plain", Form.PRETTY).form is Form.RAW
+    assert shown(b"\xff", Form.RAW).text.startswith("00000000  ff")
+    packed = shown(gzip.compress(b'{"a":1}'), Form.PRETTY, content_encoding="gzip")
     assert (packed.text, packed.note) == ('{\n  "a": 1\n}', "unpacked from gzip")
-    assert Properties().content_encoding is None
+    packed = shown(
+        bz2.compress(b"\x81\xa1a\xc4\x01\xff"),
+        Form.PRETTY,
+        content_type="application/x-msgpack",
+        headers={"compression": "application/x-bz2"},
+    )
+    assert packed.text == '{\n  "a": "\\\\xff"\n}'
+    assert packed.note == "unpacked from application/x-bz2; as JSON, from MessagePack"
+    damaged = shown(b"{}", Form.RAW, headers={"compression": "application/x-lzma"})
+    assert (damaged.text, damaged.note) == ("{}", "says it is application/x-lzma, and is not")
 
 
 async def test_thousands_of_headers_make_no_large_page() -> None:
@@ -280,7 +295,7 @@ def test_deep_json_is_indented_only_as_far_as_it_is_shown() -> None:
     """Four hundred levels around many numbers would be hundreds of megabytes with indentation."""
     body = b"[" * 400 + b",".join([b"1"] * 200_000) + b"]" * 400
     tracemalloc.start()
-    payload = payload_of(body, Form.PRETTY, None)
+    payload = payload_of(Received("q", "", "q", body, Properties()), Form.PRETTY)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert "cut" in payload.note
