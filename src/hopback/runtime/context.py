@@ -13,6 +13,7 @@ from hopback.broker.port import REPLY_TO
 from hopback.headers import identity
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
+from hopback.runtime.bare_numbers import warn_of_milliseconds
 from hopback.runtime.payload import encode_payload
 from hopback.topology.durations import parse_wait_ms
 
@@ -305,6 +306,7 @@ def _said(options: PublishOptions, present: dict[str, Any], body: bytes) -> byte
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
         present["expiration"] = str(parse_wait_ms(expiration))
+        warn_of_milliseconds("expiration", expiration)
     if (compress := options.get("compress")) is not None:
         from hopback.runtime.codecs import compressed
 

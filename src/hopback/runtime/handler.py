@@ -22,6 +22,7 @@ from typing import (
 from hopback.errors import InvalidTopology, Problem
 from hopback.policy.outcome import Outcome
 from hopback.policy.rules import MENU
+from hopback.runtime.bare_numbers import warn_of_milliseconds
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
 from hopback.runtime.dependencies import Injector, hints_of, needs_of
@@ -135,10 +136,12 @@ def require_queue_name(decorator: str, queue: object) -> None:
 def wait_ms(wait: object, option: str, *, where: str) -> int:
     """Milliseconds of a duration as it was written; InvalidTopology names the option."""
     try:
-        return parse_wait_ms(wait)  # type: ignore[arg-type]
+        found = parse_wait_ms(wait)  # type: ignore[arg-type]
     except ValueError as error:
         expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
         raise InvalidTopology((Problem(option, expected, got),), where=where) from None
+    warn_of_milliseconds(f"{where}, {option}", wait)
+    return found
 
 
 def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
