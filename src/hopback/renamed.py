@@ -6,14 +6,22 @@ The finder gives out the module of today itself: a class reached by its old path
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["RENAMED", "OldNames", "find_old_names", "new_name", "old_names", "warn_of_old"]
+__all__ = [
+    "RENAMED",
+    "OldNameLookup",
+    "OldNames",
+    "find_old_names",
+    "new_name",
+    "old_names",
+    "warn_of_old",
+]
 
 RENAMED = {
     "hopback.admin.answers": "hopback.admin.api_deadletters",
@@ -206,9 +214,11 @@ def find_old_names() -> None:
         sys.meta_path.insert(0, cast("Any", OldNames()))
 
 
-def old_names(
-    module: str, names: Mapping[str, str | tuple[object, str]]
-) -> Callable[[str], object]:
+OldNameLookup: TypeAlias = "Callable[[str], object]"
+"""A module's `__getattr__` that knows its old names."""
+
+
+def old_names(module: str, names: Mapping[str, str | tuple[object, str]]) -> OldNameLookup:
     """The `__getattr__` of a module some of whose names were other ones: old name → name of today.
 
     A name that stands in another module now is given with that module. Where nothing has taken the

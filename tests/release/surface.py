@@ -1,7 +1,7 @@
 """How much of the public surface has types that pyright is sure of.
 
 Public is what the front doors export, with its attributes and methods; everything else in the packages is
-their own. pyright itself would count every module without an underscore.
+their own. pyright itself counts every module without an underscore: both are told, and both must be enough.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hopback.admin.problems import Refused, problem_response
 from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, encode
 from hopback.errors import BadRequest
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -320,7 +320,7 @@ def _decoded(value: str) -> str:
         raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "Answer": (ApiAnswer, "hopback.admin.api.ApiAnswer"),

@@ -16,7 +16,7 @@ from hopback.admin.roles import EVERYTHING, Role
 from hopback.deadletters.contract import AuditEntry, AuditList, Moment
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import HopbackError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,7 +266,7 @@ def _itself(entry: object) -> object:
     return entry
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "AuditAnswer": (AuditEntry, "hopback.deadletters.AuditEntry"),

@@ -47,7 +47,7 @@ from hopback.deadletters.requests import (
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 from hopback.headers import timestamp
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 __all__ = ["DEADLETTERS", "FailuresQuery", "GroupQuery", "JobsQuery", "MessagesQuery"]
 
@@ -487,4 +487,4 @@ for _module, _names in ((contract, _NOW_IN_CONTRACT), (requests, _NOW_IN_REQUEST
 for _kind in (*_NO_MORE_MADE, "session", "summary"):
     _OLD[f"{_kind}_answer"] = _itself, "the value itself, with hopback.deadletters.codec.encode"
 
-__getattr__ = old_names(__name__, _OLD)
+__getattr__: OldNameLookup = old_names(__name__, _OLD)

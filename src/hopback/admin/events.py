@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hopback.admin.problems import Refused
 from hopback.admin.streaming import StreamedResponse
 from hopback.deadletters.codec import encode
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -183,7 +183,7 @@ def _event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
     return _event_response(job_events(jobs))
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "event_response": (_event_response, "EventStreams.open, which counts what is open"),

@@ -134,7 +134,7 @@ class KeyRing:
 
     def __init__(self, given: Iterable[KeySettings] = (), store: KeyStore | None = None) -> None:
         self._store: KeyStore = store or MemoryKeys()
-        self.lasts = store is not None
+        self.lasts: bool = store is not None
         """Whether a key that is made now outlives the process."""
         self._given = {
             said.hash[7:19]: ApiKey(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from hopback.broker.apply import live_plan
 from hopback.deadletters.live import BrokerSnapshot
 from hopback.errors import ManagementNotFound
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import check
 from hopback.topology.model import joined
 
@@ -115,4 +115,6 @@ class LiveBroker:
         return replace(live, plans=plans, unconsumed=unconsumed)
 
 
-__getattr__ = old_names(__name__, {"Scene": "hopback.deadletters.live.BrokerSnapshot"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"Scene": "hopback.deadletters.live.BrokerSnapshot"}
+)

@@ -64,7 +64,7 @@ class Sweep:
         self._failed_at = float("-inf")
         self._trends: dict[str, deque[tuple[float, int]]] = {}
         self._content: object = None
-        self.changed_at = float("-inf")
+        self.changed_at: float = float("-inf")
         """When a sweep last found something else than the one before it."""
 
     async def get(self) -> Swept:

@@ -44,8 +44,8 @@ class Refused(errors.HopbackError):
         self.status = status
         self.code = code
         self.detail = detail
-        self.more = dict(more or {})
-        self.headers = dict(headers or {})
+        self.more: dict[str, object] = dict(more or {})
+        self.headers: dict[str, str] = dict(headers or {})
         super().__init__(detail)
 
 

@@ -24,7 +24,7 @@ from hopback.deadletters.body import is_msgpack, packing, unpacked
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.message import plain_payload, plain_text, pretty_json
 from hopback.headers import timestamp
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[st
             yield from ((" ", line) for line in gone[-_CONTEXT_LINES:])
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {"Payload": (ShownPayload, "hopback.admin.rendering.ShownPayload")},
 )

@@ -20,7 +20,7 @@ from hopback.admin.roles import EVERYTHING, Grant, Role
 from hopback.deadletters.journal import AUDIT_DAYS, JOB_DAYS
 from hopback.deadletters.named_brokers import BrokerSettings, broker_names
 from hopback.errors import HopbackError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -309,7 +309,7 @@ def _secret_problem(jwt: JwtSettings, environment: Mapping[str, str]) -> str | N
     return None
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {"Limits": (RequestLimits, "hopback.admin.settings.RequestLimits")},
 )

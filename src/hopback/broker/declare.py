@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
 from hopback.broker.probe import conflicts, look_for
 from hopback.errors import PreconditionFailed, TopologyConflict, TopologyError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.diff import Kind
 from hopback.topology.model import Queue
 
@@ -117,7 +117,7 @@ def _listed(title: str, lines: list[str]) -> str:
     return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "Difference": (Inequivalent, "hopback.broker.inequivalent.Inequivalent"),

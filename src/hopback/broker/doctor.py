@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.policies import lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import Finding, Severity, check
 from hopback.topology.effective import effective_topology
 from hopback.version import BrokerVersion
@@ -270,4 +270,4 @@ def _troubles(readings: tuple[QueueReading, ...]) -> tuple[Trouble, ...]:
     )
 
 
-__getattr__ = old_names(__name__, {"HeldBack": "HeldBackWarning"})
+__getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackWarning"})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.inequivalent import difference_of, read_inequivalent
 from hopback.broker.port import count
 from hopback.errors import NotFound, PreconditionFailed
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.diff import Conflict, Difference, Kind, advise_queue, diff
 from hopback.topology.model import Exchange, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
@@ -173,7 +173,7 @@ async def _depth(connection: Connection, queue: str) -> QueueState:
     return state
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "depth": (_depth, "hopback.broker.count_now"),

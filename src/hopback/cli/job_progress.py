@@ -210,8 +210,8 @@ class Signals:
     """Hears SIGINT and SIGTERM: the first is an event, the second cancels, the third ends."""
 
     def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.heard = 0
+        self.first: asyncio.Event = asyncio.Event()
+        self.heard: int = 0
         self._main = asyncio.current_task()
 
     def __call__(self) -> None:

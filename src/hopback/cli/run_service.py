@@ -51,7 +51,7 @@ class Stopper:
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self._stop = stop
-        self.asked = 0
+        self.asked: int = 0
 
     @property
     def forced(self) -> bool:

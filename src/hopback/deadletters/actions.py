@@ -30,7 +30,7 @@ from hopback.headers.names import REDRIVE_JOB, is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
 from hopback.message import Message, Received
 from hopback.policy.redrive import Redriver, loop_guard, redrive_message
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Control:
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = rate
-        self.is_paused = False
-        self.is_cancelled = False
+        self.is_paused: bool = False
+        self.is_cancelled: bool = False
         self._changed = asyncio.Event()
 
     @property
@@ -475,7 +475,7 @@ class _Import:
         self._checked.add(queue)
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "HIGHEST_RATE": "hopback.deadletters.HIGHEST_RATE",

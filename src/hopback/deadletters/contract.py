@@ -19,7 +19,7 @@ from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at
     Target,
     TargetKind,
 )
-from hopback.renamed import old_names, warn_of_old
+from hopback.renamed import OldNameLookup, old_names, warn_of_old
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
 
 __all__ = [
@@ -659,7 +659,7 @@ class AuditList(_AnswerStruct, frozen=True):
     cursor: str | None
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {"NEWEST": "hopback.deadletters.NEWEST", "AuditQuery": "hopback.deadletters.AuditQuery"},
 )

@@ -33,7 +33,7 @@ from hopback.errors import (
     LeaseLost,
     StoreUnavailable,
 )
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -679,7 +679,7 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "Work": "Engine",

@@ -215,8 +215,8 @@ class Head:
         self._late_acks: list[int] = []
         self._lost: BrokerError | None = None
         self._bytes = 0
-        self.fresh = False
-        self.taken = 0
+        self.fresh: bool = False
+        self.taken: int = 0
 
     @property
     def given(self) -> int:

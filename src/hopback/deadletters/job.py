@@ -39,7 +39,7 @@ from hopback.errors import (
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.policy.redrive import RedriveOccasion
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
@@ -505,7 +505,7 @@ def _prefetch(spec: JobSpec) -> int:
     return 3 * spec.pace.in_flight
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "Ceremony": "hopback.designs.design.CompletionEvent",

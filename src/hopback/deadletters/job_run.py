@@ -20,10 +20,10 @@ class JobRun:
     """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
 
     def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
-        self.job = job
+        self.job: JobRecord = job
         self.owner = owner
-        self.control = Control(job.rate)
-        self.changed = asyncio.Event()
+        self.control: Control = Control(job.rate)
+        self.changed: asyncio.Event = asyncio.Event()
         """Set when there is news; whoever waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
         self._journal = journal

@@ -16,7 +16,7 @@ from hopback.deadletters.contract import ACTIVE, AuditEntry, Counts, Job, JobSta
 from hopback.deadletters.requests import BY_DESIGN, NOBODY, UNHURRIED, JobKind
 from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -539,7 +539,7 @@ class MemoryJournal:
         return tuple(islice(found, query.limit))
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "FailedMessage": "hopback.deadletters.FailedMessage",

@@ -28,7 +28,7 @@ from hopback.deadletters.journal import (
 from hopback.deadletters.patch import PatchOperation
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.store.database import (
     audit,
     audit_retention,
@@ -462,7 +462,7 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
         await engine.dispose()
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "AuditRow": "hopback.deadletters.AuditEntry",

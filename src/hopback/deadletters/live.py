@@ -25,7 +25,7 @@ from hopback.errors import (
     NotFound,
     UnsafeOperation,
 )
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
 from hopback.topology.expand import retry_queues
 from hopback.topology.model import Policy, Queue, QueueType, joined
@@ -360,4 +360,6 @@ def _told(reading: QueueReading) -> Depth:
     )
 
 
-__getattr__ = old_names(__name__, {"Places": "LiveQueues", "Scene": "BrokerSnapshot"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"Places": "LiveQueues", "Scene": "BrokerSnapshot"}
+)

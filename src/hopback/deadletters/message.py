@@ -38,7 +38,7 @@ from hopback.headers import (
 )
 from hopback.headers.names import FAILURE, is_broker_count, is_protected
 from hopback.message import Properties
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -623,7 +623,7 @@ def _error(dead_letter: DeadLetter) -> str:
     return ": ".join(parts).rstrip(".") or "no reason given"
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "BODY_BYTES": "hopback.deadletters.body.BODY_BYTES",

@@ -44,7 +44,7 @@ from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, Unsafe
 from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD
 from hopback.policy.redrive import redrive_refusal
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -213,14 +213,14 @@ class DryRun:
         self._routes = routes
         self._reasons = Grouping(GroupBy.REASON)
         self._errors = Grouping(GroupBy.ERROR)
-        self.timer = WatchTimer(source, spec.pace.watch_s)
+        self.timer: WatchTimer = WatchTimer(source, spec.pace.watch_s)
         self._ways: Counter[Redrive] = Counter()
         self._left_out: Counter[str] = Counter()
         self.changes: list[ChangeSample] = []
-        self.seen = 0
-        self.matching = 0
-        self.not_looked_into = 0
-        self.unread = 0
+        self.seen: int = 0
+        self.matching: int = 0
+        self.not_looked_into: int = 0
+        self.unread: int = 0
         """How many would go back without headers that nobody could read."""
 
     def see(self, delivery: Delivery) -> None:
@@ -565,7 +565,7 @@ def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
     return [text for text in found if text]
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "Order": "hopback.deadletters.journal.JobSpec",

@@ -28,7 +28,7 @@ from hopback.deadletters.head import walk
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
 from hopback.headers.names import REDRIVE_JOB
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class SelectedMessages:
         self._sought = 0
         self._seen = 0
         self._seen_before = -1
-        self.has_twins = checkpoint.has_twins
+        self.has_twins: bool = checkpoint.has_twins
         """Whether messages with the same mark were ever in our hands at the same time."""
         self.is_taking = True
         """Whether the queue may hand over more at any time; said by whoever pauses the source."""
@@ -352,4 +352,4 @@ class SelectedMessages:
         self._went_beyond = True
 
 
-__getattr__ = old_names(__name__, {"Selecting": "SelectedMessages"})
+__getattr__: OldNameLookup = old_names(__name__, {"Selecting": "SelectedMessages"})

@@ -141,7 +141,7 @@ class Operations:
             broker, self.journal, self.settings, self.clock, self._planner.snapshot_for
         )
         self._views = Views(self._live, self._sessions, self.clock)
-        self.surveys = Surveys(
+        self.surveys: Surveys = Surveys(
             self._live, self.journal, self._name, self.clock, self.queues, self._held_of
         )
         self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)

@@ -22,7 +22,7 @@ from hopback.deadletters.message import delivery_count, plain_text, read_dead_le
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
 from hopback.headers import clipped
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
@@ -101,17 +101,17 @@ class BrowseSession:
         self.cost = cost
         self.by = by
         self.forced = forced
-        self.opened_at = clock.now()
-        self.expires_at = self.opened_at + window.seconds
-        self.held_bytes = 0
-        self.complete = False
+        self.opened_at: float = clock.now()
+        self.expires_at: float = self.opened_at + window.seconds
+        self.held_bytes: int = 0
+        self.complete: bool = False
         """Whether the queue had nothing more ready."""
-        self.order_kept = True
+        self.order_kept: bool = True
         """False if too many messages had come back before: then these go behind the others."""
-        self.why_closed = ""
-        self.skipped = 0
+        self.why_closed: str = ""
+        self.skipped: int = 0
         """How many were passed over; the broker holds them as well."""
-        self.ready = 0
+        self.ready: int = 0
         """How many the queue had ready when it was opened."""
         self._connection = connection
         self._channel = channel
@@ -343,7 +343,7 @@ class Grouping:
     def __init__(self, by: GroupBy | str, most: int = 10_000) -> None:
         self._by = str(by)
         kind, _, path = self._by.partition(".")
-        self.needs_content = kind in ("header", "payload") and bool(path)
+        self.needs_content: bool = kind in ("header", "payload") and bool(path)
         if not self.needs_content and self._by not in set(GroupBy):
             raise BadRequest(
                 "by", f"{', '.join(GroupBy)}, header.NAME or payload.PATH, got {self._by!r}"
@@ -504,7 +504,7 @@ def view_of(session: BrowseSession) -> SessionView:
     )
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {
         "SMALL_WINDOW": "hopback.deadletters.SMALL_WINDOW",

@@ -15,7 +15,7 @@ from hopback.deadletters.requests import Target, TargetKind
 from hopback.errors import AccessRefused, NotFound
 from hopback.message import Received
 from hopback.policy.reading import origin_of
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Redrive
 
@@ -223,4 +223,4 @@ def _retry_way(plan: Plan, source: DeadLetterQueue) -> Redrive | str:
     return f"queue {plan.queue!r} has no retry exchange"
 
 
-__getattr__ = old_names(__name__, {"BY_DESIGN": "hopback.deadletters.BY_DESIGN"})
+__getattr__: OldNameLookup = old_names(__name__, {"BY_DESIGN": "hopback.deadletters.BY_DESIGN"})

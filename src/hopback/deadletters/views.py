@@ -38,7 +38,7 @@ from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.session import Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.headers.names import REDRIVE_JOB
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -262,4 +262,4 @@ class Views:
         return source, ready if limit is None else min(limit, ready), ready
 
 
-__getattr__ = old_names(__name__, {"Showing": "Views"})
+__getattr__: OldNameLookup = old_names(__name__, {"Showing": "Views"})

@@ -23,7 +23,7 @@ from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, que
 from hopback.designs.raffle import raffle
 from hopback.designs.ratatoskr import ratatoskr
 from hopback.designs.recommended import recommended
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,4 +144,4 @@ _EVERY = (
 DESIGNS: Mapping[str, Design] = MappingProxyType({design.name: design for design in _EVERY})
 """Every design by the name that the command knows it by."""
 
-__getattr__ = old_names(__name__, {"Parameter": "DesignParameter"})
+__getattr__: OldNameLookup = old_names(__name__, {"Parameter": "DesignParameter"})

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import LONGEST_MS, parse_duration_ms
 from hopback.topology.model import QueueType
 
@@ -168,4 +168,4 @@ def count_problems(path: str, count: int, *, least: int) -> Iterator[Problem]:
         yield Problem(path, f"at least {least}", str(count))
 
 
-__getattr__ = old_names(__name__, {"Parameter": "DesignParameter"})
+__getattr__: OldNameLookup = old_names(__name__, {"Parameter": "DesignParameter"})

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
     from hopback.integrations.planned import ForeignDelivery, PlanOptions
+    from hopback.policy.rules import Rule
     from hopback.runtime.answer import Answer
 
 __all__ = [
@@ -170,7 +171,7 @@ class PlannedMessage:
         self._plans = plans
         self._taken = taken
         self._message = message
-        self.rules = taken.rules
+        self.rules: tuple[Rule, ...] = taken.rules
         self.error: BaseException | None = None
         """The exception that it went by the plan for."""
 

@@ -64,7 +64,7 @@ class FastStreamPlans(PlannedQueues):
     def __init__(self, broker: RabbitBroker, **options: Unpack[PlanOptions]) -> None:
         super().__init__(**options)
         self._framework = broker
-        self.endings = ChannelEndings()
+        self.endings: ChannelEndings = ChannelEndings()
         broker.insert_middleware(self)
 
     async def start(self) -> None:

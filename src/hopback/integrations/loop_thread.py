@@ -19,7 +19,7 @@ class LoopThread:
     """An event loop in a thread, until `stop`."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
         # A daemon: a program that ends without closing must not hang.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

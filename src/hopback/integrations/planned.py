@@ -100,7 +100,7 @@ class ForeignDelivery:
         session = ConsumeSession(cast("Channel", self._slip), version, ended)
         self._held = HeldDelivery(delivery, session)
         self._began = time.monotonic()
-        self.answered = False
+        self.answered: bool = False
         """Whether its consumer has said what becomes of it."""
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -247,4 +247,4 @@ def _wants(subscriber: Subscriber, name: str) -> bool:
     return wants is None or wants(name)
 
 
-__getattr__ = old_names(__name__, {"EventKind": "EventDescription"})
+__getattr__: OldNameLookup = old_names(__name__, {"EventKind": "EventDescription"})

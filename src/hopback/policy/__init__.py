@@ -21,7 +21,7 @@ from hopback.policy.redrive import (
 )
 from hopback.policy.rules import Rule, Verdict, classify, outcome_of, reason_of
 from hopback.policy.status import ConsumerStatus, consumer_status, outcome_for_status
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [
     "BackoffWaits",
@@ -55,4 +55,4 @@ __all__ = [
     "show_schedule",
 ]
 
-__getattr__ = old_names(__name__, {"Backoff": "BackoffWaits"})
+__getattr__: OldNameLookup = old_names(__name__, {"Backoff": "BackoffWaits"})

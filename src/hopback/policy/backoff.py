@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 __all__ = ["BackoffWaits", "delay", "schedule", "show_schedule"]
@@ -61,4 +61,4 @@ def _require(holds: bool, name: str, expected: str, got: float) -> None:
         raise ValueError(f"{name}: expected {expected}, got {got}")
 
 
-__getattr__ = old_names(__name__, {"Backoff": "BackoffWaits"})
+__getattr__: OldNameLookup = old_names(__name__, {"Backoff": "BackoffWaits"})

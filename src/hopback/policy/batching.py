@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,4 +37,4 @@ def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     return batch[:middle], batch[middle:]
 
 
-__getattr__ = old_names(__name__, {"Window": "BatchWindow"})
+__getattr__: OldNameLookup = old_names(__name__, {"Window": "BatchWindow"})

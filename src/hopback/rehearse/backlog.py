@@ -31,7 +31,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self._slices: deque[_Slice] = deque()
-        self.amount = 0.0
+        self.amount: float = 0.0
 
     @property
     def head(self) -> float:

@@ -18,8 +18,8 @@ class Cumulative:
     __slots__ = ("moments", "values")
 
     def __init__(self) -> None:
-        self.moments = [0.0]
-        self.values = [0.0]
+        self.moments: list[float] = [0.0]
+        self.values: list[float] = [0.0]
 
     @property
     def last(self) -> float:

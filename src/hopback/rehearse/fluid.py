@@ -82,20 +82,20 @@ class Flow:
     def __init__(self, station: Station, horizon: float) -> None:
         self.station = station
         self.horizon = horizon
-        self.grain = max(horizon / _FINEST, _SHORTEST_S)
-        self.attempts = len(station.wait_after) + 1
-        self.poisoned = station.load.poison > 0
-        self.classes = self.attempts * (2 if self.poisoned else 1)
-        self.now = 0.0
-        self.totals = Totals()
-        self.log = _Log()
-        self.entered = [Cumulative() for _ in station.wait_after]
+        self.grain: float = max(horizon / _FINEST, _SHORTEST_S)
+        self.attempts: int = len(station.wait_after) + 1
+        self.poisoned: bool = station.load.poison > 0
+        self.classes: int = self.attempts * (2 if self.poisoned else 1)
+        self.now: float = 0.0
+        self.totals: Totals = Totals()
+        self.log: _Log = _Log()
+        self.entered: list[Cumulative] = [Cumulative() for _ in station.wait_after]
         """After each failure, what went into its retry queue; what comes out is the same, so much later."""
         self.first_parked: float | None = None
         self._fed = Stream(self.grain)
         self._copies: dict[tuple[str, int], Stream] = {}
         self._redriven = Stream(self.grain)
-        self.returning = [Stream(self.grain) for _ in station.waits]
+        self.returning: list[Stream] = [Stream(self.grain) for _ in station.waits]
         self._shortest = min((wait.delay_s for wait in station.waits), default=math.inf)
         self._backlog = Backlog()
         self._conditions = _conditions(station, horizon)

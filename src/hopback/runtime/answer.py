@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.policy.outcome import Done
 from hopback.policy.reading import Reading
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -82,4 +82,6 @@ class HeldDelivery:
         return made
 
 
-__getattr__ = old_names(__name__, {"Session": "ConsumeSession", "Taken": "HeldDelivery"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"Session": "ConsumeSession", "Taken": "HeldDelivery"}
+)

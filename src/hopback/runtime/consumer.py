@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hopback.errors import BrokerError
 from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import ConsumeSession
 from hopback.runtime.intake import Intake
 from hopback.waiting import first_of
@@ -397,4 +397,4 @@ class Consumer:
         return Leftover(self.queue, not_started, interrupted, kept)
 
 
-__getattr__ = old_names(__name__, {"Limits": "ConsumerLimits"})
+__getattr__: OldNameLookup = old_names(__name__, {"Limits": "ConsumerLimits"})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from hopback.endpoint import Response, is_loopback
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,4 +106,4 @@ def _said(status: HTTPStatus, **content: object) -> Response:
     return Response(status, json.dumps(content).encode() + b"\n")
 
 
-__getattr__ = old_names(__name__, {"Control": "ControlEndpoint"})
+__getattr__: OldNameLookup = old_names(__name__, {"Control": "ControlEndpoint"})

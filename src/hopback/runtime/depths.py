@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.broker.port import count
 from hopback.errors import BrokerError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
@@ -122,4 +122,4 @@ class HeldBackReader:
         return {one.queue.name: one.counts.held_back for one in readings}
 
 
-__getattr__ = old_names(__name__, {"HeldBack": "HeldBackReader"})
+__getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackReader"})

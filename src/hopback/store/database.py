@@ -80,18 +80,18 @@ SLOTS = 64
 """Outbox messages are spread over so many slots by their key; a relay leases whole slots, so that
 messages of one key are only ever published by one relay, in order."""
 
-metadata = MetaData()
+metadata: MetaData = MetaData()
 
 _BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
 
-versions = Table(
+versions: Table = Table(
     "hopback_versions",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("applied_at", Double, nullable=False),
 )
 
-inbox = Table(
+inbox: Table = Table(
     "hopback_inbox",
     metadata,
     Column("consumer", Text, primary_key=True),
@@ -99,7 +99,7 @@ inbox = Table(
     Column("processed_at", Double, nullable=False, index=True),
 )
 
-outbox = Table(
+outbox: Table = Table(
     "hopback_outbox",
     metadata,
     Column("id", _BIG_ID, primary_key=True, autoincrement=True),
@@ -116,7 +116,7 @@ outbox = Table(
     Index("hopback_outbox_order", "slot", "id"),
 )
 
-outbox_slots = Table(
+outbox_slots: Table = Table(
     "hopback_outbox_slots",
     metadata,
     Column("slot", Integer, primary_key=True, autoincrement=False),
@@ -126,7 +126,7 @@ outbox_slots = Table(
 
 _ACTIVE = text("state IN ('running', 'paused')")
 
-jobs = Table(
+jobs: Table = Table(
     "hopback_jobs",
     metadata,
     Column("number", _BIG_ID, primary_key=True, autoincrement=True),
@@ -155,7 +155,7 @@ jobs = Table(
     ),
 )
 
-job_failures = Table(
+job_failures: Table = Table(
     "hopback_job_failures",
     metadata,
     Column("number", _BIG_ID, primary_key=True, autoincrement=True),
@@ -163,7 +163,7 @@ job_failures = Table(
     Column("document", Text, nullable=False),
 )
 
-audit = Table(
+audit: Table = Table(
     "hopback_audit",
     metadata,
     Column("number", _BIG_ID, primary_key=True, autoincrement=True),
@@ -180,7 +180,7 @@ audit = Table(
     Index("hopback_audit_broker", "broker", "number"),
 )
 
-ended_sessions = Table(
+ended_sessions: Table = Table(
     "hopback_ended_sessions",
     metadata,
     Column("id", Text, primary_key=True),
@@ -188,7 +188,7 @@ ended_sessions = Table(
     Column("until", Double, nullable=False),
 )
 
-oidc_sessions = Table(
+oidc_sessions: Table = Table(
     "hopback_oidc_sessions",
     metadata,
     Column("id", Text, primary_key=True),
@@ -199,7 +199,7 @@ oidc_sessions = Table(
     Column("busy_until", Double, nullable=False, server_default="0"),
 )
 
-audit_retention = Table(
+audit_retention: Table = Table(
     "hopback_audit_retention",
     metadata,
     Column("number", _BIG_ID, primary_key=True, autoincrement=True),
@@ -208,7 +208,7 @@ audit_retention = Table(
     Column("deleted_before", Double, nullable=False),
 )
 
-api_keys = Table(
+api_keys: Table = Table(
     "hopback_api_keys",
     metadata,
     Column("id", Text, primary_key=True),
@@ -216,7 +216,7 @@ api_keys = Table(
     Column("document", Text, nullable=False),
 )
 
-leases = Table(
+leases: Table = Table(
     "hopback_leases",
     metadata,
     # What only one process at a time may do.
@@ -225,14 +225,14 @@ leases = Table(
     Column("leased_until", Double, nullable=False),
 )
 
-alerts = Table(
+alerts: Table = Table(
     "hopback_alerts",
     metadata,
     Column("id", Text, primary_key=True),
     Column("document", Text, nullable=False),
 )
 
-alert_notices = Table(
+alert_notices: Table = Table(
     "hopback_alert_notices",
     metadata,
     Column("number", _BIG_ID, primary_key=True, autoincrement=True),
@@ -248,7 +248,7 @@ alert_notices = Table(
 )
 
 
-documents = Table(
+documents: Table = Table(
     "hopback_documents",
     metadata,
     # What is remembered of a broker, by kind and key: answers about queues, surveys, trends.

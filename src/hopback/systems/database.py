@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sqlalchemy import Connection, Executable, MetaData
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback import Clock
     from hopback.store import Transaction
@@ -32,8 +33,8 @@ class Database:
     """The tables of one system, and Hopback's inbox and outbox beside them."""
 
     def __init__(self, url: str, tables: MetaData, clock: Clock | None = None) -> None:
-        self.clock = clock or SystemClock()
-        self.engine = open_database(url)
+        self.clock: Clock = clock or SystemClock()
+        self.engine: AsyncEngine = open_database(url)
         self._tables = tables
         self._making = asyncio.Lock()
         self._made = False

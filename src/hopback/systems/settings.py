@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback import EmbeddedBroker, HopbackError, RabbitMQ
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,4 +81,4 @@ def broker_named(variables: Mapping[str, str]) -> Broker:
         raise SettingsError(f"HOPBACK_BROKER: {error}") from None
 
 
-__getattr__ = old_names(__name__, {"Environment": "Variables"})
+__getattr__: OldNameLookup = old_names(__name__, {"Environment": "Variables"})

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.headers import deaths
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
@@ -110,6 +110,6 @@ def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
     return {**told, "x-death": died} if died else told
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__, {"TimelineEntry": "TimelineEvent", "Entry": "TimelineEvent", "Step": "TimelineStep"}
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.definitions import identity
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF, QUEUE_ARGUMENTS, Prevails, policy_key
@@ -310,4 +310,4 @@ def _policy_fields(policy: Policy) -> dict[str, FieldValue]:
     }
 
 
-__getattr__ = old_names(__name__, {"Entry": "DiffEntry"})
+__getattr__: OldNameLookup = old_names(__name__, {"Entry": "DiffEntry"})

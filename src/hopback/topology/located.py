@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 
@@ -32,9 +32,9 @@ class Located:
     __slots__ = ("path", "problems", "value")
 
     def __init__(self, path: str, value: object, problems: list[Problem]) -> None:
-        self.path = path
-        self.value = value
-        self.problems = problems
+        self.path: str = path
+        self.value: object = value
+        self.problems: list[Problem] = problems
 
     def wrong(self, expected: str, got: str | None = None) -> None:
         """Note that something else was expected here."""
@@ -128,7 +128,7 @@ class Table:
     __slots__ = ("_asked", "_entries", "place")
 
     def __init__(self, place: Located, entries: dict[str, Located]) -> None:
-        self.place = place
+        self.place: Located = place
         self._entries = entries
         self._asked: set[str] = set()
 
@@ -171,4 +171,4 @@ class Table:
             place.wrong(f"one of {', '.join(known)}", shown(key) + did_you_mean(key, known))
 
 
-__getattr__ = old_names(__name__, {"Place": "Located"})
+__getattr__: OldNameLookup = old_names(__name__, {"Place": "Located"})

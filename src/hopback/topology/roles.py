@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,4 +130,4 @@ def _dead_letter_targets(topology: Topology) -> set[str]:
     return (fed | direct) - otherwise
 
 
-__getattr__ = old_names(__name__, {"Role": "QueueRole"})
+__getattr__: OldNameLookup = old_names(__name__, {"Role": "QueueRole"})

@@ -7,7 +7,7 @@ package.
 
 from __future__ import annotations
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.connection import WireConnection
 from hopback.wire.events import (
     Delivered,
@@ -43,4 +43,4 @@ __all__ = [
     "parse_url",
 ]
 
-__getattr__ = old_names(__name__, {"Connection": "WireConnection", "Role": "Side"})
+__getattr__: OldNameLookup = old_names(__name__, {"Connection": "WireConnection", "Role": "Side"})

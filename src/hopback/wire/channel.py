@@ -28,17 +28,17 @@ class ChannelCore:
     )
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.state = ChannelState.CLOSED
-        self.open = False
+        self.number: int = number
+        self.state: ChannelState = ChannelState.CLOSED
+        self.open: bool = False
         """Open and between messages: the only condition in which a message may begin."""
         self.owed: dict[Side, deque[tuple[str, ...]]] = {role: deque() for role in Side}
         """The replies that each side still owes the other, in order."""
-        self.settlements = Settlements(number)
-        self.content_id = 0
-        self.content_method = b""
+        self.settlements: Settlements = Settlements(number)
+        self.content_id: int = 0
+        self.content_method: bytes = b""
         self.content_properties: bytes | None = None
-        self.body_left = 0
+        self.body_left: int = 0
         self.chunks: list[bytes] = []
 
     def enter(self, state: ChannelState) -> None:

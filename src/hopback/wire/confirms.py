@@ -46,15 +46,15 @@ class InFlight(Generic[_Ticket]):
         mandatory: bool,
         deadline: float,
     ) -> None:
-        self.ticket = ticket
-        self.exchange = exchange
-        self.routing_key = routing_key
-        self.properties = properties
-        self.body = body
-        self.mandatory = mandatory
-        self.deadline = deadline
+        self.ticket: _Ticket = ticket
+        self.exchange: str = exchange
+        self.routing_key: str = routing_key
+        self.properties: bytes = properties
+        self.body: bytes = body
+        self.mandatory: bool = mandatory
+        self.deadline: float = deadline
         self.returned: ReturnedMessage | None = None
-        self.expired = False
+        self.expired: bool = False
 
 
 class Confirms(Generic[_Ticket]):
@@ -64,7 +64,7 @@ class Confirms(Generic[_Ticket]):
 
     def __init__(self) -> None:
         self.in_flight: dict[int, InFlight[_Ticket]] = {}
-        self.live = 0
+        self.live: int = 0
         """How many still have someone waiting; the rest timed out and only absorb late answers."""
         self._last = 0
 

@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from hopback.errors import ProtocolError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.assembly import Assembler
 from hopback.wire.channel import ChannelCore
 from hopback.wire.events import (
@@ -93,11 +93,11 @@ class WireConnection:
 
     def __init__(self, role: Side, limits: Limits | None = None) -> None:
         self.role = role
-        self.limits = limits or Limits()
-        self.state = ConnectionState.AWAIT_HEADER
+        self.limits: Limits = limits or Limits()
+        self.state: ConnectionState = ConnectionState.AWAIT_HEADER
         self.channels: dict[int, ChannelCore] = {}
-        self.frame_max = self.limits.frame_max
-        self.channel_max = self.limits.channel_max
+        self.frame_max: int = self.limits.frame_max
+        self.channel_max: int = self.limits.channel_max
         self._accept_max = max(self.limits.receive_max, self.frame_max)
         if role is Side.CLIENT:
             self._accept_max -= 8  # the envelope; RabbitMQ does not count it in what it takes
@@ -107,7 +107,7 @@ class WireConnection:
         self._held = b""
         self._held_at = 0
         self._held_fault: ProtocolError | None = None
-        self.unread = False
+        self.unread: bool = False
         """Whether `receive(b"")` has more to tell, once the events so far have been dealt with."""
         self._assembler = Assembler(self.limits)
         self._out: list[bytes] = []
@@ -507,4 +507,4 @@ _CLOSE_IDS: Final = frozenset({METHODS["channel.close"].id, METHODS["channel.clo
 _MOVING: Final = frozenset(name for _, _, name in CHANNEL)
 
 
-__getattr__ = old_names(__name__, {"Connection": "WireConnection"})
+__getattr__: OldNameLookup = old_names(__name__, {"Connection": "WireConnection"})

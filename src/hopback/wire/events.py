@@ -99,14 +99,14 @@ class Delivered(Content):
         body: bytes,
     ) -> None:
         self.channel = channel
-        self.tag = tag
-        self.redelivered = redelivered
-        self.consumer = consumer
+        self.tag: int = tag
+        self.redelivered: bool = redelivered
+        self.consumer: bytes = consumer
         self._route = route
         self.raw_properties = raw_properties
         self.body = body
         self._properties = None
-        self.queue = ""
+        self.queue: str = ""
 
 
 class Got(Delivered):
@@ -215,11 +215,11 @@ class SettlementReceived:
     __slots__ = ("channel", "multiple", "name", "requeue", "tag")
 
     def __init__(self, channel: int, name: str, tag: int, multiple: bool, requeue: bool) -> None:
-        self.channel = channel
-        self.name = name
-        self.tag = tag
-        self.multiple = multiple
-        self.requeue = requeue
+        self.channel: int = channel
+        self.name: str = name
+        self.tag: int = tag
+        self.multiple: bool = multiple
+        self.requeue: bool = requeue
 
     def __repr__(self) -> str:
         return (

@@ -126,9 +126,9 @@ class ClientHandshake:
         self._credentials = credentials
         self._virtual_host = virtual_host
         self._name = name
-        self.tuning = tuning or Tuning()
+        self.tuning: Tuning = tuning or Tuning()
         self.server_properties: dict[str, Any] = {}
-        self.done = False
+        self.done: bool = False
 
     def on_event(self, event: Event) -> None:
         """Take the next event of the connection."""
@@ -225,11 +225,11 @@ class ServerHandshake:
         self._admits = admits
         self._properties = properties or {}
         self._mechanisms = mechanisms
-        self.tuning = tuning or Tuning()
-        self.user = ""
-        self.virtual_host = ""
+        self.tuning: Tuning = tuning or Tuning()
+        self.user: str = ""
+        self.virtual_host: str = ""
         self.client_properties: dict[str, Any] = {}
-        self.mechanism = ""
+        self.mechanism: str = ""
         """How the client has logged in."""
 
     @property

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import ProtocolError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.tables import decode_table, encode_table
 
 if TYPE_CHECKING:
@@ -259,4 +259,4 @@ def _text(payload: bytes, start: int, end: int) -> str:
     return _checked(payload, start, end).decode("utf-8", "surrogateescape")
 
 
-__getattr__ = old_names(__name__, {"Role": "Side"})
+__getattr__: OldNameLookup = old_names(__name__, {"Role": "Side"})

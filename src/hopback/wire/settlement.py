@@ -31,7 +31,7 @@ class Settlements:
     __slots__ = ("_acks", "_frames", "channel", "unsettled")
 
     def __init__(self, channel: int) -> None:
-        self.channel = channel
+        self.channel: int = channel
         self.unsettled: dict[int, bool] = {}
         """Tags in the order of delivery, which is ascending."""
         self._acks: list[int] = []

@@ -79,7 +79,7 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, connection: WireConnection, owner: Owner) -> None:
         self.connection = connection
-        self.writable = True
+        self.writable: bool = True
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

@@ -12,7 +12,7 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.session import Session, SessionChannel, Sink
 from hopback.broker.embedded.snapshot import NodeSnapshot, QueueSnapshot, StoredMessage
 from hopback.broker.embedded.virtual_time import NothingCanHappen, VirtualTimeLoop, run_virtual
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [
     "PROFILES",
@@ -41,4 +41,4 @@ __all__ = [
     "run_virtual",
 ]
 
-__getattr__ = old_names(__name__, {"ChannelState": "SessionChannel"})
+__getattr__: OldNameLookup = old_names(__name__, {"ChannelState": "SessionChannel"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.broker.embedded.channel import EmbeddedChannel
 from hopback.errors import ConnectionLost
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,4 +176,4 @@ class EmbeddedConnection:
             channel.end(error)
 
 
-__getattr__ = old_names(__name__, {"Line": "OrderedCalls"})
+__getattr__: OldNameLookup = old_names(__name__, {"Line": "OrderedCalls"})

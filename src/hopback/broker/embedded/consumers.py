@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.refusal import precondition_failed
 from hopback.broker.embedded.timers import Deadline
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
@@ -213,6 +213,6 @@ class ConsumerRing:
         return max(self._ready, key=lambda consumer: consumer.priority)
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__, {"Patience": "ConsumerTimeout", "Rota": "ConsumerRing", "Consumer": "QueueConsumer"}
 )

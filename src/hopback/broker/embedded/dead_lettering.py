@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded.deaths import MalformedDeaths, Reason, bury, is_cycle
 from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.timers import Deadline
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,6 +202,6 @@ class AtLeastOnce:
             journal.entry(kind, entry, self._queue.name, reason)
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__, {"Letter": "KeptDeadLetter", "Office": "DeadLetterer", "Safekeeping": "AtLeastOnce"}
 )

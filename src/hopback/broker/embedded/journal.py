@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,4 +125,4 @@ class EventReporter:
         self._listener(event)
 
 
-__getattr__ = old_names(__name__, {"Journal": "EventReporter"})
+__getattr__: OldNameLookup = old_names(__name__, {"Journal": "EventReporter"})

@@ -17,7 +17,7 @@ from hopback.broker.embedded.refusal import (
 )
 from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.fields import RawValue, further_size, table_size
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,4 +152,4 @@ def _check_frame(properties: Properties, table: int) -> None:
         raise frame_error(size, FRAME_PAYLOAD)
 
 
-__getattr__ = old_names(__name__, {"Intake": "PublishChecker"})
+__getattr__: OldNameLookup = old_names(__name__, {"Intake": "PublishChecker"})

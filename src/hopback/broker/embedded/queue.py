@@ -13,7 +13,7 @@ from hopback.broker.embedded.profile import CountHeaders, Discards
 from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady
 from hopback.broker.embedded.stored import Entry, StoredContent, Taken
 from hopback.broker.embedded.timers import Deadline, Delays, QueueExpiry, Ticks
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -516,4 +516,4 @@ class LiveQueue:
             self._trim()
 
 
-__getattr__ = old_names(__name__, {"Return": "ReturnKind"})
+__getattr__: OldNameLookup = old_names(__name__, {"Return": "ReturnKind"})

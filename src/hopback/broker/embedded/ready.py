@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.embedded.profile import Priorities
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -241,7 +241,7 @@ def _pop_expired(ready: Ready, now: float) -> Entry | None:
     return None
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__,
     {"ClassicLane": "ClassicReady", "PriorityLanes": "PriorityReady", "QuorumLanes": "QuorumReady"},
 )

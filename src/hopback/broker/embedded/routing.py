@@ -14,7 +14,7 @@ from hopback.broker.embedded.refusal import (
     where,
 )
 from hopback.broker.embedded.settings import policy_for
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Binding, Exchange, ExchangeType
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
@@ -204,4 +204,4 @@ def _check_match(binding: Binding) -> None:
         )
 
 
-__getattr__ = old_names(__name__, {"Wiring": "Routing"})
+__getattr__: OldNameLookup = old_names(__name__, {"Wiring": "Routing"})

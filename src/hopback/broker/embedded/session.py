@@ -17,7 +17,7 @@ from hopback.broker.embedded.refusal import (
 )
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right, refused_access, refused_topic
 from hopback.broker.embedded.stored import Taken
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import ExchangeType
 
 if TYPE_CHECKING:
@@ -492,4 +492,4 @@ def _check_priority(queue: LiveQueue, arguments: Headers) -> None:
         )
 
 
-__getattr__ = old_names(__name__, {"ChannelState": "SessionChannel"})
+__getattr__: OldNameLookup = old_names(__name__, {"ChannelState": "SessionChannel"})

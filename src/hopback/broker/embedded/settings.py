@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 
 if TYPE_CHECKING:
@@ -253,4 +253,4 @@ def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> 
     return max(matching, key=lambda policy: (policy.priority, policy.name), default=None)
 
 
-__getattr__ = old_names(__name__, {"Settings": "QueueSettings"})
+__getattr__: OldNameLookup = old_names(__name__, {"Settings": "QueueSettings"})

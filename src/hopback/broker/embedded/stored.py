@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hopback.message import Properties
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.consumers import QueueConsumer
@@ -216,4 +216,4 @@ class Taken:
         return with_headers(content.properties, headers)
 
 
-__getattr__ = old_names(__name__, {"Content": "StoredContent"})
+__getattr__: OldNameLookup = old_names(__name__, {"Content": "StoredContent"})

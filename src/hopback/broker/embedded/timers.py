@@ -10,7 +10,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,6 +245,6 @@ class Deadline:
         self._action()
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__, {"Lease": "QueueExpiry", "Tally": "QueueTotals", "Alarm": "Deadline"}
 )

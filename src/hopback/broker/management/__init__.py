@@ -16,7 +16,7 @@ from hopback.broker.management.readings import (
     QueueCounts,
     QueueReading,
 )
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [
     "Alarm",
@@ -29,4 +29,6 @@ __all__ = [
     "virtual_host",
 ]
 
-__getattr__ = old_names(__name__, {"Counts": "QueueCounts", "Overview": "BrokerOverview"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"Counts": "QueueCounts", "Overview": "BrokerOverview"}
+)

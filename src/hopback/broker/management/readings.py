@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hopback.errors import ManagementError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -257,4 +257,6 @@ def _text(data: _Json, key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-__getattr__ = old_names(__name__, {"Overview": "BrokerOverview", "Counts": "QueueCounts"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"Overview": "BrokerOverview", "Counts": "QueueCounts"}
+)

@@ -12,7 +12,7 @@ from hopback.broker.embedded.settings import policy_for
 from hopback.broker.server.api_connections import channels, connections, consumers
 from hopback.broker.server.api_users import permissions, topic_permissions, users
 from hopback.broker.server.json_values import NODE, plain, table
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Exchange
 
 if TYPE_CHECKING:
@@ -354,4 +354,4 @@ SINGLE: dict[str, Callable[[ServedBroker], object]] = {
 }
 """What there is once."""
 
-__getattr__ = old_names(__name__, {"alarms": "hopback.broker.server.api.alarms"})
+__getattr__: OldNameLookup = old_names(__name__, {"alarms": "hopback.broker.server.api.alarms"})

@@ -15,7 +15,7 @@ from hopback.broker.server.channel import ServerChannel, reply_text
 from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
 from hopback.errors import ProtocolError
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.connection import WireConnection
 from hopback.wire.events import MethodReceived, Published
 from hopback.wire.frames import ConnectionState, Limits
@@ -191,7 +191,7 @@ class Client:
         self.core: WireConnection = WireConnection(Side.SERVER, wire_limits(broker))
         self.socket: ClientSocket = ClientSocket(self.core, self)
         self.envelopes: Envelopes = Envelopes()
-        self.peer = ""
+        self.peer: str = ""
         self.doing = 0
         """The method that is being carried out, for the answer to one that fails."""
         self.session: Session | None = None
@@ -201,7 +201,7 @@ class Client:
         """Where it has reached us."""
         self.properties: dict[str, Any] = {}
         """What it says of itself."""
-        self.mechanism = ""
+        self.mechanism: str = ""
         self.heartbeat: int = 0
         self.connected_at_ms: int = 0
         self.knows_cancel: bool = False
@@ -503,4 +503,6 @@ class Client:
 _CLOSINGS = frozenset({"channel.close", "channel.close-ok"})
 
 
-__getattr__ = old_names(__name__, {"LineOwner": "SocketOwner", "ServerLine": "ClientSocket"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"LineOwner": "SocketOwner", "ServerLine": "ClientSocket"}
+)

@@ -15,7 +15,7 @@ from hopback.broker.embedded.timers import Timers
 from hopback.broker.server.permissions import EVERYTHING, Permissions, UserRights
 from hopback.broker.server.replies import Replies
 from hopback.broker.server.users import Users
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -291,4 +291,4 @@ class ServedBroker:
         self.weigh()
 
 
-__getattr__ = old_names(__name__, {"House": "ServedBroker"})
+__getattr__: OldNameLookup = old_names(__name__, {"House": "ServedBroker"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.refusal import Refusal
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,4 +46,4 @@ class ChannelTransaction:
         self._steps, self._bytes = [], 0
 
 
-__getattr__ = old_names(__name__, {"Transaction": "ChannelTransaction"})
+__getattr__: OldNameLookup = old_names(__name__, {"Transaction": "ChannelTransaction"})

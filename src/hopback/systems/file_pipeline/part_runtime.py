@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hopback.store import Transaction
     from hopback.systems.file_pipeline.messages import PipelineMessage, PipelinePayload
     from hopback.systems.file_pipeline.settings import PipelineSettings
+    from hopback.systems.file_pipeline.storage import FileStorage
 
 __all__ = ["NotReady", "PartRuntime"]
 
@@ -53,8 +54,8 @@ class PartRuntime:
 
     def __init__(self, settings: PipelineSettings, clock: Clock | None = None) -> None:
         self.settings = settings
-        self.clock = clock or SystemClock()
-        self.storage = open_storage(settings)
+        self.clock: Clock = clock or SystemClock()
+        self.storage: FileStorage = open_storage(settings)
         self._engine: AsyncEngine | None = None
         self._relay: Relay | None = None
         self._attendants: list[Callable[[], Awaitable[None]]] = []

@@ -44,9 +44,9 @@ class FileForm:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             raise RequestRefused("expected multipart/form-data with a field `file`", 415)
-        self.name = ""
-        self.declared_type = ""
-        self.found = False
+        self.name: str = ""
+        self.declared_type: str = ""
+        self.found: bool = False
         self._ended = False
         self._inside = False
         self._headers: dict[bytes, bytes] = {}

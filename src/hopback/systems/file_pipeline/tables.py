@@ -32,7 +32,7 @@ _JSON = JSON(none_as_null=True)
 _LOCK = 0x66696C6573
 """The word "files" in ASCII: a number that no other program takes for its advisory lock."""
 
-uploads = Table(
+uploads: Table = Table(
     "file_pipeline_uploads",
     _METADATA,
     Column("file_id", Text, primary_key=True),
@@ -44,7 +44,7 @@ uploads = Table(
 )
 """What the gateway has received."""
 
-files = Table(
+files: Table = Table(
     "file_pipeline_files",
     _METADATA,
     Column("file_id", Text, primary_key=True),
@@ -67,7 +67,7 @@ files = Table(
 )
 """The read model: what has become of each file."""
 
-notifications = Table(
+notifications: Table = Table(
     "file_pipeline_notifications",
     _METADATA,
     Column("number", _NUMBER, primary_key=True, autoincrement=True),
@@ -79,7 +79,7 @@ notifications = Table(
 )
 """What people are told."""
 
-audit = Table(
+audit: Table = Table(
     "file_pipeline_audit",
     _METADATA,
     Column("number", _NUMBER, primary_key=True, autoincrement=True),

@@ -17,7 +17,7 @@ __all__ = [
 
 METADATA = MetaData()
 
-users = Table(
+users: Table = Table(
     "freeflow_users",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -26,7 +26,7 @@ users = Table(
     Column("failures", Integer, nullable=False),
 )
 
-alarms = Table(
+alarms: Table = Table(
     "freeflow_alarms",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -34,7 +34,7 @@ alarms = Table(
     Column("cleared", Boolean, nullable=False),
 )
 
-documents = Table(
+documents: Table = Table(
     "freeflow_documents",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -43,7 +43,7 @@ documents = Table(
     Column("archived", Boolean, nullable=False),
 )
 
-workflows = Table(
+workflows: Table = Table(
     "freeflow_workflows",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -52,7 +52,7 @@ workflows = Table(
     Column("done", Integer, nullable=False),
 )
 
-notifications = Table(
+notifications: Table = Table(
     "freeflow_notifications",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -60,7 +60,7 @@ notifications = Table(
     Column("text", Text, nullable=False),
 )
 
-audit = Table(
+audit: Table = Table(
     "freeflow_audit",
     METADATA,
     Column("message_id", Text, primary_key=True),

@@ -8,7 +8,7 @@ __all__ = ["METADATA", "dropped", "entries", "raffles", "users"]
 
 METADATA = MetaData()
 
-users = Table(
+users: Table = Table(
     "users",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -19,7 +19,7 @@ users = Table(
 )
 """As Ecto names the times of a row. They may be empty: tables of earlier versions did not have them."""
 
-raffles = Table(
+raffles: Table = Table(
     "raffles",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -27,7 +27,7 @@ raffles = Table(
     Column("drawn_at", DateTime(timezone=True)),
 )
 
-entries = Table(
+entries: Table = Table(
     "raffle_entries",
     METADATA,
     Column("raffle_id", Text, ForeignKey("raffles.id"), primary_key=True),
@@ -35,7 +35,7 @@ entries = Table(
     Column("won_at", DateTime(timezone=True)),
 )
 
-dropped = Table(
+dropped: Table = Table(
     "raffle_dropped",
     METADATA,
     Column("message_id", Text, primary_key=True),

@@ -12,7 +12,7 @@ Use a virtual host that nobody else uses. Rows that set policies or restart node
 unless `Facilities` say how that is done.
 """
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
 from hopback.testing.conformance.expect import Mismatch
 from hopback.testing.conformance.row import Row, Tag, rows
@@ -42,4 +42,4 @@ __all__ = [
     "rows",
 ]
 
-__getattr__ = old_names(__name__, {"Bench": "Subject"})
+__getattr__: OldNameLookup = old_names(__name__, {"Bench": "Subject"})

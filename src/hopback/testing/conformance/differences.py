@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.exercise import Outcome, Result
 
 if TYPE_CHECKING:
@@ -55,4 +55,4 @@ def judge(result: Result, version: BrokerVersion) -> str | None:
     return None
 
 
-__getattr__ = old_names(__name__, {"Difference": "BrokerDifference"})
+__getattr__: OldNameLookup = old_names(__name__, {"Difference": "BrokerDifference"})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.expect import Mismatch, equal, that
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType
 from hopback.version import BrokerVersion
@@ -344,4 +344,4 @@ def _delete_exchange(name: str) -> Callable[[Channel], Awaitable[object]]:
     return lambda channel: channel.delete_exchange(name)
 
 
-__getattr__ = old_names(__name__, {"Bench": "Subject"})
+__getattr__: OldNameLookup = old_names(__name__, {"Bench": "Subject"})

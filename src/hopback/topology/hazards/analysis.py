@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
 from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
 from hopback.topology.parameters import operator_policies
@@ -201,9 +201,9 @@ class Analysis:
     def __init__(self, topology: Topology, version: BrokerVersion | None = None) -> None:
         self.declared = topology
         self.version = version
-        self.topology = _overruled(effective_topology(topology, version), version)
-        self.queues = {queue.name: queue for queue in self.topology.queues}
-        self.plans = {plan.queue: plan for plan in topology.plans}
+        self.topology: Topology = _overruled(effective_topology(topology, version), version)
+        self.queues: dict[str, Queue] = {queue.name: queue for queue in self.topology.queues}
+        self.plans: dict[str, Plan] = {plan.queue: plan for plan in topology.plans}
 
     @cached_property
     def exchanges(self) -> dict[str, Exchange]:
@@ -402,4 +402,4 @@ def _reaching_all(exchange: Exchange) -> Exchange:
     return exchange
 
 
-__getattr__ = old_names(__name__, {"Scene": "Analysis"})
+__getattr__: OldNameLookup = old_names(__name__, {"Scene": "Analysis"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.renamed import old_names
+from hopback.renamed import OldNameLookup, old_names
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -146,6 +146,6 @@ def reported(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(rule.name, severity, hit.place, explanation, hit.fix)
 
 
-__getattr__ = old_names(
+__getattr__: OldNameLookup = old_names(
     __name__, {"Rule": "HazardRule", "Sighting": "Hit", "Verdict": "VersionedSeverity"}
 )
