@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from hopback.headers import (
     redrive_properties,
     remembered_deaths,
     retry_properties,
+    rewrite,
     well_formed_deaths,
 )
 from hopback.message import Properties, Received
@@ -123,6 +125,21 @@ def test_what_the_producer_wrote_survives_in_value_type_and_order(
     ]
     assert after == before
     assert written.headers["hopback-unread-headers"] == b"\x01"
+
+
+@given(hostile_headers(), _marks, _writers)
+@matters
+def test_what_has_room_anyway_is_as_if_it_had_been_weighed(
+    headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
+) -> None:
+    """The short way for messages with few headers writes the same, in the same order."""
+    quick = write(Properties(headers=headers), mark)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rewrite, "_ROOMY", -1)
+        weighed = write(Properties(headers=headers), mark)
+    assert quick is not None
+    assert weighed is not None
+    assert list(map(repr, quick.headers.items())) == list(map(repr, weighed.headers.items()))
 
 
 @given(hostile_headers(), _marks, _writers)

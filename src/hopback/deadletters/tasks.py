@@ -7,7 +7,7 @@ nothing here raises.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopback.deadletters.frameworks import ForeignFailure
@@ -90,7 +90,7 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
     if trace:
         queue = _text(body.get("queue_name")).removesuffix(".DQ")
         moment = _count_of_ms(options.get("requeue_timestamp"))
-        failure = replace(failure_from_traceback(trace), first=moment, last=moment)
+        failure = failure_from_traceback(trace)._replace(first=moment, last=moment)
         failed = ForeignFailure("Dramatiq", failure, queue, retries)
     return TaskCall(
         "Dramatiq",

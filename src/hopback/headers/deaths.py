@@ -6,18 +6,18 @@ Only the broker's own entries can be trusted, and only by what they say: their o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.fields import Timestamp, text_bytes
 from hopback.headers.names import DEATHS, X_DEATH
-from hopback.headers.text import clipped, count_in, text_in
+from hopback.headers.text import clipped, count_in, json_in, text_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from hopback.fields import FieldValue, Headers
 
@@ -34,14 +34,14 @@ __all__ = [
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""
 
+# Of the wire, of JSON, and of whoever writes headers in Python; a union of types is asked more slowly.
+_ARRAYS = (list, tuple)
 _NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _KEYS = 3  # the first is where it came from; CC brings the others, which only inform
-_write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LONGEST_JSON = 32 * 1024  # we never write more: what is longer is not ours, and not worth parsing
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(NamedTuple):
     """One entry of `x-death`: how often a message left `queue` for `reason`.
 
     `exchange`, `routing_keys` and `time` (seconds since 1970) are those of the first such death.
@@ -67,13 +67,13 @@ def well_formed_deaths(headers: Headers) -> bool:
     queue that dead-letters the message, or loses it.
     """
     value = headers.get(X_DEATH, ())
-    return isinstance(value, list | tuple) and all(map(_well_formed, value))
+    return isinstance(value, _ARRAYS) and all(map(_well_formed, value))
 
 
 def last_death_queue(headers: Headers) -> str | None:
     """The queue the message died in last, if it ever did."""
     value = headers.get(X_DEATH)
-    if isinstance(value, list | tuple) and value:
+    if isinstance(value, _ARRAYS) and value:
         first = _death(value[0])
         return None if first is None else first.queue
     return text_in(headers.get("x-last-death-queue"))
@@ -84,27 +84,24 @@ def remembered_deaths(headers: Headers) -> tuple[Death, ...]:
     value = headers.get(DEATHS)
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return ()
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(_deaths_in(found))[:REMEMBERED_DEATHS]
+    return tuple(_deaths_in(json_in(value)))[:REMEMBERED_DEATHS]
 
 
 def deaths_json(known: Iterable[Death], room: int) -> str | None:
     """As many of the most recent deaths as fit into `room` bytes, as JSON; None if none does."""
-    entries = [_entry(death) for death in islice(known, REMEMBERED_DEATHS)]
+    entries = [_entry_json(death) for death in islice(known, REMEMBERED_DEATHS)]
     while entries:
-        text = _write_json(entries)
+        text = f"[{','.join(entries)}]"
         if text_bytes(text) <= room:
             return text
         entries.pop()
     return None
 
 
-def _deaths_in(value: object) -> Iterator[Death]:
-    if isinstance(value, list | tuple):
-        yield from (found for found in map(_death, value) if found is not None)
+def _deaths_in(value: object) -> list[Death]:
+    if not isinstance(value, _ARRAYS):
+        return []
+    return [found for found in map(_death, value) if found is not None]
 
 
 def _death(entry: object) -> Death | None:
@@ -128,21 +125,28 @@ def _death(entry: object) -> Death | None:
 
 
 def _texts(value: FieldValue) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, _ARRAYS):
         return ()
-    return tuple(text for text in map(text_in, value) if text is not None)
+    return tuple([text for text in map(text_in, value) if text is not None])
 
 
-def _entry(death: Death) -> dict[str, object]:
-    """The entry as our JSON has it: the broker's field names, every text bounded."""
-    return {
-        "queue": clipped(death.queue, _NAME_BYTES),
-        "reason": clipped(death.reason, _NAME_BYTES),
-        "count": death.count,
-        "exchange": clipped(death.exchange, _NAME_BYTES),
-        "routing-keys": [clipped(key, _NAME_BYTES) for key in death.routing_keys[:_KEYS]],
-        "time": death.time,
-    }
+def _entry_json(death: Death) -> str:
+    """The entry as our JSON has it: the broker's field names, every text bounded.
+
+    Written out by hand: every message that is retried or re-driven carries some of these.
+    """
+    keys = ",".join([_quoted(key) for key in death.routing_keys[:_KEYS]])
+    time = "null" if death.time is None else death.time
+    return (
+        f'{{"queue":{_quoted(death.queue)},"reason":{_quoted(death.reason)},"count":{death.count},'
+        f'"exchange":{_quoted(death.exchange)},"routing-keys":[{keys}],"time":{time}}}'
+    )
+
+
+# The deaths of a queue's messages name the same few queues, reasons and exchanges.
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> str:
+    return encode_basestring(clipped(text, _NAME_BYTES))
 
 
 def _well_formed(entry: object) -> bool:
@@ -156,6 +160,6 @@ def _well_formed(entry: object) -> bool:
         and not isinstance(count, bool | Timestamp)
         and count > 0
         and isinstance(entry.get("time"), Timestamp)
-        and isinstance(keys, list | tuple)
+        and isinstance(keys, _ARRAYS)
         and all(isinstance(key, str) for key in keys)
     )

@@ -12,10 +12,9 @@ never published as headers; it travels as the bytes of one header of ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.fields import further_size, table_size
 from hopback.headers import names
@@ -64,16 +63,14 @@ _EMPTY: Headers = MappingProxyType({})
 _TABLE_OVERHEAD = table_size(_EMPTY)
 _MOST_WITHOUT_HEADERS = 14 + 10 * 256 + 10
 """What the thirteen other properties take at most: ten short texts, three numbers, the overhead."""
+_SHORT_DESIGN_BYTES = 4096
+"""A design's headers are a few short texts. With them, twelve KiB of deaths, eight of a failure and seven
+names a mark takes less than `ADDED_BYTES`."""
 _ROOMY = FRAME_BYTES - ADDED_BYTES - _ROOM_FOR_A_DEATH - _MOST_WITHOUT_HEADERS
 """A header table up to this size leaves room for all that we may add: nothing has to be weighed exactly."""
 
 
-def _no_headers() -> Headers:
-    return _EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What we write on a message that moves on; None leaves what it already says.
 
     `counters` holds the design's own counter, as indispensable as ours; `design` the other
@@ -91,13 +88,12 @@ class Mark:
     redrives: int | None = None
     redrive_job: str | None = None
     lineage: str | None = None
-    counters: Headers = field(default_factory=_no_headers)
-    design: Headers = field(default_factory=_no_headers)
+    counters: Headers = _EMPTY
+    design: Headers = _EMPTY
     without: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     """What others wrote and goes on as it is."""
 
     headers: dict[str, FieldValue]
@@ -286,7 +282,7 @@ def _is_roomy(properties: Properties, headers: Headers, further: FurtherHeaders)
     """Whether the frame has room for these headers and all that we may add, whatever it is."""
     if properties.opaque_headers or names.UNREAD in properties.headers:
         return False
-    return table_size(headers) + further_size(further) <= _ROOMY
+    return table_size(headers) + (further_size(further) if further else 0) <= _ROOMY
 
 
 def _plain_size(properties: Properties, kept: _Kept) -> int:
@@ -309,6 +305,8 @@ def _marked(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties | None:
     """The properties with as much of the mark as there is room for; None if the count has none."""
+    if _is_short(mark, properties) and _is_roomy(properties, kept.headers, kept.further):
+        return _marked_in_full(properties, kept, mark, history, known)
     budget = _Budget(properties, kept)
     if not budget.take(_indispensable(history, mark)):
         return None
@@ -325,6 +323,37 @@ def _marked(
     if failure is not None:
         budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))
     return _plain(properties, budget.kept)
+
+
+def _is_short(mark: Mark, properties: Properties) -> bool:
+    """Whether all that the mark writes is less than we may add, as it nearly always is."""
+    for text in (
+        mark.queue, mark.origin_exchange, mark.origin_routing_key, mark.lineage, properties.user_id,
+    ):  # fmt: skip
+        if text is not None and not (len(text) <= _NAME_BYTES and text.isascii()):
+            return False
+    if not (mark.counters or mark.design):
+        return True
+    return table_size(mark.counters) + table_size(mark.design) <= _SHORT_DESIGN_BYTES
+
+
+def _marked_in_full(
+    properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
+) -> Properties:
+    """The same as `_marked` where everything has room, so that nothing has to be weighed."""
+    headers = kept.headers
+    headers.update(_indispensable(history, mark))
+    headers.update(_desirable(properties, history, mark))
+    deaths = deaths_json(known, _DEATHS_BYTES)
+    if deaths is not None:
+        headers[names.DEATHS] = deaths
+    text = history.failure_text() if mark.failure is None else None
+    if text is None:
+        failure = mark.failure or history.failure
+        text = None if failure is None else failure_json(failure)
+    if text is not None:
+        headers[names.FAILURE] = text
+    return _plain(properties, kept)
 
 
 def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
-__all__ = ["LARGEST_COUNT", "clipped", "count_in", "seconds_in", "text_in", "timestamp"]
+__all__ = ["LARGEST_COUNT", "clipped", "count_in", "json_in", "seconds_in", "text_in", "timestamp"]
 
 LARGEST_COUNT = 2**31 - 1
 """The largest number that a count in a header is taken for."""
 
 _ELLIPSIS = "…"
+_raw_decode = json.JSONDecoder().raw_decode
 
 
 def clipped(text: str, limit: int) -> str:
@@ -45,6 +47,19 @@ def text_in(value: FieldValue, limit: int = 255) -> str | None:
         return None
     size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     return value if size <= limit else None
+
+
+def json_in(text: str) -> object:
+    """What a text says in JSON; None, as for `null`, where it is none."""
+    try:
+        if text[:1] in "{[":
+            # `json.loads` looks for spaces at both ends, which takes as long as reading a short text.
+            found, end = _raw_decode(text)
+            if end == len(text):
+                return found
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def timestamp(seconds: float) -> str:

@@ -314,14 +314,27 @@ def _is_text(key: str) -> bool:
 
 def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
     headers: dict[str, FieldValue] = {}
-    position = 0
-    while position < len(raw):
+    position, size = 0, len(raw)
+    while position < size:
         begin = position + 1
         position = begin + raw[position]
         key = raw[begin:position].decode()
         if key in headers:
             raise ProtocolError(f"expected each key once in a nested table, got {key!r} twice")
-        headers[key], position = _DECODERS[raw[position]](raw, position + 1, depth)
+        if (
+            raw[position] == _TEXT
+        ):  # read right here, as in `decode_entries`: `x-death` is all texts
+            begin = position + 5
+            position = begin + _unpack_u32(raw, position + 1)[0]
+            if position > size:
+                raise ProtocolError("expected a text, got the end of the table")
+            text = raw[begin:position]
+            try:
+                headers[key] = text.decode()
+            except UnicodeDecodeError:
+                headers[key] = LongStr(text)
+        else:
+            headers[key], position = _DECODERS[raw[position]](raw, position + 1, depth)
     return headers
 
 

@@ -172,7 +172,7 @@ def test_a_record_is_json_with_times_people_can_read() -> None:
     text = failure_json(_full())
     assert text is not None
     found = json.loads(text)
-    assert found.keys() == set(Failure.__slots__)
+    assert found.keys() == set(Failure._fields)
     assert (found["first"], found["last"]) == (
         "2023-11-14T22:13:20.000Z",
         "2023-11-14T22:13:21.500Z",

@@ -154,8 +154,8 @@ def test_the_failure_record_knows_the_first_and_the_last_time() -> None:
     first = _published(_ORDERS, Retry("no"), occasion=Occasion(_NOW, "a", failure))
     later = Occasion(_NOW + 60, "b", failure)
     second = _published(_ORDERS, Retry("no"), first.properties.headers, occasion=later)
-    assert read_history(second.properties.headers, "orders").failure == replace(
-        failure, host="b", first=_NOW, last=_NOW + 60, attempts=2
+    assert read_history(second.properties.headers, "orders").failure == failure._replace(
+        host="b", first=_NOW, last=_NOW + 60, attempts=2
     )
 
 
