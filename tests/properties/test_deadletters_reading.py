@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.deadletters.filters import parse_filter, text_matches
-from hopback.deadletters.message import read_dead_letter, timeline, what_happened
+from hopback.deadletters.message import last_failure, read_dead_letter, timeline, what_happened
 from hopback.errors import BadFilter
 from tests.properties.hostile import PLANS, deliveries, moderately
 
@@ -31,6 +31,8 @@ def test_every_delivery_is_a_letter(delivery: Received, place: int) -> None:
     assert dead_letter == read_dead_letter(delivery, place)
     assert dead_letter.id == f"{place}-{dead_letter.digest[:16]}"
     assert dead_letter.fingerprint
+    # What a group is known by is read alone, and must be the same.
+    assert last_failure(delivery) == (dead_letter.fingerprint, dead_letter.last_failed)
     assert what_happened(dead_letter).endswith(".")
     assert all(event.what for event in timeline(delivery, dead_letter))
 

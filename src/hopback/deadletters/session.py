@@ -18,7 +18,12 @@ from hopback.deadletters.contract import Group, Groups, Moment, Page, Price, Ses
 from hopback.deadletters.discovery import spent_too_much
 from hopback.deadletters.filters import EVERYTHING, Judgement, value_in
 from hopback.deadletters.head import ROOM_BYTES, Head, Turns, held_size, rough_size
-from hopback.deadletters.message import delivery_count, plain_text, read_dead_letter
+from hopback.deadletters.message import (
+    delivery_count,
+    last_failure,
+    plain_text,
+    read_dead_letter,
+)
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
 from hopback.headers import clipped
@@ -363,8 +368,20 @@ class Grouping:
         if key not in self._samples and len(self._samples) >= self._most:
             key = "…"
         self._samples.setdefault(key, dead_letter)
+        self._count(key, dead_letter.last_failed)
+
+    def see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
+        """The same for a message that nobody has read yet: by fingerprint only samples are read in full."""
+        if self._by == GroupBy.FINGERPRINT:
+            key, failed = last_failure(delivery, source)
+            if key in self._samples:
+                self._count(key, failed)
+                return
+        self.add(read_dead_letter(delivery, place, source), delivery)
+
+    def _count(self, key: str, failed: Moment | None) -> None:
         self._counts[key] += 1
-        self._times[key] = _spanned(self._times.get(key, (None, None)), dead_letter.last_failed)
+        self._times[key] = _spanned(self._times.get(key, (None, None)), failed)
 
     def groups(self) -> tuple[Group, ...]:
         """The groups, the largest first."""

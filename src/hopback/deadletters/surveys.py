@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.contract import Moment, Price
 from hopback.deadletters.head import walk
-from hopback.deadletters.message import read_dead_letter
 from hopback.deadletters.requests import GroupBy
 from hopback.deadletters.session import Grouping
 from hopback.errors import BadRequest, HopbackError
@@ -218,7 +217,7 @@ class Surveys:
         async with aclosing(walk(self._live.broker, source.name, ready)) as messages:
             async for delivery in messages:
                 seen += 1
-                grouping.add(read_dead_letter(delivery, seen, source))
+                grouping.see(delivery, seen, source)
                 # Asking the time for each message would cost as much as grouping it.
                 if seen % 256 == 0 and self._clock.now() - began > _MOST_HELD_S:
                     break

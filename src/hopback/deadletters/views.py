@@ -210,6 +210,10 @@ class Views:
         async with aclosing(walk(self._live.broker, queue, count)) as messages:
             async for delivery in messages:
                 seen += 1
+                if not wanted.terms:
+                    matching += 1
+                    grouping.see(delivery, seen, source)
+                    continue
                 dead_letter = read_dead_letter(delivery, seen, source)
                 judged = wanted.judge(dead_letter, delivery, now)
                 unread += judged is Judgement.NOT_LOOKED_INTO

@@ -9,7 +9,13 @@ import pytest
 
 from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
 from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.message import content_digest, read_dead_letter, timeline, what_happened
+from hopback.deadletters.message import (
+    content_digest,
+    last_failure,
+    read_dead_letter,
+    timeline,
+    what_happened,
+)
 from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
 from hopback.headers import failure_from_reason, failure_json
@@ -39,7 +45,11 @@ def received(headers: dict[str, Any], body: bytes = b"", **more: Any) -> Receive
 
 def dead_letter(headers: dict[str, Any], body: bytes = b"", **more: Any) -> DeadLetter:
     """The dead letter in it."""
-    return read_dead_letter(received(headers, body, **more), 1)
+    delivery = received(headers, body, **more)
+    found = read_dead_letter(delivery, 1)
+    # A survey reads no more than this: it must not group by anything else.
+    assert last_failure(delivery) == (found.fingerprint, found.last_failed)
+    return found
 
 
 def of_one_queue() -> DeadLetterQueue:

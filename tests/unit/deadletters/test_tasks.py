@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopback.deadletters.contract import Moment
-from hopback.deadletters.message import read_dead_letter, what_happened
+from hopback.deadletters.message import last_failure, read_dead_letter, what_happened
 from hopback.headers import failure_from_traceback
 from hopback.message import Properties, Received
 
@@ -38,6 +38,7 @@ def _letter(body: bytes, headers: dict[str, Any] | None = None, kind: str = "") 
 def _read(delivery: Received) -> tuple[str, str, str]:
     """Task, id, and the sentence about it."""
     letter = read_dead_letter(delivery, 1)
+    assert last_failure(delivery) == (letter.fingerprint, letter.last_failed)
     return letter.type, letter.message_id, what_happened(letter, delivery)
 
 
@@ -90,6 +91,7 @@ def test_a_message_of_dramatiq_tells_what_was_raised() -> None:
     }
     delivery = _letter(json.dumps(body).encode())
     letter = read_dead_letter(delivery, 1)
+    assert last_failure(delivery) == (letter.fingerprint, letter.last_failed)
     assert (letter.type, letter.message_id) == ("charge", "5f1d")
     assert (letter.error, letter.error_message) == ("ConnectionError", "no answer: 10.0.0.7")
     assert (letter.recorded_by, letter.attempts, letter.origin) == ("Dramatiq", 4, "default")
