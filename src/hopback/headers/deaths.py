@@ -49,7 +49,7 @@ class Death(NamedTuple):
 
     queue: str
     reason: str
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # instead of a method of tuples that nobody needs here
     exchange: str = ""
     routing_keys: tuple[str, ...] = ()
     time: int | None = None
