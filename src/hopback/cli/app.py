@@ -258,23 +258,14 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except HopbackError as error:
-        _tell(error)
+        remedy = error.do if isinstance(error, CommandFailed) else error.remedy
+        click.echo(f"Error: {safe_lines(str(error))}\n{safe_lines(remedy)}", err=True)
         return exit_of(error)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return Exit.INTERRUPTED
     except (_ReaderLeft, BrokenPipeError):
-        return _reader_left()
+        # The reader of our output closed it (`| head`): that is no failure and needs no words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
     return ended if isinstance(ended, int) else Exit.OK
-
-
-def _tell(error: HopbackError) -> None:
-    """What happened, then what to do about it."""
-    remedy = error.do if isinstance(error, CommandFailed) else error.remedy
-    click.echo(f"Error: {safe_lines(str(error))}\n{safe_lines(remedy)}", err=True)
-
-
-def _reader_left() -> int:
-    """The reader of our output closed it (`| head`): that is no failure and needs no words."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.OK

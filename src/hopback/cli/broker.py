@@ -180,6 +180,10 @@ def _settings(options: Mapping[str, Any]) -> ServerSettings:
     largest = options["max_message"]
     users = dict(options["users"]) or {"guest": "guest"}
     vhosts = tuple(dict.fromkeys(("/", *options["vhosts"])))
+    tags_of = {}
+    for user, tags in options["tags"]:
+        _check_known("--tags", "user", user, users)
+        tags_of[user] = tuple(tag.strip() for tag in tags.split(",") if tag.strip())
     return ServerSettings(
         host=options["host"],
         port=options["port"],
@@ -189,7 +193,7 @@ def _settings(options: Mapping[str, Any]) -> ServerSettings:
         users=users,
         vhosts=vhosts,
         permissions=_permissions(options["permissions"], users, vhosts),
-        tags=_tags(options["tags"], users),
+        tags=tags_of,
         limits=ServerLimits(
             connections=options["connections"],
             memory_bytes=options["memory"] * _MIB,
@@ -211,14 +215,6 @@ def _permissions(
             found[user, vhost] = Permission(configure, write, read)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--permission") from error
-    return found
-
-
-def _tags(given: Iterable[tuple[str, str]], users: Collection[str]) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for user, tags in given:
-        _check_known("--tags", "user", user, users)
-        found[user] = tuple(tag.strip() for tag in tags.split(",") if tag.strip())
     return found
 
 
@@ -264,18 +260,14 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
         ) from error
     try:
         _introduce(server)
-        await _until_stopped()
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        await stopped.wait()
     finally:
         await server.stop()
     click.echo("Stopped.")
     return Exit.OK
-
-
-async def _until_stopped() -> None:
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
 
 
 def _introduce(server: BrokerServer) -> None:

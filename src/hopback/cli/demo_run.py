@@ -155,13 +155,20 @@ class Demo:
 
     def _stage(self, system: System, folder: Path, url: str) -> Host:
         own = private_folder(folder / system.name)
+        log = ShortLog(
+            SystemClock(),
+            level=self._settings.log_level,
+            codes=DESIGNS[system.name].codes,
+            silent=frozenset({"topology.warning"}),
+        )
+        logging.basicConfig(level=logging.WARNING, handlers=[LogBridge(log)])
         return Host(
             RabbitMQ(self._amqp),
             self._settings.database or f"sqlite:///{own}/{system.name}.db",
             own,
             f"{url}/{system.name}",
             self._settings.hardened,
-            Environment(bus=self._bus(system)),
+            Environment(bus=Bus(log, self._metrics, self._count)),
             self._settings.environment,
         )
 
@@ -223,17 +230,6 @@ class Demo:
         await self._stack.enter_async_context(_while_open(work, name))
 
     # --- what is logged
-
-    def _bus(self, system: System) -> Bus:
-        """Where a system's events go: to the terminal, by its document's own names, and to the metrics."""
-        log = ShortLog(
-            SystemClock(),
-            level=self._settings.log_level,
-            codes=DESIGNS[system.name].codes,
-            silent=frozenset({"topology.warning"}),
-        )
-        logging.basicConfig(level=logging.WARNING, handlers=[LogBridge(log)])
-        return Bus(log, self._metrics, self._count)
 
     def _count(self, name: str, _fields: Mapping[str, Any]) -> None:
         self._warnings += name == "topology.warning"

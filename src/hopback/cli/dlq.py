@@ -390,7 +390,11 @@ async def show_message(
     if message is not None:
         output(form, message, lambda: print_message(message, body, payload))
     elif save is None:
-        _print_bytes(body)
+        # Exactly as they are into a file or pipe, made safe on a terminal.
+        if on_terminal():
+            click.echo(safe_lines(body.decode("utf-8", "backslashreplace")))
+        else:
+            click.echo(body, nl=False)
 
 
 @asynccontextmanager
@@ -452,11 +456,3 @@ def _save(path: Path, body: bytes) -> None:
             f"{path} cannot be written: {error.strerror}", do="Name another file with --save."
         ) from error
     click.echo(f"Wrote {len(body)} bytes to {path}.", err=True)
-
-
-def _print_bytes(body: bytes) -> None:
-    """Exactly as they are into a file or pipe, made safe on a terminal."""
-    if on_terminal():
-        click.echo(safe_lines(body.decode("utf-8", "backslashreplace")))
-    else:
-        click.echo(body, nl=False)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hopback.cli.where import Where
-    from hopback.deadletters.contract import JobPlan, MessageView, QueueDetail
+    from hopback.deadletters.contract import JobPlan, MessageView
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.patch import PatchOperation
     from hopback.deadletters.requests import Request
@@ -395,22 +395,19 @@ def _act(request: Request, where: Where, choices: ActionChoices) -> int:
 
 async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> JobPlan:
     if not choices.dry_run:
-        _must_be_free(await dead_letters.queue(request.queue))
+        # A queue has one job at a time; what that one holds would not even be seen by another.
+        queue = await dead_letters.queue(request.queue)
+        job = queue.active_job
+        if job is not None:
+            raise CommandFailed(
+                f"{queue.queue} has an active job: {job.id}, a {job.kind} that is {job.state}",
+                do=f"Follow it with `hopback jobs watch {job.id}`, or end it with `jobs cancel`.",
+                code=Exit.CONFLICT,
+            )
     if choices.lift and not choices.dry_run:
         await lift_if_needed(dead_letters, request.queue)
     reason = request.reason.strip() or _PLANNED
     return await dead_letters.plan(structs.replace(request, reason=reason))
-
-
-def _must_be_free(queue: QueueDetail) -> None:
-    """A queue has one job at a time; what that one holds would not even be seen by another."""
-    job = queue.active_job
-    if job is not None:
-        raise CommandFailed(
-            f"{queue.queue} has an active job: {job.id}, a {job.kind} that is {job.state}",
-            do=f"Follow it with `hopback jobs watch {job.id}`, or end it with `jobs cancel`.",
-            code=Exit.CONFLICT,
-        )
 
 
 def _show(plan: JobPlan, choices: ActionChoices) -> None:

@@ -77,19 +77,15 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
                 else:
                     hits.extend(last.hits)
                 if on_terminal() and not last.is_over:
-                    _tell(last)
+                    share = f"{last.seen:,} of {count_of(last.total)}"
+                    text = f"\r{share} looked at, {last.matching:,} match, now in {last.queue}  "
+                    click.echo(safe(text.lstrip("\r")).rjust(1), nl=False, err=True)
+                    click.echo("\r", nl=False, err=True)
     if form == "json":
         output(form, hits, lambda: None)
     elif form == "table" and last is not None:
         _print(hits, last)
     return 0 if last is None else last.matching
-
-
-def _tell(progress: SearchProgress) -> None:
-    share = f"{progress.seen:,} of {count_of(progress.total)}"
-    text = f"\r{share} looked at, {progress.matching:,} match, now in {progress.queue}  "
-    click.echo(safe(text.lstrip("\r")).rjust(1), nl=False, err=True)
-    click.echo("\r", nl=False, err=True)
 
 
 def _print(hits: list[SearchHit], last: SearchProgress) -> None:

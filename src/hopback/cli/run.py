@@ -106,7 +106,16 @@ def run(**options: Any) -> int:
     """
     settings = RunSettings(**options)
     if settings.processes > 1 or settings.reload:
-        return _run_many(settings)
+        if settings.embedded:
+            raise click.UsageError(
+                f"--broker {EMBEDDED} lives in one process: use neither --processes nor --reload with it."
+            )
+        supervisor, forced = asyncio.run(_supervise(settings))
+        reports = supervisor.reports
+        left = [one for report in reports for one in report.get("left", ())]
+        if reports:
+            _print_report(sum(report.get("handled", 0) for report in reports), left)
+        return Exit.INTERRUPTED if forced else supervisor.code
     return _run_one(settings)
 
 
@@ -159,19 +168,6 @@ def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
 
 
 # --- several processes
-
-
-def _run_many(settings: RunSettings) -> int:
-    if settings.embedded:
-        raise click.UsageError(
-            f"--broker {EMBEDDED} lives in one process: use neither --processes nor --reload with it."
-        )
-    supervisor, forced = asyncio.run(_supervise(settings))
-    reports = supervisor.reports
-    left = [one for report in reports for one in report.get("left", ())]
-    if reports:
-        _print_report(sum(report.get("handled", 0) for report in reports), left)
-    return Exit.INTERRUPTED if forced else supervisor.code
 
 
 async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
@@ -265,9 +261,18 @@ _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 def load_app(target: str) -> App:
     """The application; the current directory is searched first. CommandFailed says what is missing."""
+    from hopback.runtime.discovery import discover, left_out
+
     module, attribute = load_module(target)
     app = _application(module, attribute or "app")
-    _import_handlers(module)
+    try:
+        found = discover(module)
+    except Exception as error:
+        raise _broken(module.__name__, error) from error
+    for router in left_out((module, *found)):
+        click.echo(
+            safe(f"{router} is included in no application: its handlers do not run."), err=True
+        )
     return app
 
 
@@ -281,20 +286,6 @@ def load_module(target: str) -> tuple[ModuleType, str]:
             code=Exit.USAGE,
         )
     return _imported(name), attribute
-
-
-def _import_handlers(module: ModuleType) -> None:
-    """Import what declares handlers below a package, and say what runs nowhere."""
-    from hopback.runtime.discovery import discover, left_out
-
-    try:
-        found = discover(module)
-    except Exception as error:
-        raise _broken(module.__name__, error) from error
-    for router in left_out((module, *found)):
-        click.echo(
-            safe(f"{router} is included in no application: its handlers do not run."), err=True
-        )
 
 
 def _imported(name: str) -> ModuleType:

@@ -110,7 +110,13 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         service = Service(
             app,
             await _broker(settings, app, stack),
-            options=_options(settings),
+            options=ServiceOptions(
+                queues=settings.queues or None,
+                ownership=Ownership(settings.ownership),
+                accept=settings.accept,
+                grace=settings.grace,
+                concurrency=settings.concurrency,
+            ),
             world=Environment(bus=bus, survivor=_survivor(line), **_tracing(settings)),
             beside=await _watchers(app, settings, metrics, stack),
         )
@@ -152,16 +158,6 @@ def _survivor(line: ParentLine | None) -> Survivor | None:
     if line is None:
         return None
     return Survivor(lambda token: line.say(alone=token), deaths_in(os.environ))
-
-
-def _options(settings: RunSettings) -> ServiceOptions:
-    return ServiceOptions(
-        queues=settings.queues or None,
-        ownership=Ownership(settings.ownership),
-        accept=settings.accept,
-        grace=settings.grace,
-        concurrency=settings.concurrency,
-    )
 
 
 def _metrics(settings: RunSettings) -> Metrics | None:
@@ -219,7 +215,13 @@ async def _attend(
     if settings.http is not None:
         render = None if metrics is None else _rendering(service, metrics)
         control = ControlEndpoint(service, health, render)
-        await _listen(ThreadEndpoint(control, watchdog), settings.http, stack)
+        endpoint = ThreadEndpoint(control, watchdog)
+        try:
+            host, port = await endpoint.open(*settings.http)
+        except OSError as error:
+            raise cannot_listen(settings.http, error.strerror or str(error)) from error
+        stack.push_async_callback(endpoint.close)
+        _LOG.info("listening on http://%s", url_host(host, port))
 
 
 async def _follow(line: ParentLine, service: Service, stopper: Stopper) -> None:
@@ -239,17 +241,6 @@ def _rendering(service: Service, metrics: Metrics) -> Callable[[], tuple[str, by
         return metrics.content_type, metrics.render()
 
     return render
-
-
-async def _listen(
-    endpoint: ThreadEndpoint, address: tuple[str, int], stack: AsyncExitStack
-) -> None:
-    try:
-        host, port = await endpoint.open(*address)
-    except OSError as error:
-        raise cannot_listen(address, error.strerror or str(error)) from error
-    stack.push_async_callback(endpoint.close)
-    _LOG.info("listening on http://%s", url_host(host, port))
 
 
 @asynccontextmanager

@@ -132,7 +132,14 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
         )
 
         def tell(host: str, port: int) -> None:
-            _tell(choices, host, port, link)
+            scheme = "https" if choices.tls_cert else "http"
+            address = f"{scheme}://{url_host(host, port)}/"
+            click.echo(f"Serving {address}", err=True)
+            if link is not None:
+                click.echo(f"Sign in: {address}login?token={link}", err=True)
+                click.echo("The link opens once.", err=True)
+            elif choices.config is None:
+                click.echo("No sign-in is configured: only this machine is served.", err=True)
 
         try:
             await serve_app(
@@ -191,17 +198,6 @@ def _stores(kept: Journal) -> dict[str, Any]:
         "ended": EndedSessionTable(engine),
         "oidc": OidcSessionTable(engine),
     }
-
-
-def _tell(choices: _ServeChoices, host: str, port: int, link: str | None) -> None:
-    scheme = "https" if choices.tls_cert else "http"
-    address = f"{scheme}://{url_host(host, port)}/"
-    click.echo(f"Serving {address}", err=True)
-    if link is not None:
-        click.echo(f"Sign in: {address}login?token={link}", err=True)
-        click.echo("The link opens once.", err=True)
-    elif choices.config is None:
-        click.echo("No sign-in is configured: only this machine is served.", err=True)
 
 
 def _print_key(name: str, role: str) -> int:

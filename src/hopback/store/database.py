@@ -28,7 +28,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
@@ -428,7 +428,16 @@ class DatabaseUrlError(HopbackError):
 
 def open_database(url: str) -> AsyncEngine:
     """An engine for the URL; nothing is connected yet. Passwords never appear in errors."""
-    address = _address(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise DatabaseUrlError(
+            "expected a database URL, got something else (not shown: it may hold a password)"
+        ) from None
+    driver = _DRIVERS.get(parsed.drivername.partition("+")[0])
+    if driver is None:
+        raise DatabaseUrlError(f"expected sqlite or postgresql, got {parsed.drivername!r}")
+    address = parsed.set(drivername=driver)
     with needs(
         "store" if address.drivername == _DRIVERS["sqlite"] else "postgres", "this database"
     ):
@@ -464,19 +473,6 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     with store_errors():
         async with engine.connect() as connection:
             yield connection
-
-
-def _address(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise DatabaseUrlError(
-            "expected a database URL, got something else (not shown: it may hold a password)"
-        ) from None
-    driver = _DRIVERS.get(parsed.drivername.partition("+")[0])
-    if driver is None:
-        raise DatabaseUrlError(f"expected sqlite or postgresql, got {parsed.drivername!r}")
-    return parsed.set(drivername=driver)
 
 
 def _write_ahead(cursor: Any) -> None:

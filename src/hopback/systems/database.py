@@ -42,7 +42,12 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """A transaction that commits at the end of the block, and rolls back if the block fails."""
-        await self._ready()
+        async with self._making:
+            if not self._made:
+                await migrate(self.engine, self.clock)
+                async with self.engine.begin() as connection:
+                    await connection.run_sync(self._make)
+                self._made = True
         async with transaction(self.engine, self.clock) as open_transaction:
             yield open_transaction
 
@@ -67,22 +72,12 @@ class Database:
         """Close its connections."""
         await self.engine.dispose()
 
-    async def _ready(self) -> None:
-        async with self._making:
-            if not self._made:
-                await migrate(self.engine, self.clock)
-                async with self.engine.begin() as connection:
-                    await connection.run_sync(self._make)
-                self._made = True
-
     def _make(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         self._tables.create_all(connection)
-        self._add_columns(connection)
-
-    def _add_columns(self, connection: Connection) -> None:
-        """Tables that an earlier version made get the columns that have come since; all may be empty."""
+        # Tables that an earlier version made get the columns that have come since; all may be
+        # empty.
         found = inspect(connection)
         for table in self._tables.sorted_tables:
             there = {column["name"] for column in found.get_columns(table.name)}

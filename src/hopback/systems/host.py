@@ -100,16 +100,12 @@ async def running(
     service = Service(app, host.broker, options=options, world=host.world)
     running = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
-        await _ready(service, running)
+        ready = asyncio.ensure_future(service.ready.wait())
+        await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if running.done():
+            await running
         yield service
     finally:
         service.stop()
-        await running
-
-
-async def _ready(service: Service, running: asyncio.Task[Any]) -> None:
-    ready = asyncio.ensure_future(service.ready.wait())
-    await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
-    if running.done():
         await running

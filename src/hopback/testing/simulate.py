@@ -88,7 +88,12 @@ async def play(
     broker = EmbeddedBroker(version=version)
     connection = await broker.connect("simulate")
     channel = await connection.open_channel()
-    await _declare(channel, topology)
+    for exchange in topology.exchanges:
+        await channel.declare_exchange(exchange)
+    for queue in topology.queues:
+        await channel.declare_queue(queue)
+    for binding in topology.bindings:
+        await channel.bind(binding)
     player = _Player(topology, plan, script, version, broker.node, channel)
     await player.publish(entrance, delay_ms)
     await player.run()
@@ -101,15 +106,6 @@ async def play(
         routing_key=entrance.routing_key,
         entries=tuple(player.entries),
     )
-
-
-async def _declare(channel: Channel, topology: Topology) -> None:
-    for exchange in topology.exchanges:
-        await channel.declare_exchange(exchange)
-    for queue in topology.queues:
-        await channel.declare_queue(queue)
-    for binding in topology.bindings:
-        await channel.bind(binding)
 
 
 class _Player:

@@ -98,10 +98,6 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
         return Rejection(
             "EXTENSION_MISMATCH", f"Expected a name ending in {expected}, got {ending[:20]!r}."
         )
-    return _judge_content(declared, content)
-
-
-def _judge_content(declared: str, content: bytes) -> Rejection | str:
     found = sniff(content[:HEAD_BYTES])
     if found is None:
         return Rejection(

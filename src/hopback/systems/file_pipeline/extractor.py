@@ -52,25 +52,19 @@ def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str,
     elif content_type == "application/pdf":
         found["pdf"] = {"version": content[5:8].decode("ascii", "replace")}
     else:
-        found["text"] = _statistics(content.decode("utf-8", "replace"))
+        text = content.decode("utf-8", "replace")
+        lines = text.splitlines()
+        found["text"] = {
+            "characters": len(text),
+            "words": len(re.findall(r"\w+", text)),
+            "lines": len(lines),
+            "longestLine": max(map(len, lines), default=0),
+        }
     if content_type == "application/json":
-        found["json"] = _outline(json.loads(content))
+        value = json.loads(content)
+        size = len(value) if isinstance(value, dict | list | str) else 1
+        found["json"] = {"kind": type(value).__name__, "size": size}
     return found
-
-
-def _statistics(text: str) -> dict[str, int]:
-    lines = text.splitlines()
-    return {
-        "characters": len(text),
-        "words": len(re.findall(r"\w+", text)),
-        "lines": len(lines),
-        "longestLine": max(map(len, lines), default=0),
-    }
-
-
-def _outline(value: Any) -> dict[str, Any]:
-    size = len(value) if isinstance(value, dict | list | str) else 1
-    return {"kind": type(value).__name__, "size": size}
 
 
 def __getattr__(name: str) -> App:

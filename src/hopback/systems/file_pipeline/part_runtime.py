@@ -76,7 +76,11 @@ class PartRuntime:
         self, publish: Callable[[Message], Awaitable[None]]
     ) -> AsyncIterator[PartRuntime]:
         """Have the tables and the folder ready, and the outbox published, until the block ends."""
-        await self._prepare_storage()
+        try:
+            await asyncio.to_thread(self.storage.prepare, self.clock.now())
+        except OSError as error:
+            where = self.settings.storage or self.settings.folder
+            raise NotReady(f"{where} cannot be used: {error.strerror or error}") from error
         self._engine = open_database(self.settings.database_url)
         try:
             await self._prepare_database()
@@ -85,17 +89,16 @@ class PartRuntime:
             works = (_relaying(self._relay), self._forget(), *(one() for one in self._attendants))
             async with _running(*works):
                 yield self
-            await _last_sweep(self._relay)
+            # Publish what the last handlers left; whatever cannot go now stays in the outbox.
+            try:
+                await self._relay.sweep()
+            except Exception:
+                _LOG.exception(
+                    "the outbox was not emptied at the end; its messages go at the next start"
+                )
         finally:
             await self._engine.dispose()
             self._engine = None
-
-    async def _prepare_storage(self) -> None:
-        try:
-            await asyncio.to_thread(self.storage.prepare, self.clock.now())
-        except OSError as error:
-            where = self.settings.storage or self.settings.folder
-            raise NotReady(f"{where} cannot be used: {error.strerror or error}") from error
 
     async def _prepare_database(self) -> None:
         """Have the tables; a database that is still starting is waited for a while."""
@@ -168,14 +171,6 @@ async def _relaying(relay: Relay) -> None:
         except Exception:
             _LOG.exception("the outbox relay failed and tries again")
             await asyncio.sleep(_REST_S)
-
-
-async def _last_sweep(relay: Relay) -> None:
-    """Publish what the last handlers left; whatever cannot go now stays in the outbox."""
-    try:
-        await relay.sweep()
-    except Exception:
-        _LOG.exception("the outbox was not emptied at the end; its messages go at the next start")
 
 
 @asynccontextmanager

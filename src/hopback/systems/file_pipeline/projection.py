@@ -52,26 +52,20 @@ class Projection:
         async with self._runtime.transaction() as tx:
             if not await tx.first_time(_QUEUE, event.messageId):
                 return
-            before = await self._process(tx, fact, event.correlationId)
+            # The process of this file, locked; a new one for a file or a run that is new.
+            now = self._runtime.clock.now()
+            fresh = Process(fact.fileId, fact.run, event.correlationId, now)
+            await insert_once(tx.connection, files, {**_row(fresh), "updated_at": now})
+            known = await _locked(tx, fact.fileId)
+            before = fresh if known is None or known.run < fact.run else known
             if before.run > fact.run:
                 return
             after = before.after(fact)
-            await self._write(tx, after)
+            values = {**_row(after), "updated_at": self._runtime.clock.now()}
+            await tx.execute(update(files).where(files.c.file_id == after.file_id).values(**values))
             if after.status == "completed" != before.status:
                 done = ProcessingCompleted(after.file_id, after.run, after.name or "")
                 await self._runtime.announce(tx, done, producer=_PRODUCER, cause=event)
-
-    async def _process(self, tx: Transaction, fact: Fact, correlation_id: str) -> Process:
-        """The process of this file, locked; a new one for a file or a run that is new."""
-        now = self._runtime.clock.now()
-        fresh = Process(fact.fileId, fact.run, correlation_id, now)
-        await insert_once(tx.connection, files, {**_row(fresh), "updated_at": now})
-        known = await _locked(tx, fact.fileId)
-        return fresh if known is None or known.run < fact.run else known
-
-    async def _write(self, tx: Transaction, process: Process) -> None:
-        values = {**_row(process), "updated_at": self._runtime.clock.now()}
-        await tx.execute(update(files).where(files.c.file_id == process.file_id).values(**values))
 
     # --- the timer ---------------------------------------------------------------------------------
 

@@ -109,9 +109,6 @@ class FileForm:
         self.name = shown_name(options[b"filename"].decode("utf-8", "replace"))
         declared = self._headers.get(b"content-type", b"").partition(b";")[0]
         self.declared_type = declared.strip().lower().decode("latin-1")
-        self._check_type()
-
-    def _check_type(self) -> None:
         if not self.name:
             raise RequestRefused("expected a file with a name")
         ending = PurePath(self.name).suffix.lower()
@@ -135,7 +132,12 @@ async def receive(
     request: Request, storage: FileStorage, settings: PipelineSettings
 ) -> ReceivedFile:
     """Receive the file of a form; Refused says what is wrong, and leaves nothing behind."""
-    _check_length(request, settings.max_bytes)
+    announced = request.headers.get("content-length", "")
+    # More digits than any size has: int() of thousands is slow, and then an error.
+    if announced.isdecimal() and (
+        len(announced) > 18 or int(announced) > settings.max_bytes + _FORM_BYTES
+    ):
+        raise _too_large(settings.max_bytes)
     form = FileForm(request.headers.get("content-type", ""))
     file_id = str(uuid.uuid4())
     incoming = await asyncio.to_thread(storage.receive, file_id)
@@ -151,13 +153,6 @@ async def receive(
     finally:
         await asyncio.to_thread(incoming.drop)
     return ReceivedFile(file_id, form.name, form.declared_type, size)
-
-
-def _check_length(request: Request, max_bytes: int) -> None:
-    announced = request.headers.get("content-length", "")
-    # More digits than any size has: int() of thousands is slow, and then an error.
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > max_bytes + _FORM_BYTES):
-        raise _too_large(max_bytes)
 
 
 def _too_large(max_bytes: int) -> RequestRefused:

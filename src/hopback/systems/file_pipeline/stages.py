@@ -69,16 +69,16 @@ def stage(
             return Park(str(error))
         except Exception as error:
             if context.is_last_attempt:
-                await _give_up(runtime, message, context, producer, _words(error))
+                # What went wrong, for people outside: no paths of this machine.
+                text = (
+                    error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                )
+                await _give_up(
+                    runtime, message, context, producer, f"{type(error).__name__}: {text}"
+                )
             raise
         await runtime.conclude(queue, message, *results, producer=producer)
         return None
-
-
-def _words(error: Exception) -> str:
-    """What went wrong, for people outside: no paths of this machine."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return f"{type(error).__name__}: {text}"
 
 
 async def _give_up(

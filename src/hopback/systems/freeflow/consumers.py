@@ -16,7 +16,6 @@ from hopback.systems.settings import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.store import Transaction
     from hopback.systems.freeflow.domains import Handle
     from hopback.systems.freeflow.settings import FreeFlowSettings
 
@@ -55,7 +54,13 @@ def consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAI
 
     async def note(context: Context) -> None:
         async with database.transaction() as tx:
-            await _note(tx, context, database.clock.now())
+            # Append the event, or count that it arrived again.
+            now = database.clock.now()
+            dialect = postgresql if tx.connection.dialect.name == "postgresql" else sqlite
+            row = {"message_id": context.message_id, "routing_key": context.routing_key}
+            entry = dialect.insert(audit).values(row | {"arrivals": 1, "last_at": now})
+            again = {"arrivals": audit.c.arrivals + 1, "last_at": now}
+            await tx.execute(entry.on_conflict_do_update(index_elements=["message_id"], set_=again))
 
     for queue, domains in queues_of(settings.domains).items():
         if domains == (_AUDIT,):
@@ -63,12 +68,3 @@ def consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAI
         else:
             app.handler(queue, rules=[Rule(Hopeless, Verdict.PARK)])(handle)
     return app
-
-
-async def _note(tx: Transaction, context: Context, now: float) -> None:
-    """Append the event, or count that it arrived again."""
-    dialect = postgresql if tx.connection.dialect.name == "postgresql" else sqlite
-    row = {"message_id": context.message_id, "routing_key": context.routing_key}
-    entry = dialect.insert(audit).values(row | {"arrivals": 1, "last_at": now})
-    again = {"arrivals": audit.c.arrivals + 1, "last_at": now}
-    await tx.execute(entry.on_conflict_do_update(index_elements=["message_id"], set_=again))

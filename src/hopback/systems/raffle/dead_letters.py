@@ -22,7 +22,6 @@ from hopback.systems.raffle.users import InvalidUser, User, data_error, db_error
 from hopback.topology.plan import Count, Leave, LocalWait, Parking, Redrive, Return
 
 if TYPE_CHECKING:
-    from hopback import Topology
     from hopback.systems.raffle.settings import RaffleSettings
 
 __all__ = ["dead_letter_consumer"]
@@ -67,7 +66,12 @@ class _Pause:
 def dead_letter_consumer(settings: RaffleSettings) -> App:
     """The application that inserts users from `raffle_dlq`."""
     database, pause = Database(settings.database, METADATA), _Pause()
-    app = App("raffle dead letters", topology=_topology(settings), lifespan=database.lifespan)
+    design = settings.topology()
+    app = App(
+        "raffle dead letters",
+        topology=replace(design, plans=(*design.plans, _PLAN)),
+        lifespan=database.lifespan,
+    )
 
     async def parse(body: bytes, context: Context) -> User | Done | Snooze:
         try:
@@ -101,11 +105,6 @@ def dead_letter_consumer(settings: RaffleSettings) -> App:
         return None
 
     return app
-
-
-def _topology(settings: RaffleSettings) -> Topology:
-    design = settings.topology()
-    return replace(design, plans=(*design.plans, _PLAN))
 
 
 def _user(body: bytes) -> User:

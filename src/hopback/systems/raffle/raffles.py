@@ -69,7 +69,13 @@ class Raffles:
             found = list((await tx.execute(joined.order_by(entries.c.user_id))).scalars())
             if len(found) < winners:
                 return f"{winners} winners were asked for, {len(found)} users have joined"
-            await _draw(tx, raffle_id, self._choose(found, winners))
+            now = datetime.now(UTC)
+            mine = (
+                entries.c.raffle_id == raffle_id,
+                entries.c.user_id.in_(self._choose(found, winners)),
+            )
+            await tx.execute(update(entries).where(*mine).values(won_at=now))
+            await tx.execute(update(raffles).where(raffles.c.id == raffle_id).values(drawn_at=now))
         return None
 
     async def result(self, raffle_id: str) -> Mapping[str, Any] | None:
@@ -98,10 +104,3 @@ async def _locked(tx: Transaction, raffle_id: str) -> Mapping[str, Any] | None:
     found = await tx.execute(select(raffles).where(raffles.c.id == raffle_id).with_for_update())
     row = found.mappings().first()
     return None if row is None else dict(row)
-
-
-async def _draw(tx: Transaction, raffle_id: str, winners: Sequence[str]) -> None:
-    now = datetime.now(UTC)
-    mine = (entries.c.raffle_id == raffle_id, entries.c.user_id.in_(winners))
-    await tx.execute(update(entries).where(*mine).values(won_at=now))
-    await tx.execute(update(raffles).where(raffles.c.id == raffle_id).values(drawn_at=now))

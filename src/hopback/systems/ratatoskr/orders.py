@@ -52,7 +52,10 @@ async def apply_event(tx: Transaction, event: Event) -> None:
         case OrderPlaced():
             await _place(tx, event)
         case PaymentReceived():
-            await _pay(tx, event)
+            order = await _advance(tx, event.order, "placed", "paid")
+            price = _PRICES[order["sku"]] * order["quantity"]
+            if event.cents != price:
+                raise OrderRefused(f"cents: expected {price}, got {event.cents}")
         case OrderShipped():
             await _advance(tx, event.order, "paid", "shipped")
 
@@ -62,20 +65,13 @@ async def _place(tx: Transaction, event: OrderPlaced) -> None:
         raise OrderRefused(f"sku: expected one of {', '.join(_PRICES)}")
     if not 1 <= event.quantity <= 1000:
         raise OrderRefused("quantity: expected 1 to 1000")
-    if await _is_closed(tx):
+    if bool((await tx.execute(select(_warehouse.c.closed))).scalar()):
         raise NotYet("the warehouse is closed")
     known = (await tx.execute(select(_orders.c.id).where(_orders.c.id == event.order))).first()
     if known is not None:
         raise OrderRefused(f"order {event.order} is placed already, by another event")
     row = {"id": event.order, "sku": event.sku, "quantity": event.quantity, "state": "placed"}
     await tx.execute(insert(_orders).values(row))
-
-
-async def _pay(tx: Transaction, event: PaymentReceived) -> None:
-    order = await _advance(tx, event.order, "placed", "paid")
-    price = _PRICES[order["sku"]] * order["quantity"]
-    if event.cents != price:
-        raise OrderRefused(f"cents: expected {price}, got {event.cents}")
 
 
 async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> dict[str, Any]:
@@ -90,10 +86,6 @@ async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> d
         raise NotYet(f"order {order_id} is {row['state']}, not {before} yet")
     await tx.execute(update(_orders).where(mine).values(state=after))
     return dict(row)
-
-
-async def _is_closed(tx: Transaction) -> bool:
-    return bool((await tx.execute(select(_warehouse.c.closed))).scalar())
 
 
 async def open_warehouse(database: Database, *, is_open: bool) -> None:

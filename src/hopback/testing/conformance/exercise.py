@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.port import Broker
-    from hopback.testing.conformance.subject import Timings
 
 __all__ = ["Outcome", "Result", "exercise", "play"]
 
@@ -63,7 +62,10 @@ async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -
     try:
         if not row.holds_for(subject.version):
             return Result(row, Outcome.SAYS_NOTHING)
-        async with asyncio.timeout(_limit(subject.timings)):
+        # Longer than any row takes on such a broker.
+        timings = subject.timings
+        limit = 120 + 10 * timings.dead_letter_retry + 4 * timings.consumer_timeout
+        async with asyncio.timeout(limit):
             await row.experiment(subject)
     except TimeoutError:
         return Result(row, Outcome.FAILS, "it came to no end")
@@ -74,8 +76,3 @@ async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -
     finally:
         await subject.tear_down()
     return Result(row, Outcome.HOLDS)
-
-
-def _limit(timings: Timings) -> float:
-    """How long a row may take, in seconds: longer than any takes on such a broker."""
-    return 120 + 10 * timings.dead_letter_retry + 4 * timings.consumer_timeout

@@ -110,14 +110,13 @@ async def form_of_a_death(subject: Subject) -> None:
     equal("types", types.pop("routing-keys") in (list, tuple), True)
     text = dict.fromkeys(("reason", "queue", "exchange", "original-expiration"), str)
     equal("types", types, {"count": int, "time": Timestamp, **text})
-    that(abs(cast("int", entry.pop("time")) - _epoch(subject)) < 86400, "the time is in seconds")
+    that(
+        abs(cast("int", entry.pop("time")) - subject.facilities.wall()) < 86400,
+        "the time is in seconds",
+    )
     entry["routing-keys"] = list(cast("list[str]", entry["routing-keys"]))
     origin = {"exchange": exchange, "routing-keys": ["key"], "original-expiration": "50"}
     equal("entry", entry, {"count": 1, "reason": "expired", "queue": queue, **origin})
-
-
-def _epoch(subject: Subject) -> float:
-    return subject.facilities.wall()
 
 
 @row("1.3", "A further death of the same queue and reason raises count and keeps the first's facts")

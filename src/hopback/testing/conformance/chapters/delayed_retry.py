@@ -23,16 +23,6 @@ def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
     }
 
 
-async def _comes_at_once(subject: Subject, queue: str, *, by_nack: bool) -> None:
-    """Make sure that a message given back does not stay away."""
-    held = await subject.take(queue)
-    if by_nack:
-        subject.channel.nack(held.tag, requeue=True)
-    else:
-        subject.channel.reject(held.tag, requeue=True)
-    await subject.take_done(queue)
-
-
 @row("5.12a", "A rejected message stays away for min times its failures, at most max", since=V4_3)
 async def grows_with_failures(subject: Subject) -> None:
     queue = await subject.quorum(_delayed("failed", 500, 1200))
@@ -51,7 +41,12 @@ async def delayed_by_type(subject: Subject) -> None:
     for kind, by_nack in (("failed", True), ("returned", False)):
         queue = await subject.quorum(_delayed(kind, 60_000, 60_000))
         await subject.put(queue)
-        await _comes_at_once(subject, queue, by_nack=by_nack)
+        held = await subject.take(queue)
+        if by_nack:
+            subject.channel.nack(held.tag, requeue=True)
+        else:
+            subject.channel.reject(held.tag, requeue=True)
+        await subject.take_done(queue)
 
 
 @row("5.12c", "A delayed message is not counted as ready and holds up nobody", since=V4_3)

@@ -140,16 +140,12 @@ async def overflow_precedence(subject: Subject) -> None:
     for kind, kept in ((QueueType.CLASSIC, "last"), (QueueType.QUORUM, "first")):
         queue = await subject.queue(kind, {"x-max-length": 1, "x-overflow": "drop-head"})
         await _apply(subject, queue, overflow="reject-publish")
-        equal(f"kept by {kind}", await _overflowed(subject, queue), kept)
-
-
-async def _overflowed(subject: Subject, queue: str) -> str:
-    """Whether the first or the last of many messages is kept by a queue of length 1."""
-    for number in range(10):
-        try:
-            await subject.put(queue, str(number))
-        except Nacked:
-            break
-        await subject.pause(0.05)
-    found = await subject.bodies(queue)
-    return "first" if "0" in found else "last"
+        # Whether the first or the last of many messages is kept by a queue of length 1.
+        for number in range(10):
+            try:
+                await subject.put(queue, str(number))
+            except Nacked:
+                break
+            await subject.pause(0.05)
+        found = await subject.bodies(queue)
+        equal(f"kept by {kind}", "first" if "0" in found else "last", kept)
