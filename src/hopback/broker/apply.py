@@ -466,23 +466,20 @@ class _Applier:
     async def create(self, step: Step) -> None:
         """Create what is missing; TopologyConflict if someone made something else meanwhile."""
         try:
-            await self._create(step.item)
+            match step.item:
+                case Exchange():
+                    await self._channel.declare_exchange(step.item)
+                case Queue():
+                    await self._channel.declare_queue(step.item)
+                case Binding():
+                    await self._channel.bind(step.item)
+                case Policy():
+                    await self._set(step.item)
         except PreconditionFailed as refusal:
             item = step.item if isinstance(step.item, Exchange | Queue) else None
             found = difference_of(refusal.text, item)
             raise TopologyConflict(f"{step.kind} {step.name}: {found}") from refusal
         self.tell(f"created {step}" if step.kind is not Kind.POLICY else f"set {step}")
-
-    async def _create(self, item: Exchange | Queue | Binding | Policy) -> None:
-        match item:
-            case Exchange():
-                await self._channel.declare_exchange(item)
-            case Queue():
-                await self._channel.declare_queue(item)
-            case Binding():
-                await self._channel.bind(item)
-            case Policy():
-                await self._set(item)
 
     async def _set(self, policy: Policy) -> None:
         if self._management is None:

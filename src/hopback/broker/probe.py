@@ -84,7 +84,13 @@ async def _differences(connection: Connection, item: Exchange | Queue) -> tuple[
     asked = item
     while len(found) < _MOST_QUESTIONS:
         try:
-            await _declare(connection, asked)
+            # Each question on a channel of its own: a refusal closes it.
+            channel = await connection.open_channel()
+            if isinstance(asked, Queue):
+                await channel.declare_queue(asked)
+            else:
+                await channel.declare_exchange(asked)
+            await channel.close()
             break
         except PreconditionFailed as refusal:
             told = difference_of(refusal.text, item)
@@ -153,16 +159,6 @@ def _exchange_as_the_broker_has_it(
     return replace(
         asked, arguments=arguments if actual is None else {**arguments, named.argument: actual}
     )
-
-
-async def _declare(connection: Connection, item: Exchange | Queue) -> None:
-    """Each question on a channel of its own: a refusal closes it."""
-    channel = await connection.open_channel()
-    if isinstance(item, Queue):
-        await channel.declare_queue(item)
-    else:
-        await channel.declare_exchange(item)
-    await channel.close()
 
 
 async def _depth(connection: Connection, queue: str) -> QueueState:

@@ -91,7 +91,13 @@ class Publisher:
     async def __aenter__(self) -> Self:
         self.start()
         try:
-            await self._first_channel()
+            # Return when there is a channel; raises what stood in the way at the first try.
+            assert self._task is not None  # noqa: S101 - started just before
+            await first_of(self._lane, self._line.tried.wait(), self._task, within=self._timeout)
+            if self._task.done():
+                await self._task
+            if not self._lane.done():
+                raise self._line.trouble or ConnectionFailed(self._nothing_sent())
         except BaseException:
             await self.close()
             raise
@@ -99,15 +105,6 @@ class Publisher:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def _first_channel(self) -> None:
-        """Return when there is a channel; raises what stood in the way at the first try."""
-        assert self._task is not None  # noqa: S101 - started just before
-        await first_of(self._lane, self._line.tried.wait(), self._task, within=self._timeout)
-        if self._task.done():
-            await self._task
-        if not self._lane.done():
-            raise self._line.trouble or ConnectionFailed(self._nothing_sent())
 
     def start(self) -> None:
         """Begin to connect."""
@@ -150,7 +147,15 @@ class Publisher:
             await fate
             lane.nacks = 0
         except Nacked:
-            self._on_nack(lane)
+            # Give up a channel that is nacked again and again; not too often, a queue may be full.
+            lane.nacks += 1
+            now = asyncio.get_running_loop().time()
+            if (
+                lane.nacks >= _NACKS_IN_A_ROW
+                and now - self._reopened_at >= _SECONDS_BETWEEN_REOPENINGS
+            ):
+                self._reopened_at = now
+                self._retire(lane)
             raise
         finally:
             lane.leave()
@@ -194,14 +199,6 @@ class Publisher:
         why = f"{self._line.state}: {self._line.reason}" if self._line.reason else self._line.state
         return f"nothing was sent: no usable channel within {self._timeout:g} s ({why})"
 
-    def _on_nack(self, lane: _Lane) -> None:
-        """Give up a channel that is nacked again and again; not too often, a queue may be full."""
-        lane.nacks += 1
-        now = asyncio.get_running_loop().time()
-        if lane.nacks >= _NACKS_IN_A_ROW and now - self._reopened_at >= _SECONDS_BETWEEN_REOPENINGS:
-            self._reopened_at = now
-            self._retire(lane)
-
     def _retire(self, lane: _Lane) -> None:
         """No new publishes on this lane."""
         lane.retired.set()
@@ -214,17 +211,14 @@ class Publisher:
             while True:
                 lane = _Lane(await connection.open_channel())
                 self._lane.set_result(lane)
-                await self._until_retired(lane)
+                await first_of(lane.channel.wait_closed(), lane.retired.wait())
+                self._retire(lane)
                 self._wind_down(lane)
         finally:
             if self._lane.done():
                 self._retire(self._lane.result())
             for task in self._winding_down:
                 task.cancel()
-
-    async def _until_retired(self, lane: _Lane) -> None:
-        await first_of(lane.channel.wait_closed(), lane.retired.wait())
-        self._retire(lane)
 
     def _wind_down(self, lane: _Lane) -> None:
         """Close the channel once everything on it has its fate."""

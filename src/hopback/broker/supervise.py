@@ -180,17 +180,14 @@ class Supervised:
             self._enter(LineState.READY, "")
             if isinstance(connection, WatchesBlocking):
                 connection.watch_blocking(self._on_blocking)
-            await self._session_on(connection)
+            # The session, ended as soon as its connection has ended.
+            session, ending = await first_of(self._session(connection), connection.wait_closed())
+            if session is not None:
+                session.result()
+            elif ending is not None and (error := ending.result()) is not None:
+                raise error
         finally:
             await connection.close()
-
-    async def _session_on(self, connection: Connection) -> None:
-        """The session, ended as soon as its connection has ended."""
-        session, ending = await first_of(self._session(connection), connection.wait_closed())
-        if session is not None:
-            session.result()
-        elif ending is not None and (error := ending.result()) is not None:
-            raise error
 
     def _on_blocking(self, blocked: bool, reason: str) -> None:
         self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)

@@ -22,7 +22,12 @@ class LogBridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record; one that cannot be formatted is reported by logging itself."""
         try:
-            self._log.write(_level(record.levelno), "log", _details(record))
+            details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
+            if record.exc_info and record.exc_info[0] is not None:
+                details["stack"] = "".join(traceback.format_exception(*record.exc_info))
+            elif (stack := getattr(record, "hopback_stack", None)) is not None:
+                details["stack"] = stack
+            self._log.write(_level(record.levelno), "log", details)
         except Exception:
             self.handleError(record)
 
@@ -33,12 +38,3 @@ def _level(number: int) -> str:
     if number >= logging.WARNING:
         return "warning"
     return "info" if number >= logging.INFO else "debug"
-
-
-def _details(record: logging.LogRecord) -> dict[str, Any]:
-    details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
-    if record.exc_info and record.exc_info[0] is not None:
-        details["stack"] = "".join(traceback.format_exception(*record.exc_info))
-    elif (stack := getattr(record, "hopback_stack", None)) is not None:
-        details["stack"] = stack
-    return details

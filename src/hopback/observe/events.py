@@ -220,7 +220,11 @@ class Bus:
             try:
                 subscriber(name, fields)
             except Exception as error:  # observing must never change what happens to a message
-                self._drop(subscriber, error)
+                if subscriber in self._subscribers:
+                    self._subscribers.remove(subscriber)
+                    self._forget()
+                    self.dropped.append((subscriber, error))
+                    _LOG.error("%r raised and is told nothing any more", subscriber, exc_info=error)
 
     def _wanting(self, name: str) -> tuple[Subscriber, ...]:
         found = self._listeners.get(name)
@@ -233,13 +237,6 @@ class Bus:
         """Who wants what has to be asked again."""
         self._listeners.clear()
         self._tallies.clear()
-
-    def _drop(self, subscriber: Subscriber, error: Exception) -> None:
-        if subscriber in self._subscribers:
-            self._subscribers.remove(subscriber)
-            self._forget()
-            self.dropped.append((subscriber, error))
-            _LOG.error("%r raised and is told nothing any more", subscriber, exc_info=error)
 
 
 def _wants(subscriber: Subscriber, name: str) -> bool:

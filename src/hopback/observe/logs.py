@@ -102,7 +102,11 @@ class EventLog:
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         """Write the event."""
         if self.wants(name):
-            self.write(LEVELS.get(name, "info"), name, self._details(name, fields))
+            # What a line says beyond its event; what is None is left out.
+            code = self._code(name, fields)
+            known = {"outcome": _OUTCOMES.get(name), "code": code, **fields}
+            details = {_camel(key): value for key, value in known.items() if value is not None}
+            self.write(LEVELS.get(name, "info"), name, details)
 
     def write(self, level: str, event: str, details: Mapping[str, Any]) -> None:
         """Write one line, whoever said it."""
@@ -114,12 +118,6 @@ class EventLog:
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """The line, without its end."""
         raise NotImplementedError
-
-    def _details(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """What a line says beyond its event; what is None is left out."""
-        code = self._code(name, fields)
-        known = {"outcome": _OUTCOMES.get(name), "code": code, **fields}
-        return {_camel(key): value for key, value in known.items() if value is not None}
 
     def _code(self, name: str, fields: Mapping[str, Any]) -> str | None:
         """A documented system's own name; `delivery.parked.exhausted` is more precise than the event."""

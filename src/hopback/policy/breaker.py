@@ -61,7 +61,14 @@ def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: flo
         return Breaker()
     failures = breaker.failures + 1
     if breaker.state is BreakerState.HALF_OPEN or failures >= policy.failures:
-        return _opened(breaker, policy, now)
+        # Open; each opening in a row lasts twice as long as the one before.
+        # The exponent is bounded: a float overflows long before a cool-down becomes useful.
+        doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
+        return Breaker(
+            state=BreakerState.OPEN,
+            openings=breaker.openings + 1,
+            until=now + min(doubled, policy.longest_cool_down),
+        )
     return replace(breaker, failures=failures)
 
 
@@ -70,14 +77,3 @@ def at(breaker: Breaker, now: float) -> Breaker:
     if breaker.state is BreakerState.OPEN and now >= breaker.until:
         return replace(breaker, state=BreakerState.HALF_OPEN)
     return breaker
-
-
-def _opened(breaker: Breaker, policy: BreakerPolicy, now: float) -> Breaker:
-    """Open; each opening in a row lasts twice as long as the one before."""
-    # The exponent is bounded: a float overflows long before a cool-down becomes useful.
-    doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
-    return Breaker(
-        state=BreakerState.OPEN,
-        openings=breaker.openings + 1,
-        until=now + min(doubled, policy.longest_cool_down),
-    )

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.decision import Decision
     from hopback.policy.outcome import Outcome
-    from hopback.topology.plan import LocalWait, Plan
+    from hopback.topology.plan import Plan
 
 __all__ = ["decide"]
 
@@ -136,7 +136,11 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
     if plan.snooze_exhausts and case.exhausted:
         return _park(case, "not due yet, and no attempt is left")
     if plan.snooze is not None:
-        return decided.Requeue(_local_wait(plan.snooze, seconds, chance))
+        # The time still due, but no longer than a random part of the range allowed.
+        spread = plan.snooze.min_ms + max(0.0, min(1.0, chance)) * (
+            plan.snooze.max_ms - plan.snooze.min_ms
+        )
+        return decided.Requeue(min(seconds, spread / 1000))
     if not plan.tiers and not case.longest_delay_ms:
         return _park(case, "not due yet, and the plan has no retry queue to wait in")
     return _wait(case, seconds, "not due yet", counted=False)
@@ -208,12 +212,6 @@ def _count_fits(case: _Case, *, counted: bool) -> bool:
 
 def _route(tier: Tier, routing_key: str) -> Route | None:
     return next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
-
-
-def _local_wait(wait: LocalWait, seconds: float, chance: float) -> float:
-    """The time still due, but no longer than a random part of the range allowed."""
-    spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
-    return min(seconds, spread / 1000)
 
 
 def _seconds(value: float) -> float:

@@ -236,17 +236,27 @@ class _Run:
             await self._start(number)
         self._couple()
         channel = self._broker.node.connect("others").open_channel(_Nobody())
-        for queue in sorted(self._others()):
+        # Queues that get copies and are not rehearsed: somebody else takes those.
+        rehearsed = {counter.station.queue for counter in self.counters}
+        stations = [counter.station for counter in self.counters]
+        found = {queue for station in stations for queue in station.copies}
+        found |= {queue for one in stations for wait in one.waits for queue in wait.copies}
+        for queue in sorted(found - rehearsed):
             channel.consume(queue, no_ack=True)
         begin = loop.time()
         for counter in self.counters:
             self._spawn(self._feed(counter, begin))
-            self._spawn_waves(counter, begin)
-            self._spawn_crashes(counter, begin)
+            for wave in counter.station.redrives:
+                self._spawn(self._send_back(counter, wave, begin))
+            for crash in counter.station.crashes:
+                self._spawn(self._crash(crash, counter.station, begin))
         for moment in sample_times(self._scenario):
             await asyncio.sleep(max(0.0, begin + moment - loop.time()))
             self._sample(moment)
-        await self._end()
+        tasks = [*self._tasks, *self._services.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _sample(self, moment: float) -> None:
         for counter in self.counters:
@@ -255,24 +265,10 @@ class _Run:
         if self._progress is not None:
             self._progress(moment / self._scenario.duration_s)
 
-    async def _end(self) -> None:
-        tasks = [*self._tasks, *self._services.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     def _spawn(self, work: Coroutine[object, object, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _others(self) -> set[str]:
-        """Queues that get copies and are not rehearsed: somebody else takes those."""
-        rehearsed = {counter.station.queue for counter in self.counters}
-        stations = [counter.station for counter in self.counters]
-        found = {queue for station in stations for queue in station.copies}
-        found |= {queue for one in stations for wait in one.waits for queue in wait.copies}
-        return found - rehearsed
 
     def _couple(self) -> None:
         by_queue = {counter.station.queue: counter for counter in self.counters}
@@ -366,10 +362,6 @@ class _Run:
 
         return run
 
-    def _spawn_crashes(self, counter: _Counter, begin: float) -> None:
-        for crash in counter.station.crashes:
-            self._spawn(self._crash(crash, counter.station, begin))
-
     async def _crash(self, crash: Crash, station: Station, begin: float) -> None:
         """Kill processes: what they held goes back to the queues, and after a while they are back."""
         loop = asyncio.get_running_loop()
@@ -418,10 +410,6 @@ class _Run:
                 counter.look(station.queue, moment)
 
     # --- re-drives ---------------------------------------------------------------------------------
-
-    def _spawn_waves(self, counter: _Counter, begin: float) -> None:
-        for wave in counter.station.redrives:
-            self._spawn(self._send_back(counter, wave, begin))
 
     async def _send_back(self, counter: _Counter, wave: RedriveWave, begin: float) -> None:
         """Move the dead letters of a station back, as `hopback dlq redrive` does, by the ramp."""

@@ -193,16 +193,15 @@ class Router:
         declared.plan(name)  # what cannot be planned is refused here
         for feed in declared.feeds:
             for exchange in feed.exchanges():
-                self._add_exchange(exchange)
+                known = self._exchanges.setdefault(exchange.name, exchange)
+                if known.type != exchange.type:
+                    found = Problem(
+                        f"exchanges.{exchange.name}", f"a {known.type} exchange", exchange.type
+                    )
+                    raise InvalidTopology((found,), where=self._where)
         self._queues[name] = declared
         for parent in self._parents:
             parent._declare(parent.prefix + name, declared)
-
-    def _add_exchange(self, exchange: Exchange) -> None:
-        known = self._exchanges.setdefault(exchange.name, exchange)
-        if known.type != exchange.type:
-            found = Problem(f"exchanges.{exchange.name}", f"a {known.type} exchange", exchange.type)
-            raise InvalidTopology((found,), where=self._where)
 
     def _refuse_second_plan(self, queue: str) -> None:
         if queue in self._queues:

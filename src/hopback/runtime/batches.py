@@ -66,8 +66,20 @@ class Isolating:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
-            return await self._after_failure(payloads, error)
-        return self._matched(returned, len(payloads))
+            if len(payloads) == 1 or not self._isolates(error):
+                return [answer_for(error, self.handler.options.rules)] * len(payloads)
+            self.splits += 1
+            first, second = halves(payloads)
+            return await self.answers(list(first)) + await self.answers(list(second))
+        # Nothing means all done; otherwise one outcome for each message, in order.
+        size = len(payloads)
+        if returned is None:
+            return [DONE] * size
+        if not isinstance(returned, list | tuple) or len(returned) != size:
+            expected = f"nothing, or a list of {size} of: {MENU}"
+            reason = f"the batch handler returned {_told(returned)}; expected {expected}"
+            return [Answer(Park(reason))] * size
+        return [self._answer(one) for one in returned]
 
     async def _call(self, payloads: list[Any]) -> object:
         handler = self.handler
@@ -82,29 +94,12 @@ class Isolating:
             opened.error = error
             raise
 
-    async def _after_failure(self, payloads: list[Any], error: BaseException) -> list[Answer]:
-        if len(payloads) == 1 or not self._isolates(error):
-            return [answer_for(error, self.handler.options.rules)] * len(payloads)
-        self.splits += 1
-        first, second = halves(payloads)
-        return await self.answers(list(first)) + await self.answers(list(second))
-
     def _isolates(self, error: BaseException) -> bool:
         """Whether to look for bad rows; a predicate that raises has said nothing."""
         try:
             return isinstance(error, Exception) and bool(self.handler.options.isolates(error))
         except Exception:
             return False
-
-    def _matched(self, returned: object, size: int) -> list[Answer]:
-        """Nothing means all done; otherwise one outcome for each message, in order."""
-        if returned is None:
-            return [DONE] * size
-        if not isinstance(returned, list | tuple) or len(returned) != size:
-            expected = f"nothing, or a list of {size} of: {MENU}"
-            reason = f"the batch handler returned {_told(returned)}; expected {expected}"
-            return [Answer(Park(reason))] * size
-        return [self._answer(one) for one in returned]
 
     def _answer(self, one: object) -> Answer:
         """An exception in the list stands for itself."""

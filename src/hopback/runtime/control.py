@@ -55,17 +55,14 @@ class ControlEndpoint:
             case "GET" | "HEAD", ["readyz"]:
                 return _probe(self._health.ready())
             case "GET" | "HEAD", ["metrics"]:
-                return self._scrape()
+                if self._metrics is None:
+                    return _said(HTTPStatus.NOT_IMPLEMENTED, error=_NO_METRICS)
+                content_type, body = self._metrics()
+                return Response(HTTPStatus.OK, body, content_type)
             case "POST", ["queues", queue, "pause" | "resume" as verb]:
                 return self._command(request, unquote(queue), verb)
             case _:
                 return _said(HTTPStatus.NOT_FOUND, error=_WHAT_THERE_IS)
-
-    def _scrape(self) -> Response:
-        if self._metrics is None:
-            return _said(HTTPStatus.NOT_IMPLEMENTED, error=_NO_METRICS)
-        content_type, body = self._metrics()
-        return Response(HTTPStatus.OK, body, content_type)
 
     def _command(self, request: Request, queue: str, verb: str) -> Response:
         if not _is_allowed(request):

@@ -18,7 +18,6 @@ from hopback.runtime.consumer import ConsumerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hopback.runtime.consumer import Consumer
     from hopback.runtime.service import Service
 
 __all__ = ["Condition", "Health"]
@@ -59,8 +58,12 @@ class Health:
 
     def look(self) -> None:
         """Note which consumers are lost now, and since when."""
-        now, up = self._time(), self._is_up()
-        lost = {one.queue for one in self._service.consumers if up and _is_lost(one)}
+        now = self._time()
+        up = self._service.lines["consuming"] in (LineState.READY, LineState.BLOCKED)
+        starting = (
+            each for each in self._service.consumers if each.state is ConsumerState.STARTING
+        )
+        lost = {consumer.queue for consumer in starting if up}
         kept = {queue: since for queue, since in self._lost_since.items() if queue in lost}
         self._lost_since = dict.fromkeys(lost, now) | kept
 
@@ -72,9 +75,6 @@ class Health:
     def ready(self) -> Condition:
         """Whether every consumer takes deliveries."""
         return self._condition(self._hindrances())
-
-    def _is_up(self) -> bool:
-        return self._service.lines["consuming"] in (LineState.READY, LineState.BLOCKED)
 
     def _grave(self) -> Iterator[str]:
         now = self._time()
@@ -103,7 +103,3 @@ class Health:
             {one.queue: str(one.state) for one in self._service.consumers},
             tuple(reasons),
         )
-
-
-def _is_lost(consumer: Consumer) -> bool:
-    return consumer.state is ConsumerState.STARTING

@@ -322,7 +322,11 @@ def decoder_for(wanted: Any) -> Decoder:
         return guarded(wanted.FromString)
     if is_model(wanted, "msgspec", "Struct"):
         return guarded(sys.modules["msgspec"].json.Decoder(wanted).decode)
-    return _json_decoder(wanted)
+    # JSON fitted to the type.
+    if wanted is Any or wanted is object:
+        return guarded(_json)
+    fit = fitter(wanted)
+    return guarded(lambda body: fit(_json(body), ""))
 
 
 def _validated(model: Any) -> Decoder:
@@ -338,14 +342,6 @@ def _validated(model: Any) -> Decoder:
             raise Undecodable("; ".join(places)[:200]) from error
 
     return validated
-
-
-def _json_decoder(wanted: Any) -> Decoder:
-    """JSON fitted to the type."""
-    if wanted is Any or wanted is object:
-        return guarded(_json)
-    fit = fitter(wanted)
-    return guarded(lambda body: fit(_json(body), ""))
 
 
 _decode_text = json.JSONDecoder().decode

@@ -192,7 +192,9 @@ class Supervisor:
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
             if ended.alone is not None:
-                self._blame(ended.alone)
+                self.deaths[ended.alone] = self.deaths.pop(ended.alone, 0) + 1
+                if len(self.deaths) > _MOST_BLAMED:
+                    del self.deaths[next(iter(self.deaths))]
             elif not ended.ready and ended.code >= 0:
                 await self._not_startable(ended, changed)
                 continue
@@ -200,11 +202,6 @@ class Supervisor:
             failures = 1 if lasted >= self.backoff.stable else failures + 1
             self.restarts += 1
             await self._unless_ending(changed, self.backoff.delay(failures, self.chance()))
-
-    def _blame(self, token: str) -> None:
-        self.deaths[token] = self.deaths.pop(token, 0) + 1
-        if len(self.deaths) > _MOST_BLAMED:
-            del self.deaths[next(iter(self.deaths))]
 
     async def _live(self, number: int) -> Ended:
         """One life of a child."""

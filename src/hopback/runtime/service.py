@@ -449,7 +449,7 @@ class Service:
         line = asyncio.create_task(self._line.run(), name="hopback-consuming")
         shutdown = Shutdown(self.consumers, self._stopping, self.world.bus, self.options.grace)
         try:
-            await self._until_asked(line)
+            await first_of(line, self._stopping.asked.wait())
             return await shutdown.run()
         except asyncio.CancelledError:
             self._stopping.force()
@@ -463,10 +463,6 @@ class Service:
     def stop(self) -> None:
         """Ask for an orderly end; a second time, for an end at once."""
         self._stopping.ask()
-
-    async def _until_asked(self, line: asyncio.Task[None]) -> None:
-        """Return when the end was asked for, or the consuming line has ended by itself."""
-        await first_of(line, self._stopping.asked.wait())
 
     async def _session(self, connection: Connection) -> None:
         """Everything that happens on one consuming connection."""

@@ -47,7 +47,17 @@ def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
         span = own.start_span(name, carried, kind=SpanKind.CONSUMER, attributes=known)
         recorded = span.is_recording()
         if recorded:
-            span.set_attributes(_attributes(delivery, plan))
+            # What is the message's own; not read where the span is not recorded.
+            reading = Reading(delivery, plan)
+            span.set_attributes(
+                {
+                    "messaging.rabbitmq.destination.routing_key": reading.origin[1],
+                    "messaging.message.id": delivery.properties.message_id or identity(delivery),
+                    "messaging.message.body.size": len(delivery.body),
+                    "hopback.attempt": reading.attempt,
+                    "hopback.max_attempts": plan.attempts,
+                }
+            )
         outer = context.attach(trace.set_span_in_context(span, carried))
         token = trace_source.set(current_trace)
         try:
@@ -118,18 +128,6 @@ def _known_before(plan: Plan) -> dict[str, str | int]:
         "messaging.system": "rabbitmq",
         "messaging.operation.type": "process",
         "messaging.destination.name": plan.queue,
-    }
-
-
-def _attributes(delivery: Delivery, plan: Plan) -> dict[str, str | int]:
-    """What is the message's own; not read where the span is not recorded."""
-    reading = Reading(delivery, plan)
-    return {
-        "messaging.rabbitmq.destination.routing_key": reading.origin[1],
-        "messaging.message.id": delivery.properties.message_id or identity(delivery),
-        "messaging.message.body.size": len(delivery.body),
-        "hopback.attempt": reading.attempt,
-        "hopback.max_attempts": plan.attempts,
     }
 
 

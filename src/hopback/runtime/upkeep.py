@@ -76,17 +76,15 @@ class Upkeep:
         if not ours or not (isinstance(error, Returned) or isinstance(error.__cause__, NotFound)):
             return
         if self._ownership is Ownership.EXTERNAL:
-            self._say_once(message.exchange or message.routing_key, error)
+            # Nobody looks here, so nobody would see that it is back: it is said only once.
+            name = message.exchange or message.routing_key
+            if name not in self._said:
+                self._said.add(name)
+                why = f"{error}; this application creates nothing (ownership `external`)"
+                self._world.bus.emit("topology.unusable", {"object": name, "reason": why})
         else:
             self._unrouted.add(message.exchange)
             self._wanted.set()
-
-    def _say_once(self, name: str, error: BrokerError) -> None:
-        """Nobody looks here, so nobody would see that it is back: it is said only once."""
-        if name not in self._said:
-            self._said.add(name)
-            why = f"{error}; this application creates nothing (ownership `external`)"
-            self._world.bus.emit("topology.unusable", {"object": name, "reason": why})
 
     async def attend(self, connection: Connection) -> None:
         """Restore what publishes have missed, for as long as the connection lasts.
@@ -111,14 +109,12 @@ class Upkeep:
             unrouted, self._unrouted = self._unrouted, set()
             found = await restore(connection, self._topology, self._ownership, unrouted=unrouted)
             self._looked_on, self._looked_at = connection, began
-            self._tell(found.created, dict(found.troubles))
+            # Say what is new; what was said before is not said again.
+            troubles = dict(found.troubles)
+            for name in found.created:
+                self._world.bus.emit("topology.restored", {"object": name})
+            for name, reason in troubles.items():
+                if self.troubles.get(name) != reason:
+                    self._world.bus.emit("topology.unusable", {"object": name, "reason": reason})
+            self.troubles = troubles
             return bool(found.created)
-
-    def _tell(self, created: tuple[str, ...], troubles: dict[str, str]) -> None:
-        """Say what is new; what was said before is not said again."""
-        for name in created:
-            self._world.bus.emit("topology.restored", {"object": name})
-        for name, reason in troubles.items():
-            if self.troubles.get(name) != reason:
-                self._world.bus.emit("topology.unusable", {"object": name, "reason": reason})
-        self.troubles = troubles

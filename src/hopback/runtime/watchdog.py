@@ -177,12 +177,13 @@ class ThreadEndpoint:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), _ANSWER_S)
         except TimeoutError:
-            return self._meanwhile(request)
-
-    def _meanwhile(self, request: Request) -> Response:
-        still = self._watchdog.stood_still
-        alive = request.path.strip("/") == "healthz" and still < _DEAD_S
-        reason = f"the event loop has stood still for {still:.0f} s"
-        said = {"ok": alive, "reasons": [] if alive else [reason], "stoodStill": round(still, 1)}
-        status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
-        return Response(status, json.dumps(said).encode() + b"\n")
+            still = self._watchdog.stood_still
+            alive = request.path.strip("/") == "healthz" and still < _DEAD_S
+            reason = f"the event loop has stood still for {still:.0f} s"
+            said = {
+                "ok": alive,
+                "reasons": [] if alive else [reason],
+                "stoodStill": round(still, 1),
+            }
+            status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
+            return Response(status, json.dumps(said).encode() + b"\n")

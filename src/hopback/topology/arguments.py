@@ -85,7 +85,10 @@ def encode(value: FieldValue) -> object:
         case int():
             return {mark: int(value)} if mark else int(value)
         case float():
-            return _encode_float(value)
+            plain: object = float(value) if math.isfinite(value) else str(float(value))
+            if isinstance(value, Float32):
+                return {"$float32": plain}
+            return plain if isinstance(plain, float) else {"$float": plain}
         case str():
             return str(value)
         case Mapping():
@@ -125,13 +128,6 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
 def _marked(table: Mapping[str, object]) -> bool:
     """Whether it is a typed value: its only key begins with `$`."""
     return len(table) == 1 and str(next(iter(table))).startswith("$")
-
-
-def _encode_float(value: float) -> object:
-    plain: object = float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Float32):
-        return {"$float32": plain}
-    return plain if isinstance(plain, float) else {"$float": plain}
 
 
 def _encode_rare(value: FieldValue) -> object:

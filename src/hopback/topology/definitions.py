@@ -180,27 +180,35 @@ def parse(section: str, place: Located) -> Definable | None:
     table = place.table()
     match section:
         case "exchanges":
-            return _exchange(table)
+            return Exchange(
+                table.need("name", Located.text, ""),
+                type=table.need("type", Located.text, "direct", "an exchange type"),
+                durable=table.read("durable", Located.flag, True),
+                auto_delete=table.read("auto_delete", Located.flag, False),
+                internal=table.read("internal", Located.flag, False),
+                arguments=table.read("arguments", _table, {}),
+            )
         case "queues":
             return _queue(table)
         case "bindings":
-            return _binding(table)
-    return _policy(table)
+            return Binding(
+                table.need("source", Located.text, ""),
+                table.need("destination", Located.text, ""),
+                table.read("routing_key", Located.text, ""),
+                table.read("destination_type", _is_exchange, False),
+                table.read("arguments", _table, {}),
+            )
+    return Policy(
+        table.need("name", Located.text, ""),
+        pattern=table.need("pattern", Located.text, "", "a regular expression"),
+        definition=table.need("definition", _table, {}, "a table of policy keys"),
+        priority=table.read("priority", Located.integer, 0),
+        apply_to=table.read("apply-to", Located.text, "all"),
+    )
 
 
 def _table(place: Located) -> dict[str, FieldValue]:
     return decode_table(place, marks=False)
-
-
-def _exchange(table: Table) -> Exchange:
-    return Exchange(
-        table.need("name", Located.text, ""),
-        type=table.need("type", Located.text, "direct", "an exchange type"),
-        durable=table.read("durable", Located.flag, True),
-        auto_delete=table.read("auto_delete", Located.flag, False),
-        internal=table.read("internal", Located.flag, False),
-        arguments=table.read("arguments", _table, {}),
-    )
 
 
 def _queue(table: Table) -> Queue | None:
@@ -220,30 +228,10 @@ def _queue(table: Table) -> Queue | None:
     )
 
 
-def _binding(table: Table) -> Binding:
-    return Binding(
-        table.need("source", Located.text, ""),
-        table.need("destination", Located.text, ""),
-        table.read("routing_key", Located.text, ""),
-        table.read("destination_type", _is_exchange, False),
-        table.read("arguments", _table, {}),
-    )
-
-
 def _is_exchange(place: Located) -> bool:
     if place.value not in ("queue", "exchange"):
         place.wrong(either(("queue", "exchange")))
     return place.value == "exchange"
-
-
-def _policy(table: Table) -> Policy:
-    return Policy(
-        table.need("name", Located.text, ""),
-        pattern=table.need("pattern", Located.text, "", "a regular expression"),
-        definition=table.need("definition", _table, {}, "a table of policy keys"),
-        priority=table.read("priority", Located.integer, 0),
-        apply_to=table.read("apply-to", Located.text, "all"),
-    )
 
 
 _V4_0 = BrokerVersion(4)
@@ -252,7 +240,7 @@ _V4_0 = BrokerVersion(4)
 def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tuple[str, ...]]:
     """The topology as a broker of this version can import it, and what was left out and why."""
     notes: list[str] = []
-    unknown = {queue.name for queue in topology.queues if not _has_type(queue, version)}
+    unknown = {queue.name for queue in topology.queues if version < QUEUE_TYPES[queue.type]}
     topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
     notes += said
     queues = tuple(_fitting_queue(queue, version, notes) for queue in topology.queues)
@@ -276,10 +264,6 @@ def without_queues(
         if binding.to_exchange or binding.destination not in names
     )
     return replace(topology, queues=queues, bindings=bindings), notes
-
-
-def _has_type(queue: Queue, version: BrokerVersion) -> bool:
-    return version >= QUEUE_TYPES[queue.type]
 
 
 def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queue:

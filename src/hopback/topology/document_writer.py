@@ -33,7 +33,9 @@ def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
 
     It need not mean the same: order can be lost, so whoever writes it reads it back first.
     """
-    short = _recommended(topology)
+    # The queues that have a short form.
+    forms = ((plan.queue, write_recommended(plan, topology)) for plan in topology.plans)
+    short = {queue: form for queue, form in forms if form is not None}
     exchanges = {item.name: write_exchange(item, terse=True) for item in topology.exchanges}
     queues = _queues(topology, short)
     for item in topology.bindings if nested else ():
@@ -50,12 +52,6 @@ def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
     return {
         key: value for key, value in whole.items() if value and not (nested and key == "bindings")
     }
-
-
-def _recommended(topology: Topology) -> _Tables:
-    """The queues that have a short form."""
-    forms = ((plan.queue, write_recommended(plan, topology)) for plan in topology.plans)
-    return {queue: form for queue, form in forms if form is not None}
 
 
 def _queues(topology: Topology, short: _Tables) -> _Tables:

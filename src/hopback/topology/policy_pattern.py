@@ -86,18 +86,14 @@ def _read(pattern: str) -> _CompiledPattern | PatternFlaw:
         part = _PatternReader(pattern.encode("utf-8", "surrogatepass").decode("latin-1")).whole()
     except PatternFlaw as flaw:
         return flaw
-    part = _trimmed(part)
-    return _CompiledPattern(part, re.compile(part.written()) if part.ways() <= _MOST_WAYS else None)
-
-
-def _trimmed(part: _PatternPart) -> _PatternPart:
-    """Without what may be absent at either end: a name that holds the rest holds the whole."""
+    # Without what may be absent at either end: a name that holds the rest holds the whole.
     parts = list(part.parts) if isinstance(part, _Series) else [part]
     while parts and _may_be_absent(parts[-1]):
         parts.pop()
     while parts and _may_be_absent(parts[0]):
         parts.pop(0)
-    return _Series(tuple(parts))
+    part = _Series(tuple(parts))
+    return _CompiledPattern(part, re.compile(part.written()) if part.ways() <= _MOST_WAYS else None)
 
 
 def _may_be_absent(part: _PatternPart) -> bool:

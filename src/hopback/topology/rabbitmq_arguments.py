@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from hopback.topology.durations import LONGEST_MS
 from hopback.topology.model import QueueType
@@ -52,17 +52,15 @@ class Value:
     def allows(self, value: object) -> bool:
         """Whether a broker accepts this value."""
         if self.kind is int:
-            return _is_integer(value) and self.low <= value <= self.high
+            if not isinstance(value, int) or isinstance(value, bool):
+                return False
+            return self.low <= value <= self.high
         return isinstance(value, self.kind) and (not self.words or value in self.words)
 
     def __str__(self) -> str:
         if self.kind is int:
             return f"a whole number from {self.low} to {self.high}"
         return "true or false" if self.kind is bool else either(self.words) or "text"
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _FIRST = BrokerVersion(0)

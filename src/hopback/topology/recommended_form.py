@@ -38,7 +38,13 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
     attempts = table.read("attempts", Located.positive, None)
     delivery_limit = table.read("delivery_limit", Located.positive, DELIVERY_LIMIT)
     arguments: dict[str, FieldValue] = table.read("arguments", decode_table, {})
-    _only_quorum(table)
+    place = table.get("type")
+    if place is not None and place.option(QueueType) is not QueueType.QUORUM:
+        place.wrong('"quorum", the type of the recommended pattern (or `pattern = "none"`)')
+    for key, only in (("durable", True), ("exclusive", False), ("auto_delete", False)):
+        flag = table.get(key)
+        if flag is not None and flag.value is not only:
+            flag.wrong(f"{str(only).lower()}, as in every recommended queue")
     if tiers_ms is None or not name:
         return (Queue(name, QueueType.QUORUM, arguments=arguments),), None
     plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
@@ -91,7 +97,9 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
     known = len(place.problems)
     tiers_ms = tuple(_delay_ms(item) for item in place.items())
     for at, (before, after) in enumerate(pairwise(tiers_ms)):
-        _longer(place, at + 1, before, after)
+        if 0 < after < before:
+            longer = f"a delay no shorter than the tier before it ({format_duration(before)})"
+            place.inner(at + 1, None).inner("delay", None).wrong(longer, format_duration(after))
     return tiers_ms if len(place.problems) == known else None
 
 
@@ -103,22 +111,6 @@ def _delay_ms(place: Located) -> int:
         place.inner("delay", "0s").wrong("a delay longer than nothing", "0s")
     table.close()
     return delay_ms
-
-
-def _longer(place: Located, at: int, before: int, after: int) -> None:
-    if 0 < after < before:
-        longer = f"a delay no shorter than the tier before it ({format_duration(before)})"
-        place.inner(at, None).inner("delay", None).wrong(longer, format_duration(after))
-
-
-def _only_quorum(table: Table) -> None:
-    place = table.get("type")
-    if place is not None and place.option(QueueType) is not QueueType.QUORUM:
-        place.wrong('"quorum", the type of the recommended pattern (or `pattern = "none"`)')
-    for key, only in (("durable", True), ("exclusive", False), ("auto_delete", False)):
-        flag = table.get(key)
-        if flag is not None and flag.value is not only:
-            flag.wrong(f"{str(only).lower()}, as in every recommended queue")
 
 
 def _no_overriding(table: Table, main: Queue, arguments: dict[str, FieldValue]) -> None:

@@ -108,9 +108,16 @@ class RoutingTable:
     ) -> None:
         declared = {exchange.name: exchange for exchange in exchanges if exchange.name}
         self._own = {name: (name,) for name in queues}
-        bound = _by_source(bindings, declared, self._own)
+        # The bindings whose both ends exist, by the exchange they leave from.
+        bound: defaultdict[str, list[Binding]] = defaultdict(list)
+        for binding in bindings:
+            if binding.destination in (declared if binding.to_exchange else self._own):
+                bound[binding.source].append(binding)
         self._bound = {name: frozenset(map(_destination, bound[name])) for name in declared}
-        self._alternates = {name: _alternate(each) for name, each in declared.items()}
+        self._alternates = {
+            name: str(each.arguments.get("alternate-exchange", ""))
+            for name, each in declared.items()
+        }
         self._matchers = {name: _matcher(each, bound[name]) for name, each in declared.items()}
         self._by_headers = self._depending_on_headers(declared, bound)
         self._memo: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -227,31 +234,21 @@ def _kind(exchange: Exchange) -> str:
     return exchange.type
 
 
-def _alternate(exchange: Exchange) -> str:
-    """The name of its alternate exchange, or nothing."""
-    return str(exchange.arguments.get("alternate-exchange", ""))
-
-
-def _by_source(
-    bindings: Iterable[Binding], exchanges: Mapping[str, Exchange], queues: Mapping[str, object]
-) -> defaultdict[str, list[Binding]]:
-    """The bindings whose both ends exist, by the exchange they leave from."""
-    bound: defaultdict[str, list[Binding]] = defaultdict(list)
-    for binding in bindings:
-        if binding.destination in (exchanges if binding.to_exchange else queues):
-            bound[binding.source].append(binding)
-    return bound
-
-
 def _matcher(exchange: Exchange, bindings: Sequence[Binding]) -> _Matcher:
     """What answers for one exchange, built once from its bindings."""
     match _kind(exchange):
         case ExchangeType.DIRECT:
-            return _direct(bindings)
+            by_key: defaultdict[str, set[_Destination]] = defaultdict(set)
+            for binding in bindings:
+                by_key[binding.routing_key].add(_destination(binding))
+            return lambda key, _headers: by_key.get(key, ())
         case ExchangeType.TOPIC:
             return _topic(bindings)
         case ExchangeType.HEADERS:
-            return _headers(bindings)
+            asked = [(binding.arguments, _destination(binding)) for binding in bindings]
+            return lambda _key, headers: [
+                to for wanted, to in asked if headers_match(wanted, headers)
+            ]
     everything = frozenset(map(_destination, bindings))
     return lambda _key, _headers: everything
 
@@ -260,23 +257,11 @@ def _destination(binding: Binding) -> _Destination:
     return binding.destination, binding.to_exchange
 
 
-def _direct(bindings: Sequence[Binding]) -> _Matcher:
-    by_key: defaultdict[str, set[_Destination]] = defaultdict(set)
-    for binding in bindings:
-        by_key[binding.routing_key].add(_destination(binding))
-    return lambda key, _headers: by_key.get(key, ())
-
-
 def _topic(bindings: Sequence[Binding]) -> _Matcher:
     trie = _Trie()
     for binding in bindings:
         trie.add(binding.routing_key, _destination(binding))
     return trie.match
-
-
-def _headers(bindings: Sequence[Binding]) -> _Matcher:
-    asked = [(binding.arguments, _destination(binding)) for binding in bindings]
-    return lambda _key, headers: [to for wanted, to in asked if headers_match(wanted, headers)]
 
 
 def _words(key: str) -> list[str]:

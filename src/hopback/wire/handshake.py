@@ -147,13 +147,12 @@ class ClientHandshake:
             case "connection.close":
                 lasts = arguments["reply_code"] == 403 or _LASTS.fullmatch(arguments["reply_text"])
                 refused = LoginRefused if lasts else ConnectionFailed
-                raise refused(self._refusal(arguments))
+                who = f"user {self._credentials.user!r}, virtual host {self._virtual_host!r}"
+                raise refused(
+                    f"refused by the broker: {arguments['reply_code']} {arguments['reply_text']} ({who})"
+                )
             case _:
                 raise ConnectionFailed(f"expected the handshake to go on, got {event.name}")
-
-    def _refusal(self, arguments: dict[str, Any]) -> str:
-        who = f"user {self._credentials.user!r}, virtual host {self._virtual_host!r}"
-        return f"refused by the broker: {arguments['reply_code']} {arguments['reply_text']} ({who})"
 
     def _on_start(self, arguments: dict[str, Any]) -> None:
         mechanisms = arguments["mechanisms"].decode("ascii", "replace").split()
@@ -165,20 +164,17 @@ class ClientHandshake:
         self._connection.send(
             0,
             "connection.start-ok",
-            client_properties=self._client_properties(),
+            client_properties={
+                "product": "Hopback",
+                "version": __version__,
+                "platform": "Python",
+                "connection_name": self._name,
+                "capabilities": CLIENT_CAPABILITIES,
+            },
             mechanism=wanted,
             response=self._credentials.response(),
             locale="en_US",
         )
-
-    def _client_properties(self) -> Headers:
-        return {
-            "product": "Hopback",
-            "version": __version__,
-            "platform": "Python",
-            "connection_name": self._name,
-            "capabilities": CLIENT_CAPABILITIES,
-        }
 
     def _on_tune(self, arguments: dict[str, Any]) -> None:
         self.tuning = agreed = self.tuning.agree(**arguments)
@@ -240,7 +236,15 @@ class ServerHandshake:
     def on_event(self, event: Event) -> None:
         """Take the next event; a client that is refused gets connection.close with the reason."""
         if isinstance(event, HeaderReceived):
-            self._start()
+            self._connection.send(
+                0,
+                "connection.start",
+                version_major=0,
+                version_minor=9,
+                server_properties=self._properties,
+                mechanisms=self._mechanisms,
+                locales="en_US",
+            )
         elif isinstance(event, MethodReceived):
             match event.name:
                 case "connection.start-ok":
@@ -251,17 +255,6 @@ class ServerHandshake:
                     self._on_open(event.arguments["virtual_host"])
                 case _:
                     pass
-
-    def _start(self) -> None:
-        self._connection.send(
-            0,
-            "connection.start",
-            version_major=0,
-            version_minor=9,
-            server_properties=self._properties,
-            mechanisms=self._mechanisms,
-            locales="en_US",
-        )
 
     def _refuse(self, code: int, text: str) -> None:
         said = text.encode("utf-8", "replace")[:255].decode("utf-8", "ignore")

@@ -223,7 +223,11 @@ class Wire(asyncio.Protocol):
 
     def _beat(self, pulse: Pulse) -> None:
         now = self._loop.time()
-        self._note_traffic(pulse, now)
+        if self._heard or self._deaf:
+            pulse.received(now)
+        if self._spoke:
+            pulse.sent(now)
+        self._heard = self._spoke = False
         if pulse.dead(now):
             self.fail(ConnectionLost("connection lost: the broker sent no heartbeat in time"))
             self.abort()
@@ -232,13 +236,6 @@ class Wire(asyncio.Protocol):
             self.connection.heartbeat()
             self.flush()
         self._timer = self._loop.call_later(pulse.tick or 0, self._beat, pulse)
-
-    def _note_traffic(self, pulse: Pulse, now: float) -> None:
-        if self._heard or self._deaf:
-            pulse.received(now)
-        if self._spoke:
-            pulse.sent(now)
-        self._heard = self._spoke = False
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:

@@ -94,7 +94,11 @@ def parse_url(url: str) -> Address:
         raise ValueError("broker URL: expected amqp://… or amqps://…, got another scheme or none")
     authority, path, query = _split(rest)
     user_part, _, host_part = authority.rpartition("@")
-    options = _options(query)
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(options.keys() - _OPTIONS)
+    if unknown:
+        known = ", ".join(sorted(_OPTIONS))
+        raise ValueError(f"broker URL: unknown option {', '.join(unknown)}; known are {known}")
     return Address(
         hosts=tuple(_host(part, _PORTS[scheme]) for part in host_part.split(",")),
         virtual_host=_virtual_host(path),
@@ -138,15 +142,6 @@ def _virtual_host(path: str) -> str:
     if "/" in name:
         raise ValueError(f"broker URL: expected one virtual host, got {name!r}; write '/' as %2F")
     return unquote(name)
-
-
-def _options(query: str) -> dict[str, str]:
-    found = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(found.keys() - _OPTIONS)
-    if unknown:
-        known = ", ".join(sorted(_OPTIONS))
-        raise ValueError(f"broker URL: unknown option {', '.join(unknown)}; known are {known}")
-    return found
 
 
 def _integer(options: dict[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -220,15 +220,12 @@ class EmbeddedChannel:
         if self._faults.active and self._interfered(fate, message, mandatory=mandatory):
             return fate
         if self._broker.blocked:
-            self._publish_unread(fate, message, mandatory=mandatory)
+            self._connection.stop_reading()
+            self._connection.postpone(lambda: self._send(fate, message, mandatory=mandatory))
+            self._loop.call_later(self._broker.confirm_timeout, self._time_out, fate)
         else:
             self._send(fate, message, mandatory=mandatory)
         return fate
-
-    def _publish_unread(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
-        self._connection.stop_reading()
-        self._connection.postpone(lambda: self._send(fate, message, mandatory=mandatory))
-        self._loop.call_later(self._broker.confirm_timeout, self._time_out, fate)
 
     def _send(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
         if not self._state.is_open:

@@ -104,18 +104,15 @@ class EmbeddedConnection:
 
     async def open_channel(self) -> EmbeddedChannel:
         """A new channel in confirm mode."""
-        self._check()
-        channel = EmbeddedChannel(self)
-        self._channels.append(channel)
-        await channel.opened()
-        return channel
-
-    def _check(self) -> None:
         if self._ended.done():
             error = self._ended.result() or ConnectionLost("connection closed by us")
             raise error.with_traceback(None)
         if self._closing:
             raise ConnectionLost("connection is closing")
+        channel = EmbeddedChannel(self)
+        self._channels.append(channel)
+        await channel.opened()
+        return channel
 
     async def close(self) -> None:
         """Close in order; what was unsettled goes back to its queues. Safe to repeat."""

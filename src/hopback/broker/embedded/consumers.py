@@ -12,7 +12,6 @@ from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.refusal import Refusal
     from hopback.broker.embedded.session import SessionChannel
     from hopback.broker.embedded.stored import Taken
     from hopback.fields import Headers
@@ -80,19 +79,18 @@ class ConsumerTimeout:
         cancels = self._channel.node.profile.consumer_timeout_cancels
         for timeout, taken in late:
             if taken.consumer is None or not cancels:
-                self._channel.fail(self._refusal(timeout))
+                self._channel.fail(
+                    precondition_failed(
+                        f"delivery acknowledgement on channel {self._channel.number} timed out."
+                        f" Timeout value used: {timeout * 1000:.0f} ms. This timeout value can be configured,"
+                        " see consumers doc guide to learn more"
+                    )
+                )
                 return
         for _, taken in late:
             if taken.consumer is not None and not taken.void:
                 self._channel.end_consumer(taken.consumer)
         self._look()
-
-    def _refusal(self, timeout: float) -> Refusal:
-        return precondition_failed(
-            f"delivery acknowledgement on channel {self._channel.number} timed out."
-            f" Timeout value used: {timeout * 1000:.0f} ms. This timeout value can be configured,"
-            " see consumers doc guide to learn more"
-        )
 
 
 class QueueConsumer:

@@ -166,7 +166,13 @@ class AtLeastOnce:
     def _pass_on(self, letter: KeptDeadLetter) -> bool:
         """Offer it to each target that has not taken it; whether it is done with."""
         try:
-            content = self._content(letter)
+            # The dead letter as such, made once for each way it is sent.
+            settings = self._queue.settings
+            way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
+            if letter.content is None or letter.way != way:
+                letter.content = _dead_letter(self._queue, letter.entry, letter.reason)
+                letter.way = way
+            content = letter.content
         except MalformedDeaths:
             self._done(letter, EventKind.DROPPED, Loss.CRASH)
             return True
@@ -182,15 +188,6 @@ class AtLeastOnce:
             return False
         self._done(letter, EventKind.FORWARDED, letter.reason)
         return True
-
-    def _content(self, letter: KeptDeadLetter) -> StoredContent:
-        """The dead letter as such, made once for each way it is sent."""
-        settings = self._queue.settings
-        way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
-        if letter.content is None or letter.way != way:
-            letter.content = _dead_letter(self._queue, letter.entry, letter.reason)
-            letter.way = way
-        return letter.content
 
     def _done(self, letter: KeptDeadLetter, kind: EventKind, reason: str) -> None:
         self.byte_count -= len(letter.entry.content.body)

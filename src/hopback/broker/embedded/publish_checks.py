@@ -111,7 +111,15 @@ class PublishChecker:
         """The broker's own copy of the headers, in the order in which it hands them out."""
         table = table_size(properties.headers) + further_size(properties.further_headers)
         if table > FRAME_PAYLOAD - _ALL_OTHERS:
-            _check_frame(properties, table)
+            # Refuse what does not fit: class, weight, body size, flags, and then the properties.
+            given = (getattr(properties, name) for name in _STRINGS)
+            strings = sum(1 + len(text.encode()) for text in given if text is not None)
+            octets = sum(
+                value is not None for value in (properties.delivery_mode, properties.priority)
+            )
+            size = 14 + strings + octets + 8 * (properties.timestamp is not None) + table
+            if size > FRAME_PAYLOAD:
+                raise frame_error(size, FRAME_PAYLOAD)
         headers = copied_table(properties.headers)
         return dict(sorted(headers.items())) if self._profile.sorts_headers else headers
 
@@ -140,16 +148,6 @@ def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
             f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}'
         )
     return tuple(key for key in found if isinstance(key, str))
-
-
-def _check_frame(properties: Properties, table: int) -> None:
-    """Refuse what does not fit: class, weight, body size, flags, and then the properties."""
-    given = (getattr(properties, name) for name in _STRINGS)
-    strings = sum(1 + len(text.encode()) for text in given if text is not None)
-    octets = sum(value is not None for value in (properties.delivery_mode, properties.priority))
-    size = 14 + strings + octets + 8 * (properties.timestamp is not None) + table
-    if size > FRAME_PAYLOAD:
-        raise frame_error(size, FRAME_PAYLOAD)
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Intake": "PublishChecker"})

@@ -164,21 +164,18 @@ class LiveQueue:
         return settings.max_bytes is not None and self.byte_count + size > settings.max_bytes
 
     def _entry(self, content: StoredContent) -> Entry:
-        entry = Entry(content, self.node.number(), self._expiry(content))
+        # When it expires: stamped now, by the smaller of the queue's time and its own.
+        ttl = self.settings.ttl
+        if content.properties.expiration is not None:
+            own = int(content.properties.expiration) / 1000
+            ttl = own if ttl is None else min(ttl, own)
+        entry = Entry(content, self.node.number(), None if ttl is None else self.node.now() + ttl)
         if self.is_quorum and content.failed:
             entry.failed = content.failed
             entry.redelivered = True
         if self.node.journal is not None:
             self.node.journal.entry(EventKind.ENQUEUED, entry, self.name)
         return entry
-
-    def _expiry(self, content: StoredContent) -> float | None:
-        """When it expires: stamped now, by the smaller of the queue's time and its own."""
-        ttl = self.settings.ttl
-        if content.properties.expiration is not None:
-            own = int(content.properties.expiration) / 1000
-            ttl = own if ttl is None else min(ttl, own)
-        return None if ttl is None else self.node.now() + ttl
 
     def _store(self, content: StoredContent) -> None:
         entry = self._entry(content)
@@ -305,16 +302,13 @@ class LiveQueue:
         entry.acquired += 1
         if failed and self.profile.failures_count_towards_limit:
             entry.failed += 1
-        if self._used_up(entry):
-            self._let_die(entry, Reason.DELIVERY_LIMIT)
-        elif not self.delays.hold(entry, failed=failed):
-            self._requeue(entry, how)
-
-    def _used_up(self, entry: Entry) -> bool:
         by_failures = self.profile.failures_count_towards_limit
         count = entry.failed if by_failures else entry.acquired
         limit = self.settings.delivery_limit
-        return limit is not None and count > limit
+        if limit is not None and count > limit:
+            self._let_die(entry, Reason.DELIVERY_LIMIT)
+        elif not self.delays.hold(entry, failed=failed):
+            self._requeue(entry, how)
 
     def _requeue(self, entry: Entry, how: ReturnKind) -> None:
         if self.node.journal is not None:

@@ -90,7 +90,16 @@ class Routing:
             if found is None:
                 raise no_such(self._place(exchange.name))
         elif found is not None:
-            _check_same(exchange, found, self._place(exchange.name))
+            place = self._place(exchange.name)
+            for name in ("type", "durable", "auto_delete", "internal"):
+                received, current = getattr(exchange, name), getattr(found, name)
+                if received != current:
+                    raise inequivalent(place, name, received, current)
+            refusal = inequivalent_argument(
+                place, exchange.arguments, found.arguments, ("alternate-exchange",)
+            )
+            if refusal is not None:
+                raise refusal
         else:
             _check_new(exchange, self._profile, self._place(exchange.name))
             self.exchanges[exchange.name] = exchange
@@ -126,7 +135,12 @@ class Routing:
         if binding.destination not in ends:
             raise no_such(where(kind, binding.destination, self._vhost))
         if exchange.type == ExchangeType.HEADERS:
-            _check_match(binding)
+            match = binding.arguments.get("x-match", "all")
+            if match not in _MATCHES:
+                raise precondition_failed(
+                    f'Invalid x-match field value <<"{match}">>;'
+                    " expected all, any, all-with-x, or any-with-x"
+                )
         self._bindings.setdefault(_key(binding), binding)
         self.changed()
 
@@ -148,13 +162,10 @@ class Routing:
         self._bindings = {key: each for key, each in self._bindings.items() if not unwanted(each)}
         self.changed()
         for name in sorted(sources):
-            self._delete_if_idle(name)
-
-    def _delete_if_idle(self, name: str) -> None:
-        exchange = self.exchanges.get(name)
-        in_use = any(each.source == name for each in self.bindings)
-        if exchange is not None and exchange.auto_delete and not in_use:
-            self.delete(name)
+            exchange = self.exchanges.get(name)
+            in_use = any(each.source == name for each in self.bindings)
+            if exchange is not None and exchange.auto_delete and not in_use:
+                self.delete(name)
 
 
 def _key(binding: Binding) -> tuple[str, ...]:
@@ -180,27 +191,6 @@ def _check_new(exchange: Exchange, profile: Profile, place: str) -> None:
     if not isinstance(alternate, str):
         raise precondition_failed(
             f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}"
-        )
-
-
-def _check_same(exchange: Exchange, found: Exchange, place: str) -> None:
-    for name in ("type", "durable", "auto_delete", "internal"):
-        received, current = getattr(exchange, name), getattr(found, name)
-        if received != current:
-            raise inequivalent(place, name, received, current)
-    refusal = inequivalent_argument(
-        place, exchange.arguments, found.arguments, ("alternate-exchange",)
-    )
-    if refusal is not None:
-        raise refusal
-
-
-def _check_match(binding: Binding) -> None:
-    match = binding.arguments.get("x-match", "all")
-    if match not in _MATCHES:
-        raise precondition_failed(
-            f'Invalid x-match field value <<"{match}">>;'
-            " expected all, any, all-with-x, or any-with-x"
         )
 
 

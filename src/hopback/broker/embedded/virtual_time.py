@@ -196,23 +196,18 @@ class _JumpingSelector(selectors.BaseSelector):
         if not found and timeout != 0:
             found = self._answers()
         if found or timeout == 0:
-            return self._seen(found)
+            for key, events in found:
+                if events & selectors.EVENT_READ and key.fd in self._loop.transports():
+                    self._asked.discard(key.fd)
+                    self._silent.discard(key.fd)
+                    self._read_at = time.monotonic()
+            return found
         if timeout is not None:
             self._loop.jump(timeout)
             return []
         if len(self._real.get_map()) > 1:
             return self._real.select(None)  # more than the loop's own pipe: a socket may speak
         raise self._loop.stuck()
-
-    def _seen(
-        self, found: list[tuple[selectors.SelectorKey, int]]
-    ) -> list[tuple[selectors.SelectorKey, int]]:
-        for key, events in found:
-            if events & selectors.EVENT_READ and key.fd in self._loop.transports():
-                self._asked.discard(key.fd)
-                self._silent.discard(key.fd)
-                self._read_at = time.monotonic()
-        return found
 
     def _answers(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait, in real time, for those outside who owe an answer; nothing if nobody does."""

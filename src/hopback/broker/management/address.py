@@ -43,7 +43,19 @@ class ManagementAddress:
             raise ValueError("expected a broker or a management address, got neither")
         sources = tuple(part for part in (http, amqp) if part is not None)
         user, password = _credentials(sources)
-        return cls(_base(chosen), user, password, *_certificates(sources))
+        # `cacertfile`, `certfile` and `keyfile` of the query, as AMQP addresses name them.
+        merged: dict[str, str] = {}
+        for parts in sources:
+            for key, values in parse_qs(parts.query).items():
+                merged.setdefault(key, values[-1])
+        return cls(
+            _base(chosen),
+            user,
+            password,
+            merged.get("cacertfile"),
+            merged.get("certfile"),
+            merged.get("keyfile"),
+        )
 
 
 def virtual_host(broker: str) -> str:
@@ -56,21 +68,19 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
     """Take an address apart; ValueError without the address itself, which may hold a password."""
     expected = f"{schemes[0]}://… or {schemes[1]}://…"
     try:
-        parts = urlsplit(_first_host(text))
+        # The address with only the first of several hosts (`amqp://u:p@a:1,b:2/v`).
+        scheme, separator, rest = text.partition("://")
+        authority = re.split("[/?]", rest, maxsplit=1)[0]
+        credentials, at, hosts = authority.rpartition("@")
+        parts = urlsplit(
+            f"{scheme}{separator}{credentials}{at}{hosts.split(',')[0]}{rest[len(authority) :]}"
+        )
         well_formed = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         well_formed = False
     if not well_formed:
         raise ValueError(f"{what} address: expected {expected} with a host, got something else")
     return parts
-
-
-def _first_host(text: str) -> str:
-    """The address with only the first of several hosts (`amqp://u:p@a:1,b:2/v`)."""
-    scheme, separator, rest = text.partition("://")
-    authority = re.split("[/?]", rest, maxsplit=1)[0]
-    credentials, at, hosts = authority.rpartition("@")
-    return f"{scheme}{separator}{credentials}{at}{hosts.split(',')[0]}{rest[len(authority) :]}"
 
 
 def _base(parts: SplitResult) -> str:
@@ -102,12 +112,3 @@ def _password(parts: SplitResult) -> str:
     except (OSError, KeyError, UnicodeDecodeError) as exc:
         raise ConnectionFailed("expected the password where the broker address says it is") from exc
     return unquote(parts.password or "")
-
-
-def _certificates(sources: tuple[SplitResult, ...]) -> tuple[str | None, str | None, str | None]:
-    """`cacertfile`, `certfile` and `keyfile` of the query, as AMQP addresses name them."""
-    merged: dict[str, str] = {}
-    for parts in sources:
-        for key, values in parse_qs(parts.query).items():
-            merged.setdefault(key, values[-1])
-    return merged.get("cacertfile"), merged.get("certfile"), merged.get("keyfile")

@@ -133,7 +133,10 @@ class Http:
     def _refusal(self, method: str, where: str, status: int, answer: object) -> ManagementError:
         """The error that a status means."""
         place = f"{method} {self._address.url}{where}"
-        reason = _reason(answer)
+        # The broker's own words for a refusal, on one line, bounded; it writes them as HTML.
+        words = answer.get("reason", answer.get("error")) if isinstance(answer, dict) else answer
+        text = unescape(str(words if words is not None else "no reason given"))
+        reason = " ".join(text.split())[:_REASON_CHARACTERS]
         if status in (401, 403):
             return ManagementRefused(
                 f"{place}: user {self._address.user!r} was refused: {status} {reason}",
@@ -157,13 +160,6 @@ def _decode(content: bytes, place: str, status: int) -> Any:
             f"{place}: expected JSON, got something else: is this address a management API?",
             status=status,
         ) from exc
-
-
-def _reason(answer: object) -> str:
-    """The broker's own words for a refusal, on one line, bounded; it writes them as HTML."""
-    words = answer.get("reason", answer.get("error")) if isinstance(answer, dict) else answer
-    text = unescape(str(words if words is not None else "no reason given"))
-    return " ".join(text.split())[:_REASON_CHARACTERS]
 
 
 def _tls(address: ManagementAddress) -> ssl.SSLContext:

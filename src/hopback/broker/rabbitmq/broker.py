@@ -74,7 +74,13 @@ class RabbitMQ:
 
     async def _connect_to(self, host: str, port: int, name: str) -> RabbitConnection:
         address = self._address
-        self._warn_of_plain_text(host)
+        # A password on an unencrypted line to another machine is said once.
+        plain = self._address.tls is None and self._address.credentials.mechanism == "PLAIN"
+        if plain and not self._warned and not _is_loopback(host):
+            self._warned = True
+            _LOG.warning(
+                "the password for %s crosses the network unencrypted; use amqps://", self.address
+            )
         connection = RabbitConnection(
             address,
             name,
@@ -106,15 +112,6 @@ class RabbitMQ:
         await loop.create_connection(
             lambda: connection.wire, host, port, ssl=context, server_hostname=name
         )
-
-    def _warn_of_plain_text(self, host: str) -> None:
-        """A password on an unencrypted line to another machine is said once."""
-        plain = self._address.tls is None and self._address.credentials.mechanism == "PLAIN"
-        if plain and not self._warned and not _is_loopback(host):
-            self._warned = True
-            _LOG.warning(
-                "the password for %s crosses the network unencrypted; use amqps://", self.address
-            )
 
 
 def _address(url: str | Sequence[str], password: Secret | None) -> Address:

@@ -165,8 +165,9 @@ class RabbitChannel:
             self._on_method(event)
         elif isinstance(event, Got):
             self._answer(event)
-        elif isinstance(event, ReturnedMessage):
-            self._on_return(event)
+        elif isinstance(event, ReturnedMessage) and not self.publishing.on_return(event):
+            # A message of ours was not routed and we cannot tell which: nothing may count as stored.
+            raise ProtocolError(f"expected a return of a publish in flight, got {event!r}")
 
     def _on_delivery(self, event: Delivered) -> None:
         consumer = self._consumers.get(event.consumer)
@@ -201,11 +202,6 @@ class RabbitChannel:
         consumer = self._consumers.pop(tag.encode("utf-8", "surrogateescape"), None)
         if consumer is not None and consumer.on_cancel is not None:
             self._loop.call_soon(consumer.on_cancel, tag)
-
-    def _on_return(self, event: ReturnedMessage) -> None:
-        if not self.publishing.on_return(event):
-            # A message of ours has no home and we cannot tell which: nothing may count as stored.
-            raise ProtocolError(f"expected a return of a publish in flight, got {event!r}")
 
     # --- declarations
 

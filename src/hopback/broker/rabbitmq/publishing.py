@@ -89,7 +89,12 @@ class Publishing:
         """Queue a message whose properties are encoded already; its fate."""
         route = self._routes.get((exchange, routing_key, mandatory))
         if route is None:
-            route = self._route(exchange, routing_key, mandatory)
+            # The basic.publish frame, made once for each route.
+            arguments = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory}
+            route = frame(METHOD, self._number, encode_arguments(_PUBLISH, arguments))
+            if len(self._routes) >= _CACHED_ROUTES:
+                self._routes.clear()
+            self._routes[exchange, routing_key, mandatory] = route
         wire = self._wire
         wire.connection.content(self._number, route, properties, body)
         fate: asyncio.Future[None] = self._loop.create_future()
@@ -101,15 +106,6 @@ class Publishing:
             self._timer = self._loop.call_at(deadline, self._expire)
         wire.wake()
         return fate
-
-    def _route(self, exchange: str, routing_key: str, mandatory: bool) -> bytes:
-        """The basic.publish frame, made once for each route."""
-        arguments = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory}
-        made = frame(METHOD, self._number, encode_arguments(_PUBLISH, arguments))
-        if len(self._routes) >= _CACHED_ROUTES:
-            self._routes.clear()
-        self._routes[exchange, routing_key, mandatory] = made
-        return made
 
     # --- back
 
@@ -138,7 +134,12 @@ class Publishing:
             self._timer = None
         for publish in self._confirms.end():
             if not publish.ticket.done():
-                publish.ticket.set_exception(_interruption(publish, error))
+                why = error or "the channel was closed"
+                interrupted = PublishInterrupted(
+                    f"not answered: exchange {publish.exchange!r}, routing key {publish.routing_key!r}: {why}"
+                )
+                interrupted.__cause__ = error
+                publish.ticket.set_exception(interrupted)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -218,14 +219,3 @@ def _refusal(publish: InFlight[asyncio.Future[None]]) -> Returned | Nacked:
         return Returned(publish.exchange, publish.routing_key, back.code, back.text)
     where = f"exchange {publish.exchange!r}, routing key {publish.routing_key!r}"
     return Nacked(f"refused (nack) by the broker: {where}")
-
-
-def _interruption(
-    publish: InFlight[asyncio.Future[None]], error: BrokerError | None
-) -> PublishInterrupted:
-    why = error or "the channel was closed"
-    interrupted = PublishInterrupted(
-        f"not answered: exchange {publish.exchange!r}, routing key {publish.routing_key!r}: {why}"
-    )
-    interrupted.__cause__ = error
-    return interrupted

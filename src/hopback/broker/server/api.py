@@ -217,7 +217,12 @@ class Api:
             return _said(HTTPStatus.FORBIDDEN, "forbidden", "requests from other sites are refused")
         user = self._broker.users.basic(request.headers.get("authorization", ""), request.peer)
         if user is None:
-            return _unauthorized(self._broker)
+            reason = (
+                "Not_Authorized" if self._broker.node.profile.version.major >= 4 else "Login failed"
+            )
+            body = _dumps({"error": "not_authorized", "reason": reason}).encode()
+            headers = {"WWW-Authenticate": 'Basic realm="hopback broker"'}
+            return Response(HTTPStatus.UNAUTHORIZED, body, headers=headers)
         try:
             return await self._answer(request, Caller(self._broker, user))
         except Missing as missing:
@@ -241,12 +246,21 @@ class Api:
                 caller.check_management()
                 return self._manage(rest, request, caller)
             case ["clock"] if request.method in ("GET", "HEAD"):
-                return _json(self._clock())
+                return _json(
+                    {
+                        "clock": str(self._time.kind),
+                        "now": self._time.clock.now(),
+                        "next_deadline": self._broker.node.next_deadline(),
+                    }
+                )
             case ["clock", "advance"] if request.method == "POST":
                 return await self._advance(_object(request))
             case ["alarm"] if request.method in ("GET", "HEAD", "PUT"):
                 if request.method == "PUT":
-                    self._broker.alarm(on=_alarm(_object(request)))
+                    on = _object(request).get("memory")
+                    if not isinstance(on, bool):
+                        raise ValueError(f'expected {{"memory": true or false}}, got {on!r}')
+                    self._broker.alarm(on=on)
                 return _json({"memory": self._broker.blocked})
             case [""]:
                 return _json({"product": "hopback broker", "api": "/api/overview"})
@@ -454,13 +468,6 @@ class Api:
 
     # Time.
 
-    def _clock(self) -> Mapping[str, object]:
-        return {
-            "clock": str(self._time.kind),
-            "now": self._time.clock.now(),
-            "next_deadline": self._broker.node.next_deadline(),
-        }
-
     async def _advance(self, asked: Mapping[str, Any]) -> Response:
         seconds = asked.get("seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
@@ -470,13 +477,6 @@ class Api:
         except OverflowError:
             raise ValueError("expected seconds that can be counted, got a larger number") from None
         return _json({"now": found.now, "deadlines": found.deadlines})
-
-
-def _alarm(asked: Mapping[str, Any]) -> bool:
-    on = asked.get("memory")
-    if not isinstance(on, bool):
-        raise ValueError(f'expected {{"memory": true or false}}, got {on!r}')
-    return on
 
 
 def _cluster_name(asked: Mapping[str, Any]) -> str:
@@ -598,10 +598,3 @@ def _gone(there: bool) -> Response:
     if not there:
         raise Missing
     return Response(HTTPStatus.NO_CONTENT)
-
-
-def _unauthorized(broker: ServedBroker) -> Response:
-    reason = "Not_Authorized" if broker.node.profile.version.major >= 4 else "Login failed"
-    body = _dumps({"error": "not_authorized", "reason": reason}).encode()
-    headers = {"WWW-Authenticate": 'Basic realm="hopback broker"'}
-    return Response(HTTPStatus.UNAUTHORIZED, body, headers=headers)

@@ -228,16 +228,12 @@ def _declare(broker: ServedBroker, node: Node, item: Definable) -> None:
             node.routing.declare(item)
         case Binding():
             _check_room(broker, new=True)
-            _bind(node, item)
-
-
-def _bind(node: Node, binding: Binding) -> None:
-    """Before 4.0 a binding to something that is missing is skipped."""
-    try:
-        node.routing.bind(binding)
-    except Refusal as refusal:
-        if refusal.code != 404 or node.profile.version.major >= 4:
-            raise
+            # Before 4.0 a binding to something that is missing is skipped.
+            try:
+                node.routing.bind(item)
+            except Refusal as refusal:
+                if refusal.code != 404 or node.profile.version.major >= 4:
+                    raise
 
 
 def _check_room(broker: ServedBroker, *, new: bool) -> None:

@@ -148,7 +148,11 @@ def _unbind_exchange(channel: ServerChannel, asked: _Arguments) -> None:
 def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
     name, node = asked["queue"], channel.state.node
     if name.startswith(REPLY_TO):
-        _declare_reply_queue(channel, name, asked)
+        # Who replies may look whether somebody still waits.
+        waiting = channel.client.broker.replies.asker(name) is not None
+        if name != REPLY_TO and not waiting:
+            channel.refuse(no_such(channel.state.node.place("queue", name)))
+        channel.reply("queue.declare-ok", asked, queue=name, message_count=0, consumer_count=1)
         return
     if asked["passive"]:
         name = _named(channel, name)
@@ -164,14 +168,6 @@ def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
         message_count=len(found.ready),
         consumer_count=found.consumer_count,
     )
-
-
-def _declare_reply_queue(channel: ServerChannel, name: str, asked: _Arguments) -> None:
-    """Who replies may look whether somebody still waits."""
-    waiting = channel.client.broker.replies.asker(name) is not None
-    if name != REPLY_TO and not waiting:
-        channel.refuse(no_such(channel.state.node.place("queue", name)))
-    channel.reply("queue.declare-ok", asked, queue=name, message_count=0, consumer_count=1)
 
 
 def _queue_binding(channel: ServerChannel, asked: _Arguments) -> Binding:
@@ -467,16 +463,15 @@ class ServerChannel:
     def _write(self, taken: Delivery, tag: str) -> None:
         if self.is_open:
             try:
-                self._send(taken, tag)
+                client, body = self.client, taken.body
+                method = client.envelopes.deliver(
+                    self.number, self._tags.get(tag) or self._tag(tag), taken
+                )
+                raw = client.envelopes.properties(taken.properties)
+                client.core.content(self.number, method, raw, body)
+                client.queued(len(body) + len(raw) + 100)
             except (ProtocolError, ValueError):  # whoever published must not suffer from it
                 self.client.socket.abort()
-
-    def _send(self, taken: Delivery, tag: str) -> None:
-        client, body = self.client, taken.body
-        method = client.envelopes.deliver(self.number, self._tags.get(tag) or self._tag(tag), taken)
-        raw = client.envelopes.properties(taken.properties)
-        client.core.content(self.number, method, raw, body)
-        client.queued(len(body) + len(raw) + 100)
 
     def _tag(self, tag: str) -> bytes:
         known = self._tags[tag] = short_text(tag)

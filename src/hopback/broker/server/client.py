@@ -269,10 +269,16 @@ class Client:
         if self._unread is not None:
             self._unread.append(event)
         elif self.broker.blocked and type(event) is Published:
-            self._stop_listening(event)
+            # Memory is short, and this client publishes: it waits, with all that it says.
+            self._unread = deque((event,))
+            self.socket.pause_reading()
+            if self._knows_blocked and self.is_open:
+                self.core.send(0, "connection.blocked", reason="low on memory")
         elif (channel := self._channels.get(event.channel)) is not None:
             if isinstance(event, MethodReceived) and event.name in _CLOSINGS:
-                self._end_channel(channel)
+                del self._channels[channel.number]
+                channel.state.close()
+                self.broker.replies.end(channel)
             else:
                 channel.on_event(event)
         elif self._handshake is not None:
@@ -292,18 +298,17 @@ class Client:
             if isinstance(abilities, dict):
                 self.knows_cancel = abilities.get("consumer_cancel_notify") is True
                 self._knows_blocked = abilities.get("connection.blocked") is True
-            self._enter(handshake.virtual_host, handshake.user)
+            self.session = self.broker.vhosts[handshake.virtual_host].connect(
+                client_name(self.properties, self.peer),
+                handshake.user,
+                self.broker.rights(handshake.user, handshake.virtual_host),
+            )
             self.socket.start_pulse(handshake.tuning.heartbeat)
         elif self.core.state is ConnectionState.SERVER_CLOSING:
             _log.warning("login from %s refused", self.peer)
             self._await_farewell()
         elif self.core.state is ConnectionState.CLOSED:
             self.socket.close()
-
-    def _enter(self, vhost: str, user: str) -> None:
-        self.session = self.broker.vhosts[vhost].connect(
-            client_name(self.properties, self.peer), user, self.broker.rights(user, vhost)
-        )
 
     def _on_method(self, event: MethodReceived) -> None:
         match event.name:
@@ -328,11 +333,6 @@ class Client:
             channel = self._channels[number] = ServerChannel(self, self.session, number)
             channel.state.paused = self.paused
             self.core.send(number, "channel.open-ok")
-
-    def _end_channel(self, channel: ServerChannel) -> None:
-        del self._channels[channel.number]
-        channel.state.close()
-        self.broker.replies.end(channel)
 
     def on_writable(self) -> None:
         """The client has read what waited for it."""
@@ -425,13 +425,6 @@ class Client:
             raise refusal
         self._last = (raw, found)
         return found
-
-    def _stop_listening(self, event: Event) -> None:
-        """Memory is short, and this client publishes: it waits, with all that it says."""
-        self._unread = deque((event,))
-        self.socket.pause_reading()
-        if self._knows_blocked and self.is_open:
-            self.core.send(0, "connection.blocked", reason="low on memory")
 
     def listen_again(self) -> None:
         """There is room again: do what the client said meanwhile."""

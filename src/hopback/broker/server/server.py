@@ -85,19 +85,16 @@ class BrokerServer:
         self.broker.ports["amqp"] = self._port
         if self.settings.http_port is not None:
             try:
-                await self._open_endpoint(host, self.settings.http_port)
+                api = Api(self.broker, self.time)
+                endpoint = Endpoint(api, timeout=60.0, most_body=_LARGEST_REQUEST)
+                _, self._http_port = await endpoint.open(host, self.settings.http_port)
+                self._endpoint = endpoint
+                self.broker.ports["http"] = self._http_port
             except OSError:
                 self._server.close()
                 raise
         self.time.start(self.broker)
         self._watch = loop.create_task(self._watch_memory(), name="memory watch")
-
-    async def _open_endpoint(self, host: str, port: int) -> None:
-        api = Api(self.broker, self.time)
-        endpoint = Endpoint(api, timeout=60.0, most_body=_LARGEST_REQUEST)
-        _, self._http_port = await endpoint.open(host, port)
-        self._endpoint = endpoint
-        self.broker.ports["http"] = self._http_port
 
     async def stop(self) -> None:
         """Tell clients, give them a moment to leave, and be gone. Safe to repeat."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hopback.topology.hazards.analysis import Analysis, Loop
-    from hopback.topology.model import Queue
 
 __all__ = ["RULES"]
 
@@ -87,19 +86,16 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
 
 def _max_length(analysis: Analysis) -> Iterator[Hit]:
     for loop in analysis.loops:
-        if _overflows_into_leg(analysis.queues[loop.main]):
+        # Whether a full queue dead-letters: what it held, or what is published to it.
+        queue = analysis.queues[loop.main]
+        dead_letters = text(queue, "x-overflow") == "reject-publish-dlx"
+        if drops_head(queue) or (limited(queue) and dead_letters):
             yield Hit(
                 queue_place(loop.main),
                 f"When the queue is full, its overflow goes to the retry queue and {_DROPPED}.",
                 f"{_MAIN_TO_DLQ}; or take the length limit away, or use"
                 " `x-overflow: reject-publish` so that publishers are told.",
             )
-
-
-def _overflows_into_leg(queue: Queue) -> bool:
-    """Whether a full queue dead-letters: what it held, or what is published to it."""
-    dead_letters = text(queue, "x-overflow") == "reject-publish-dlx"
-    return drops_head(queue) or (limited(queue) and dead_letters)
 
 
 def _expiration(analysis: Analysis) -> Iterator[Hit]:

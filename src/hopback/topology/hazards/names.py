@@ -10,7 +10,7 @@ from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos
 from hopback.topology.routing import PREDECLARED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from hopback.topology.hazards.analysis import Analysis
 
@@ -27,7 +27,9 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
         ([each.name for each in topology.exchanges], exchange_place),
         ([each.queue for each in topology.plans], plan_place),
     ):
-        for name in _twice(names):
+        for name, count in Counter(names).items():
+            if count == 1:
+                continue
             yield Hit(
                 place(name),
                 "Declared more than once: which of the declarations holds depends on their order,"
@@ -35,10 +37,6 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
                 "Keep one of them.",
             )
     yield from _two_roles(analysis)
-
-
-def _twice(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _two_roles(analysis: Analysis) -> Iterator[Hit]:

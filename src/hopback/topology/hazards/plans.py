@@ -120,7 +120,15 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         for binding in analysis.topology.bindings
         if not binding.to_exchange and analysis.exists(binding.source)
     }
-    reached = bound | _fed(analysis)
+    # The queues that receive other queues' dead letters, their own retries left out.
+    own = {(main, name) for name, mains in analysis.users.items() for main in mains}
+    own |= {(loop.main, name) for loop in analysis.loops for name in loop.through}
+    reached = bound | {
+        target
+        for name in analysis.legs
+        for target in analysis.targets(name)
+        if (target, name) not in own
+    }
     alone = [name for name in analysis.mains if name not in reached]
     # What periodic messages have reached is written by whoever sends them, by name.
     alone = [name for name in alone if scheduled_queue(name) not in analysis.plans]
@@ -142,18 +150,6 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
             "Bind it to an exchange if others than you should be able to publish to it.",
             infos(),
         )
-
-
-def _fed(analysis: Analysis) -> set[str]:
-    """The queues that receive other queues' dead letters, their own retries left out."""
-    own = {(main, name) for name, mains in analysis.users.items() for main in mains}
-    own |= {(loop.main, name) for loop in analysis.loops for name in loop.through}
-    return {
-        target
-        for name in analysis.legs
-        for target in analysis.targets(name)
-        if (target, name) not in own
-    }
 
 
 def _dangling(analysis: Analysis) -> Iterator[Hit]:

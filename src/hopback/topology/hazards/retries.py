@@ -129,7 +129,13 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
             " each failure makes further copies.",
             "Let each retry queue be reached by a key of its own.",
         )
-    for (exchange, others), waiting in _spreading(analysis).items():
+    # Retry queues that no plan and no loop explains, and that reach several queues.
+    explained = set(analysis.users) | {name for loop in analysis.loops for name in loop.through}
+    strays: _Strays = defaultdict(set)
+    for name in analysis.waiting - explained:
+        if len(analysis.targets(name)) > 1:
+            strays[analysis.legs[name].exchange, frozenset(analysis.targets(name))].add(name)
+    for (exchange, others), waiting in strays.items():
         yield Hit(
             exchange_place(exchange),
             f"What expires in {listed(waiting)} reaches several queues through this exchange:"
@@ -174,16 +180,6 @@ def _ways_out(
     for route in routes:
         reached = analysis.route(route.exchange, route.routing_key)
         yield route.exchange, reached, frozenset({route.queue})
-
-
-def _spreading(analysis: Analysis) -> _Strays:
-    """Retry queues that no plan and no loop explains, and that reach several queues."""
-    explained = set(analysis.users) | {name for loop in analysis.loops for name in loop.through}
-    strays: _Strays = defaultdict(set)
-    for name in analysis.waiting - explained:
-        if len(analysis.targets(name)) > 1:
-            strays[analysis.legs[name].exchange, frozenset(analysis.targets(name))].add(name)
-    return strays
 
 
 def _limited(analysis: Analysis) -> Iterator[Hit]:
