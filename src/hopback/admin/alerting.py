@@ -184,7 +184,11 @@ class Alerting:
                     forgotten=decision.forgotten,
                     notices=[(each.target, encode(each).decode()) for each in decision.notices],
                 )
-            await self._send_waiting()
+            # Send what is due, each target in its order, several targets at a time.
+            while waiting := await self._book.next_notices(self._clock.now()):
+                if not await self._book.lead(self._owner, self._clock.now(), self._lease_s):
+                    raise LeaseLost("another service looks after the alerts now")
+                await asyncio.gather(*map(self._send, waiting))
             await self._book.forget(now - _KEPT_S)
         except LeaseLost:
             return False
@@ -205,13 +209,6 @@ class Alerting:
             else:
                 found.append(one)
         return found
-
-    async def _send_waiting(self) -> None:
-        """Send what is due, each target in its order, several targets at a time."""
-        while waiting := await self._book.next_notices(self._clock.now()):
-            if not await self._book.lead(self._owner, self._clock.now(), self._lease_s):
-                raise LeaseLost("another service looks after the alerts now")
-            await asyncio.gather(*map(self._send, waiting))
 
     async def _send(self, waiting: WaitingNotice) -> None:
         number, target, document, made_at, attempts = waiting

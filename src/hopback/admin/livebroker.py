@@ -97,7 +97,13 @@ class LiveBroker:
             found = await self._view.queues(self._vhost)
             readings = {reading.queue.name: reading for reading in found}
             live = await self._view.live_topology(self._vhost)
-            topology = self._with_plans(live)
+            # The live objects with the plans that are declared for them.
+            names = {queue.name for queue in live.queues}
+            plans = tuple(
+                plan for each in self._declared for plan in each.plans if plan.queue in names
+            )
+            unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
+            topology = replace(live, plans=plans, unconsumed=unconsumed)
         return BrokerSnapshot(
             topology,
             version,
@@ -106,13 +112,6 @@ class LiveBroker:
             readings=readings,
             findings=check(topology, version),
         )
-
-    def _with_plans(self, live: Topology) -> Topology:
-        """The live objects with the plans that are declared for them."""
-        names = {queue.name for queue in live.queues}
-        plans = tuple(plan for each in self._declared for plan in each.plans if plan.queue in names)
-        unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
-        return replace(live, plans=plans, unconsumed=unconsumed)
 
 
 __getattr__: OldNameLookup = old_names(

@@ -343,7 +343,11 @@ def decide_alerts(
             alert = replace(alert, broker=served[0])  # noqa: PLW2901  the same under its new name
         rule = None if served and alert.broker not in served else by_name.get(alert.rule)
         after[alert.id] = _followed(alert, rule, held, unknown, brokers, now, manners)
-    open_keys = {alert.key for alert in after.values() if alert is not None and _is_open(alert)}
+    open_keys = {
+        alert.key
+        for alert in after.values()
+        if alert is not None and alert.state is not AlertState.RESOLVED
+    }
     for key, sighting in held.items():
         if key not in open_keys:
             begun = _begun(by_name[key[0]], key, sighting, now)
@@ -354,7 +358,11 @@ def decide_alerts(
         after |= told
         if notice is not None:
             notices.append(notice)
-    gone = [each for each, alert in after.items() if alert is None or _is_over(alert, now)]
+    gone = [
+        each
+        for each, alert in after.items()
+        if alert is None or (alert.resolved_at is not None and now - alert.resolved_at > _KEPT_S)
+    ]
     changed = (
         alert
         for each, alert in after.items()
@@ -362,14 +370,6 @@ def decide_alerts(
     )
     forgotten = tuple(each for each in gone if each in before)
     return AlertDecision(tuple(changed), forgotten, tuple(notices))
-
-
-def _is_open(alert: Alert) -> bool:
-    return alert.state is not AlertState.RESOLVED
-
-
-def _is_over(alert: Alert, now: float) -> bool:
-    return alert.resolved_at is not None and now - alert.resolved_at > _KEPT_S
 
 
 def _begun(rule: AlertRule, key: _Key, sighting: _Sighting, now: float) -> Alert:

@@ -287,7 +287,9 @@ class Engine:
         if self._troubled:
             await self._mend()
         await self._heard()
-        await self._tell()
+        # Write the progress down now and then.
+        if self._clock.now() - self._told >= _PROGRESS_S:
+            await self._save()
         if self._is_careful:
             await self._watch_rest()
 
@@ -636,11 +638,6 @@ class Engine:
             skipped=max(now.skipped, before.skipped),
             failed=max(now.failed, before.failed),
         )
-
-    async def _tell(self) -> None:
-        """Write the progress down now and then."""
-        if self._clock.now() - self._told >= _PROGRESS_S:
-            await self._save()
 
     async def _save(self) -> None:
         self._told = self._clock.now()

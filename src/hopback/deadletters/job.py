@@ -483,6 +483,7 @@ def _anew(job: JobRecord) -> JobRecord:
 def _ending(job: JobRecord, now: float) -> AuditEntry:
     """What the audit says of a job that has ended, or stopped."""
     good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
+    # What was counted; what is 0 or not known says nothing in an audit.
     return AuditEntry(
         at=Moment(now),
         by=job.spec.by.name or job.spec.by.id,
@@ -491,13 +492,12 @@ def _ending(job: JobRecord, now: float) -> AuditEntry:
         job=job.id,
         reason=job.reason,
         result="ok" if good else "failed",
-        details={"kind": job.kind, "state": job.state, **_counted(job.counts)},
+        details={
+            "kind": job.kind,
+            "state": job.state,
+            **{name: count for name, count in structs.asdict(job.counts).items() if count},
+        },
     )
-
-
-def _counted(counts: Counts) -> dict[str, object]:
-    """What was counted; what is 0 or not known says nothing in an audit."""
-    return {name: count for name, count in structs.asdict(counts).items() if count}
 
 
 def _prefetch(spec: JobSpec) -> int:

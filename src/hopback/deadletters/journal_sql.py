@@ -175,7 +175,12 @@ class SqlJournal:
                 await self._begin(job, owner)
             except IntegrityError:
                 # Somebody was quicker: two processes began at the same moment.
-                other = await self._in_the_way(job)
+                # The job itself, the active one of its queue, or the one of the same key.
+                same = (jobs.c.queue == job.queue) & jobs.c.state.in_(ACTIVE)
+                if job.spec.key is not None:
+                    same |= jobs.c.key == job.spec.key
+                wanted = (jobs.c.id == job.id) | ((jobs.c.place == job.spec.broker) & same)
+                other = next(iter(await self._found(select(jobs).where(wanted).limit(1))), None)
                 if other is None:
                     raise
                 key = job.spec.key
@@ -217,14 +222,6 @@ class SqlJournal:
             )
             if again.first() is None:
                 await connection.execute(insert(jobs).values(id=job.id, **values))
-
-    async def _in_the_way(self, job: JobRecord) -> JobRecord | None:
-        """The job itself, the active one of its queue, or the one of the same key."""
-        same = (jobs.c.queue == job.queue) & jobs.c.state.in_(ACTIVE)
-        if job.spec.key is not None:
-            same |= jobs.c.key == job.spec.key
-        wanted = (jobs.c.id == job.id) | ((jobs.c.place == job.spec.broker) & same)
-        return next(iter(await self._found(select(jobs).where(wanted).limit(1))), None)
 
     async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""

@@ -375,19 +375,18 @@ class Planner:
     ) -> None:
         found = selection.size
         if held is None and request.expected_count is not None and selection.filter:
-            found = await self._matching(request.queue, selection)
+            # How many of the first messages the filter wants; costs one look.
+            spec = JobSpec(JobKind.DISCARD, request.queue, "", selection)
+            source = (await self._live.snapshot()).one(request.queue)
+            dry_run = DryRun(spec, source, parse_filter(selection.filter), self._clock.now())
+            async with aclosing(
+                walk(self._live.broker, request.queue, selection.count)
+            ) as messages:
+                async for delivery in messages:
+                    dry_run.see(delivery)
+            found = dry_run.matching
         if request.expected_count is not None and request.expected_count != found:
             raise CountMismatch(request.expected_count, found)
-
-    async def _matching(self, queue: str, selection: SelectionSnapshot) -> int:
-        """How many of the first messages the filter wants; costs one look."""
-        spec = JobSpec(JobKind.DISCARD, queue, "", selection)
-        source = (await self._live.snapshot()).one(queue)
-        dry_run = DryRun(spec, source, parse_filter(selection.filter), self._clock.now())
-        async with aclosing(walk(self._live.broker, queue, selection.count)) as messages:
-            async for delivery in messages:
-                dry_run.see(delivery)
-        return dry_run.matching
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Every way that is known beforehand leads to a queue; if one of several does, that will do."""

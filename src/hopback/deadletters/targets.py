@@ -173,22 +173,24 @@ def _way(
         case TargetKind.FAILED_QUEUE:
             return replace(plan.redrive, exchange="", routing_key=plan.queue)
         case TargetKind.RETRY_EXCHANGE:
-            return _retry_way(plan, source)
+            # Into the first tier's retry queue, so that it waits once more.
+            if plan.tiers:
+                route = plan.tiers[0].routes[0]
+                return replace(plan.redrive, exchange=route.exchange, routing_key=route.routing_key)
+            if source.retry_exchange is not None:
+                return Redrive(source.retry_exchange, "retry")
+            return f"queue {plan.queue!r} has no retry exchange"
         case TargetKind.ORIGIN_EXCHANGE:
-            return _origin_way(delivery, plan, routes)
+            # By which it first came, if that is a way to the queue it failed in.
+            exchange, key = origin_of(delivery, plan)
+            reached: tuple[str, ...] = (key,) if not exchange else ()
+            if exchange and routes is not None:
+                with suppress(KeyError):
+                    reached = routes.route(exchange, key, delivery.properties.headers)
+            return Redrive(exchange, key) if plan.queue in reached else _NOT_BOUND
         case TargetKind.QUEUE:
             return Redrive("", target.routing_key)
     return Redrive(target.exchange, target.routing_key)
-
-
-def _origin_way(delivery: Delivery, plan: Plan, routes: RoutingTable | None) -> Redrive | str:
-    """By which it first came, if that is a way to the queue it failed in."""
-    exchange, key = origin_of(delivery, plan)
-    reached: tuple[str, ...] = (key,) if not exchange else ()
-    if exchange and routes is not None:
-        with suppress(KeyError):
-            reached = routes.route(exchange, key, delivery.properties.headers)
-    return Redrive(exchange, key) if plan.queue in reached else _NOT_BOUND
 
 
 def queues_beyond(
@@ -211,16 +213,6 @@ def queues_beyond(
         case _:
             found = ()
     return None if found is None else frozenset(found) - set(source.origins)
-
-
-def _retry_way(plan: Plan, source: DeadLetterQueue) -> Redrive | str:
-    """Into the first tier's retry queue, so that it waits once more."""
-    if plan.tiers:
-        route = plan.tiers[0].routes[0]
-        return replace(plan.redrive, exchange=route.exchange, routing_key=route.routing_key)
-    if source.retry_exchange is not None:
-        return Redrive(source.retry_exchange, "retry")
-    return f"queue {plan.queue!r} has no retry exchange"
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"BY_DESIGN": "hopback.deadletters.BY_DESIGN"})
