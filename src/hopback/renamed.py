@@ -41,6 +41,7 @@ RENAMED = {
     "hopback.admin.job_events": "hopback.admin.events",
     "hopback.admin.limiting": "hopback.admin.auth",
     "hopback.admin.live": "hopback.admin.events",
+    "hopback.admin.livebroker": "hopback.admin.services",
     "hopback.admin.page_routes": "hopback.admin.app",
     "hopback.admin.pages_acts": "hopback.admin.pages_jobs",
     "hopback.admin.shell": "hopback.admin.app",

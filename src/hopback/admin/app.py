@@ -45,7 +45,6 @@ from hopback.admin.auth import (
 from hopback.admin.documented import DOCUMENTED_PATHS, documented_routes
 from hopback.admin.events import EventStreams
 from hopback.admin.keys import KeyRing
-from hopback.admin.livebroker import LiveBroker
 from hopback.admin.openapi import openapi_document
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import problem_page
@@ -58,7 +57,7 @@ from hopback.admin.pages_topology import TOPOLOGY_PAGES
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 from hopback.admin.rendering import renderer
 from hopback.admin.roles import Role
-from hopback.admin.services import Denials, Services, who, write_denial
+from hopback.admin.services import Denials, LiveBroker, Services, who, write_denial
 from hopback.admin.settings import AdminSettings
 from hopback.clock import SystemClock
 from hopback.deadletters.archive import forget_exports

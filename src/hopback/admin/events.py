@@ -7,15 +7,15 @@ from collections import Counter
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from starlette.responses import StreamingResponse
+
 from hopback.admin.problems import Refused
-from hopback.admin.streaming import StreamedResponse
 from hopback.deadletters.codec import encode
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
-    from starlette.responses import StreamingResponse
     from starlette.types import Receive, Scope, Send
 
     from hopback.admin.overview import Sweep
@@ -26,12 +26,43 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EventStreams",
+    "StreamedResponse",
     "changes_of_board",
     "changes_of_job",
     "job_events",
     "newest",
     "search_events",
 ]
+
+
+class StreamedResponse(StreamingResponse):
+    """A stream whose content is cancelled once when its reader is gone, and waited for.
+
+    Starlette cancels what streams anew on every turn of the loop, its cleaning up as well: a database
+    call that is cancelled so loses its connection, with a traceback and a task that never ends.
+    """
+
+    _streaming: asyncio.Task[None] | None = None
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the content, by a task of its own that whoever cancels this one does not reach."""
+        self._streaming = asyncio.create_task(super().stream_response(send), name="streaming")
+        await asyncio.shield(self._streaming)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; when it is over, so is the content."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            work = self._streaming
+            if work is not None and not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                if not work.cancelled():
+                    work.result()
+
+
+# --- events ----------------------------------------------------------------------------------------
 
 _QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
 _BETWEEN_S = 0.1  # ten a second are as many as an eye can follow

@@ -18,8 +18,7 @@ from hopback.admin import create_app, refuse_public
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
-from hopback.cli.demo_page import ShownSystem
-from hopback.cli.demo_web import DemoWeb, lifespan, open_socket, serve_on
+from hopback.cli.demo_web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on
 from hopback.cli.exits import CommandFailed
 from hopback.cli.options import cannot_listen, rabbitmq, url_host
 from hopback.clock import SystemClock

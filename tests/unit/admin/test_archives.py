@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from hopback.admin.archives import FormUpload, lines_in
 from hopback.admin.problems import Refused
 from hopback.admin.settings import RequestLimits
-from hopback.admin.upload import FormUpload, lines_in
 from hopback.deadletters.archive import forget_exports
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import AuditQuery
