@@ -12,26 +12,35 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
-from hopback.broker.embedded import EmbeddedBroker, VirtualTimeLoop, run_virtual
+from hopback.broker.embedded import (
+    EmbeddedBroker,
+    EventKind,
+    Refusal,
+    StoredMessage,
+    VirtualTimeLoop,
+    run_virtual,
+)
+from hopback.broker.embedded.refusal import channel_error, refused
 from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.broker.port import count_now
 from hopback.observe.events import Bus
 from hopback.runtime.context import compose
 from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import EventRecord, Happening, Tally, tally_of
-from hopback.testing.live import QueuesUnderTest
-from hopback.testing.producing import Producer
 from hopback.topology.delays import DUE, is_delay_level
 from hopback.topology.expand import retry_queues
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from typing import Unpack
 
-    from hopback.broker.embedded import Faults, StoredMessage
-    from hopback.broker.port import Broker
+    from hopback.broker.embedded import Faults, Node
+    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.message import Message
     from hopback.runtime.app import App
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
     from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
-__all__ = ["AppTest", "in_virtual_time"]
+__all__ = ["AppTest", "Producer", "QueuesUnderTest", "in_virtual_time"]
 
 P = ParamSpec("P")
 
@@ -327,3 +336,105 @@ def _raise_first(failures: list[BaseException], events: list[Happening]) -> None
     said = [one for one in events if one.name in ("delivery.retried", "delivery.parked")]
     if said:
         raise AssertionError(said[0].told)
+
+
+# --- live -----------------------------------------------------------------------------------------
+#
+# The queues of a real broker as a test of an application sees them: publish, count, look.
+
+
+class QueuesUnderTest:
+    """A connection of a test to a real broker; `letters` are the dead letters seen last, by queue."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self.letters: dict[str, tuple[StoredMessage, ...]] = {}
+
+    @property
+    def address(self) -> str:
+        """Where the broker is."""
+        return self._broker.address
+
+    async def open(self) -> None:
+        """Connect; raises what keeps it from connecting."""
+        self._connection = await self._broker.connect("hopback test")
+        self._channel = await self._connection.open_channel()
+
+    async def close(self) -> None:
+        """Leave."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def publish(self, message: Message) -> None:
+        """Publish and have it confirmed; a channel that an earlier publish closed is opened again."""
+        assert self._connection is not None  # noqa: S101 - opened before it is used
+        if self._channel is None:
+            self._channel = await self._connection.open_channel()
+        channel, self._channel = self._channel, None
+        await channel.publish(message, mandatory=message.mandatory)
+        self._channel = channel
+
+    async def count(self, queues: Iterable[str]) -> dict[str, int]:
+        """How many messages of each queue are ready; those that hold none are left out."""
+        assert self._connection is not None  # noqa: S101 - opened before it is used
+        found = {queue: await count_now(self._connection, queue) for queue in queues}
+        return {queue: state.messages for queue, state in found.items() if state and state.messages}
+
+    async def look(self, queue: str) -> None:
+        """Note what a dead-letter queue holds: taken, and given back when the channel closes."""
+        assert self._connection is not None  # noqa: S101 - opened before it is used
+        channel = await self._connection.open_channel()
+        seen: list[StoredMessage] = []
+        while (letter := await channel.get(queue)) is not None:
+            number = len(seen)
+            seen.append(
+                StoredMessage(
+                    copy=number,
+                    origin=number,
+                    exchange=letter.exchange,
+                    routing_key=letter.routing_key,
+                    body=letter.body,
+                    properties=letter.properties,
+                    redelivered=letter.redelivered,
+                    returns=0,
+                    failures=0,
+                    expires=None,
+                )
+            )
+        await channel.close()
+        self.letters[queue] = tuple(seen)
+
+
+# --- producing ------------------------------------------------------------------------------------
+#
+# A producer at the broker's own side: its messages arrive whatever faults are switched on.
+
+
+class Producer:
+    """Publishes straight into a node; it consumes nothing, so nothing is said to it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def publish(self, message: Message) -> None:
+        """Publish; Returned, Nacked or NotFound as a confirmed publish would raise."""
+        session = self._node.connect("test")
+        try:
+            fate = session.open_channel(self).publish(message, mandatory=message.mandatory)
+        except Refusal as refusal:
+            raise channel_error(refusal) from None
+        finally:
+            session.close()
+        if fate in (EventKind.RETURNED, EventKind.REFUSED):
+            raise refused(fate, message)
+
+    def deliver(self, taken: Taken) -> None:
+        """Nothing is consumed here."""
+
+    def cancelled(self, tag: str) -> None:
+        """Nothing is consumed here."""
+
+    def closed(self, refusal: Refusal) -> None:
+        """The refusal is raised already."""

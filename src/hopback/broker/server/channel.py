@@ -14,9 +14,9 @@ from hopback.broker.embedded.refusal import (
 )
 from hopback.broker.server.outgoing import confirm_frame, short_text
 from hopback.broker.server.replies import REPLY_TO
-from hopback.broker.server.transaction import ChannelTransaction
 from hopback.errors import ProtocolError
 from hopback.message import Message, Received
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from hopback.wire.events import MethodReceived, Published, SettlementReceived
 from hopback.wire.frames import ChannelState as WireState
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Properties
     from hopback.wire.events import Event
 
-__all__ = ["HANDLERS", "ServerChannel", "queue_from", "reply_text"]
-
+__all__ = ["HANDLERS", "ChannelTransaction", "ServerChannel", "queue_from", "reply_text"]
 
 _Arguments: TypeAlias = dict[str, Any]
 _Handler: TypeAlias = "Callable[[ServerChannel, _Arguments], None]"
@@ -536,3 +535,44 @@ def reply_text(refusal: Refusal) -> str:
     """The text as a short string can hold it."""
     raw = refusal.text.encode("utf-8", "replace")
     return refusal.text if len(raw) <= 255 else raw[:252].decode("utf-8", "ignore") + "..."
+
+
+# --- transaction ----------------------------------------------------------------------------------
+#
+# `tx`: publishes and settlements that wait for a commit. Batching, as in RabbitMQ, not atomic.
+
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of one open transaction; it stands in memory beside the queues, which have a limit of their own."""
+_STEP_BYTES = 1000
+"""What a step takes beside its body, so that empty messages and acks count too."""
+
+
+class ChannelTransaction:
+    """What a channel has said since its last commit."""
+
+    __slots__ = ("_bytes", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+        self._bytes = 0
+
+    def add(self, step: Callable[[], None], size: int = 0) -> Refusal | None:
+        """Do it at the commit; a refusal where too much waits for one already."""
+        self._bytes += size + _STEP_BYTES
+        if self._bytes > _MOST_BYTES:
+            return Refusal(506, "RESOURCE_ERROR - too much in one transaction; commit more often")
+        self._steps.append(step)
+        return None
+
+    def commit(self) -> None:
+        """Do all of it, in order."""
+        steps, self._steps, self._bytes = self._steps, [], 0
+        for step in steps:
+            step()
+
+    def roll_back(self) -> None:
+        """Forget it; deliveries stay unsettled."""
+        self._steps, self._bytes = [], 0
+
+
+__getattr__: OldNameLookup = old_names(__name__, {"Transaction": "ChannelTransaction"})
