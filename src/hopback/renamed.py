@@ -74,6 +74,7 @@ RENAMED = {
     "hopback.broker.server.line": "hopback.broker.server.client",
     "hopback.broker.server.methods": "hopback.broker.server.channel",
     "hopback.broker.server.pressure": "hopback.broker.server.served",
+    "hopback.broker.server.replies": "hopback.broker.embedded.direct_replies",
     "hopback.broker.server.socket": "hopback.broker.server.client",
     "hopback.broker.server.transaction": "hopback.broker.server.channel",
     "hopback.broker.simulator": "hopback.broker.embedded",

@@ -420,4 +420,6 @@ async def need_target(
         )
 
 
-__getattr__: OldNameLookup = old_names(__name__, {"Scene": "hopback.deadletters.live.BrokerSnapshot"})
+__getattr__: OldNameLookup = old_names(
+    __name__, {"Scene": "hopback.deadletters.live.BrokerSnapshot"}
+)

@@ -19,6 +19,7 @@ from hopback.errors import ConnectionFailed
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded.channel import EmbeddedChannel
     from hopback.clock import Clock
     from hopback.topology.model import Policy
 
@@ -59,7 +60,7 @@ class EmbeddedBroker:
         )
         self.node.timers.on_earlier = self._arm
         self.faults: Faults = Faults(seed)
-        self.replies: DirectReplies = DirectReplies(self.node)
+        self.replies: DirectReplies[EmbeddedChannel] = DirectReplies()
         """Who waits for direct replies."""
         self.window = window
         self.confirm_timeout = confirm_timeout

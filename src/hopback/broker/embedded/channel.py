@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -233,10 +234,12 @@ class EmbeddedChannel:
         properties = message.properties
         if properties.reply_to is not None or message.routing_key.startswith(REPLY_TO):
             try:
-                message = self._refused(lambda: self._replies.addressed(self, message))
+                addressed = self._refused(lambda: self._replies.addressed(self, properties))
             except Refusal:
                 return
-            properties = message.properties
+            if addressed is not properties:
+                properties = addressed
+                message = replace(message, properties=properties)
             if not message.exchange and message.routing_key.startswith(f"{REPLY_TO}."):
                 self._reply(fate, message, mandatory=mandatory)
                 return
@@ -256,7 +259,7 @@ class EmbeddedChannel:
         """Hand a direct reply to whoever asked; with `mandatory` RabbitMQ returns it in any case."""
         asker = self._replies.asker(message.routing_key)
         if asker is not None:
-            asker.take_reply(message)
+            asker.channel.take_reply(message)
         self._put(self._confirm, (fate, EventKind.RETURNED if mandatory else EventKind.DROPPED))
 
     def _confirmed(self, said: tuple[Future[None], EventKind]) -> None:
@@ -344,10 +347,8 @@ class EmbeddedChannel:
         self._consumers[name] = (on_delivery, on_cancel)
         if queue == REPLY_TO:
             self._on_reply = on_delivery
-            await self._ask(
-                lambda: self._refused(partial(self._replies.begin, self, no_ack=no_ack))
-            )
-            return name
+            begin = partial(self._replies.begin, self, self._broker.node.made_up, name)
+            return await self._ask(lambda: self._refused(partial(begin, no_ack=no_ack)))
         return await self._ask(
             lambda: self._state.consume(
                 queue, tag=name, no_ack=no_ack, exclusive=exclusive, arguments=arguments

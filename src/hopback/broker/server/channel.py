@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hopback.broker.embedded.direct_replies import REPLY_TO
 from hopback.broker.embedded.journal import EventKind
 from hopback.broker.embedded.refusal import (
     Refusal,
@@ -13,7 +15,6 @@ from hopback.broker.embedded.refusal import (
     precondition_failed,
 )
 from hopback.broker.server.outgoing import confirm_frame, short_text
-from hopback.broker.server.replies import REPLY_TO
 from hopback.errors import ProtocolError
 from hopback.message import Message, Received
 from hopback.renamed import OldNameLookup, old_names
@@ -36,6 +37,7 @@ __all__ = ["HANDLERS", "ChannelTransaction", "ServerChannel", "queue_from", "rep
 
 _Arguments: TypeAlias = dict[str, Any]
 _Handler: TypeAlias = "Callable[[ServerChannel, _Arguments], None]"
+ResultT = TypeVar("ResultT")
 
 HANDLERS: dict[str, _Handler] = {}
 """What is done for each method."""
@@ -219,8 +221,8 @@ def _qos(channel: ServerChannel, asked: _Arguments) -> None:
 def _consume(channel: ServerChannel, asked: _Arguments) -> None:
     """The answer goes before the first delivery."""
     if asked["queue"] == REPLY_TO:
-        replies = channel.client.broker.replies
-        tag = replies.begin(channel, asked["consumer_tag"], no_ack=asked["no_ack"])
+        begin = partial(channel.client.broker.replies.begin, channel, channel.state.node.made_up)
+        tag = channel.refused(lambda: begin(asked["consumer_tag"], no_ack=asked["no_ack"]))
         channel.reply("basic.consume-ok", asked, consumer_tag=tag)
         return
     most = channel.client.broker.limits.consumers
@@ -378,7 +380,7 @@ class ServerChannel:
         if self.confirming:
             self._published += 1
         if properties.reply_to is not None:
-            properties = client.broker.replies.addressed(self, properties)
+            properties = self.refused(partial(client.broker.replies.addressed, self, properties))
         message = Message(exchange, routing_key, body)
         if not exchange and routing_key.startswith(REPLY_TO):
             fate = self._reply(message, properties, mandatory=event.mandatory)
@@ -423,6 +425,14 @@ class ServerChannel:
         """End the channel or the connection because of what the client asked."""
         self.state.fail(refusal)
         raise refusal
+
+    def refused(self, operation: Callable[[], ResultT]) -> ResultT:
+        """Do it; what is refused ends the channel, or the connection."""
+        try:
+            return operation()
+        except Refusal as refusal:
+            self.refuse(refusal)
+            raise
 
     def check_declared(self, exists: bool) -> None:
         """Refuse another queue, exchange or binding where there are too many."""

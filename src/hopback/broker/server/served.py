@@ -8,12 +8,12 @@ import gc
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from hopback.broker.embedded.direct_replies import DirectReplies
 from hopback.broker.embedded.journal import Loss
 from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.timers import Timers
 from hopback.broker.server.permissions import EVERYTHING, Permissions, UserRights
-from hopback.broker.server.replies import Replies
 from hopback.broker.server.users import Users
 from hopback.renamed import OldNameLookup, old_names
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.embedded.session import Session
+    from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
     from hopback.broker.server.settings import ServerLimits, ServerSettings
     from hopback.clock import Clock
@@ -144,7 +145,7 @@ class ServedBroker:
         """How often a client has said something."""
         self.spoken: int = 0
         """How often a client was told something."""
-        self.replies: Replies = Replies()
+        self.replies: DirectReplies[ServerChannel] = DirectReplies()
         self._pressure = Pressure(self)
         self._alarmed = False
 
