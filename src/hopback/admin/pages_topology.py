@@ -20,7 +20,7 @@ from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms, witho
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Leave
-from hopback.topology.roles import queue_roles
+from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
 from hopback.topology.schedules import scheduled_queue
 
@@ -59,11 +59,17 @@ async def _snapshot(visit: Visit) -> BrokerSnapshot:
     return replace(found, readings={name: found.readings[name] for name in visible})
 
 
+async def _listed(visit: Visit) -> frozenset[str]:
+    """The dead-letter queues as the list has them, with what operators added and without what they ignore."""
+    swept = await visit.services.sweep.get_or_last()
+    return frozenset(each.queue for each in swept.queues)
+
+
 @TOPOLOGY_PAGES.get("/topology")
 async def _topology(visit: Visit) -> Response:
     snapshot = await _snapshot(visit)
     exchange, key = visit.field("exchange"), visit.field("key")
-    queues, exchanges = queue_rows(snapshot), exchange_rows(snapshot)
+    queues, exchanges = queue_rows(snapshot, await _listed(visit)), exchange_rows(snapshot)
     reached = None
     if visit.field("ask"):
         try:
@@ -73,7 +79,7 @@ async def _topology(visit: Visit) -> Response:
     return visit.page(
         "topology.html",
         snapshot=snapshot,
-        headline=f"{len(exchanges)} exchanges, {len(queues)} queues",
+        headline=f"{_counted(len(exchanges), 'exchange')}, {_counted(len(queues), 'queue')}",
         exchanges=[*(row.name for row in exchanges), ""],
         focus=visit.field("focus"),
         asked_exchange=exchange,
@@ -84,6 +90,10 @@ async def _topology(visit: Visit) -> Response:
         exchange_rows=exchanges,
         planned={plan.queue for plan in snapshot.topology.plans},
     )
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 _INPUTS = (
@@ -187,7 +197,7 @@ def _rehearsed(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
 
 @TOPOLOGY_PAGES.get("/topology/graph.json")
 async def _graph(visit: Visit) -> Response:
-    return JSONResponse(graph(await _snapshot(visit)))
+    return JSONResponse(graph(await _snapshot(visit), await _listed(visit)))
 
 
 @TOPOLOGY_PAGES.get("/checks")
@@ -197,7 +207,7 @@ async def _checks(visit: Visit) -> Response:
     for finding in snapshot.findings:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
-    words = [f"{number} {word}{'s' if number != 1 else ''}" for word, number in counts.items()]
+    words = [_counted(number, word) for word, number in counts.items()]
     # By severity, then by rule; they come sorted.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
@@ -231,11 +241,16 @@ class ExchangeRow:
     bindings: list[tuple[str, str]]
 
 
-def queue_rows(snapshot: BrokerSnapshot) -> list[QueueRow]:
-    """Every queue, by name."""
+def queue_rows(snapshot: BrokerSnapshot, listed: frozenset[str]) -> list[QueueRow]:
+    """Every queue, by name; those of dead letters are those that are `listed`."""
     effective = effective_topology(snapshot.topology, snapshot.version)
     # Without plans a queue that dead-letters by itself still reads as a queue with consumers.
     roles, hazards = dict(queue_roles(effective)), _hazards(snapshot)
+    for name, role in roles.items():
+        if name in listed:
+            roles[name] = QueueRole.DEAD_LETTER
+        elif role is QueueRole.DEAD_LETTER:
+            roles[name] = QueueRole.PLAIN  # somebody said that it holds no dead letters
     return [
         QueueRow(
             queue.name,
@@ -263,9 +278,9 @@ def exchange_rows(snapshot: BrokerSnapshot) -> list[ExchangeRow]:
     ]
 
 
-def graph(snapshot: BrokerSnapshot) -> dict[str, Any]:
+def graph(snapshot: BrokerSnapshot, listed: frozenset[str]) -> dict[str, Any]:
     """Nodes and edges as the map draws them; all queues of delays are one node."""
-    found = [*_nodes(snapshot), *_edges(snapshot)]
+    found = [*_nodes(snapshot, listed), *_edges(snapshot)]
     if delayed := delayed_messages(snapshot):
         shown = replace(snapshot, topology=without_delay_levels(snapshot.topology))
         waiting = "" if delayed.messages is None else f"{delayed.messages:,} messages, "
@@ -273,7 +288,7 @@ def graph(snapshot: BrokerSnapshot) -> dict[str, Any]:
         node = _node("q:hopback.delay", "hopback.delay", "retry", label, 0)
         node["data"]["messages"] = delayed.messages or 0
         due = _edge("q:hopback.delay", f"x:{DUE}", "dead-letter", "")
-        found = [*_nodes(shown), node, *_edges(shown), due]
+        found = [*_nodes(shown, listed), node, *_edges(shown), due]
     return {"elements": found}
 
 
@@ -297,12 +312,12 @@ def delayed_messages(snapshot: BrokerSnapshot) -> DelayedRow | None:
     return DelayedRow(len(levels), sum(counts) if counts else None, longest)
 
 
-def _nodes(snapshot: BrokerSnapshot) -> Iterator[dict[str, Any]]:
+def _nodes(snapshot: BrokerSnapshot, listed: frozenset[str]) -> Iterator[dict[str, Any]]:
     hazards = _hazards(snapshot)
     for exchange in snapshot.topology.exchanges:
         label = f"{_short(exchange.name)}\n{exchange.type}"
         yield _node(f"x:{exchange.name}", exchange.name, "exchange", label, hazards[exchange.name])
-    for row in queue_rows(snapshot):
+    for row in queue_rows(snapshot, listed):
         parts = [_short(row.name)]
         facts = [f"{row.messages:,} messages"] if row.messages is not None else []
         parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))

@@ -47,6 +47,20 @@ async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
     assert wrong.status_code == 400
 
 
+async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
+    """A queue that an operator added is drawn as one of dead letters; one that is ignored is not."""
+    async with admin(extra=(Queue("leftovers"),)) as stage:
+        for queue, answer in (("leftovers", "add"), (DLQ, "ignore")):
+            await stage.client.post("/candidates", data={"queue": queue, "answer": answer})
+        page = (await stage.client.get("/topology")).text
+        graph = (await stage.client.get("/topology/graph.json")).json()["elements"]
+    kinds = {item["data"].get("name"): item["data"].get("kind") for item in graph}
+    assert (kinds["leftovers"], kinds[DLQ]) == ("dead-letter", "plain")
+    assert 'href="/queues/leftovers"' in page
+    assert f'href="/queues/{DLQ}"' not in page
+    assert "<h1>1 exchange, 4 queues</h1>" in page
+
+
 async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
     """The events tell the place; a session that begins there holds that message."""
     letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
