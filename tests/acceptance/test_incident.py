@@ -206,6 +206,11 @@ def _redrive_too_early(page: Page, service: _Service) -> str:
     found = service.get(f"/admin/dlq/jobs/{job}")
     assert found["state"] == "stopped"
     assert found["counts"]["done"] < _ORDERS / 2
+    page.goto(f"/jobs/{job}/came-back")  # where a queue with more messages leads
+    expect(page.get_by_role("link", name="Re-drive all of them…")).to_be_visible()
+    expect(page.locator("#search tbody tr").first).to_contain_text("orders.dlq")
+    accessible(page)
+    page.goto(f"/jobs/{job}")
     page.get_by_role("button", name="See what came back").click()
     page.wait_for_url(re.compile("/sessions/"))
     expect(page.locator("table.letters tbody tr").first).to_contain_text("re-driven")

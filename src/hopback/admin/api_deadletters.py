@@ -182,6 +182,8 @@ async def _show_trend(call: Call[Empty, None]) -> QueueTrend:
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
     """Look through whole queues, one or all, as server-sent events of type `search`; leaving cancels."""
     asked = call.body
+    if asked.job:
+        asked = structs.replace(asked, queues=((await call.operations.job(asked.job)).queue,))
     for queue in asked.queues:
         call.need(Role.OPERATOR, queue)
     if not asked.queues:

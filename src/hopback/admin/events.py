@@ -11,6 +11,8 @@ from starlette.responses import StreamingResponse
 
 from hopback.admin.problems import Refused
 from hopback.deadletters.codec import encode
+from hopback.deadletters.search import SearchProgress, SkippedQueue
+from hopback.errors import HopbackError
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from hopback.admin.roles import Principal
     from hopback.admin.settings import RequestLimits
     from hopback.deadletters.contract import Job
-    from hopback.deadletters.search import SearchProgress
 
 __all__ = [
     "EventStreams",
@@ -31,6 +32,7 @@ __all__ = [
     "changes_of_job",
     "job_events",
     "newest",
+    "page_search_events",
     "search_events",
 ]
 
@@ -94,13 +96,28 @@ async def job_events(
 
 async def search_events(
     first: SearchProgress, found: AsyncGenerator[SearchProgress, None]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """How far a search is and what it found, as events of type `search`, and `end` after the last."""
     async with aclosing(found):
         yield b"event: search\ndata: %s\n\n" % encode(first)
         async for progress in found:
             yield b"event: search\ndata: %s\n\n" % encode(progress)
     yield _END
+
+
+async def page_search_events(
+    found: AsyncGenerator[SearchProgress, None], queue: str = ""
+) -> AsyncGenerator[bytes, None]:
+    """The same for a page, which cannot read a refusal: it is told as a queue that was left out."""
+    async with aclosing(found):
+        try:
+            first = await anext(found)
+        except HopbackError as refused:
+            skipped = (SkippedQueue(queue or "Everything", str(refused)),)
+            first = SearchProgress(skipped=skipped, is_over=True)
+        async with aclosing(search_events(first, found)) as events:
+            async for event in events:
+                yield event
 
 
 async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:

@@ -291,7 +291,6 @@ def _shortened(text: str) -> str:
 # Said on the page after an act. Codes, not texts: a link must not put words into our mouth.
 _TOLD = {
     "released": "The messages are back in the queue, in their order.",
-    "looked": "The queue was searched for messages that this job had sent.",
     "copy-sent": "The changed copy is on its way; this message stays where it is until you discard it.",
     "surveyed": "Every queue that looking does not harm was surveyed.",
     "limit-restored": "The delivery limit holds again.",

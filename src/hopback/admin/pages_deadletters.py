@@ -13,7 +13,7 @@ from msgspec import structs
 from starlette.responses import JSONResponse
 
 from hopback.admin.auth import forbidden
-from hopback.admin.events import changes_of_board, search_events
+from hopback.admin.events import changes_of_board, page_search_events
 from hopback.admin.overview import read_all
 from hopback.admin.pages import Pages, chosen, see_other
 from hopback.admin.problems import Refused, refusal_of
@@ -217,6 +217,7 @@ async def _search(visit: Visit) -> Response:
         trouble = str(error)
     return visit.page(
         "search.html",
+        job=None,
         find=find,
         queue=visit.field("in"),
         queues=[
@@ -242,8 +243,7 @@ async def _search_events(visit: Visit) -> Response:
     if not queues:
         raise forbidden("A search needs the role operator for a queue.")
     found = visit.operations.search(SearchRequest(visit.field("find").strip(), queues))
-    first = await anext(found)  # what is wrong with the question is told before the stream begins
-    return visit.services.streams.open(search_events(first, found), visit.principal)
+    return visit.services.streams.open(page_search_events(found, named), visit.principal)
 
 
 @DEADLETTER_PAGES.post("/candidates")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hopback.admin.auth import forbidden
-from hopback.admin.events import changes_of_job
+from hopback.admin.events import changes_of_job, page_search_events
 from hopback.admin.pages import Pages, chosen, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import span_words, visible
@@ -22,15 +22,16 @@ from hopback.deadletters.codec import read_patch
 from hopback.deadletters.contract import Price
 from hopback.deadletters.requests import (
     LONGEST_WATCH_S,
-    MOST_HELD,
     RAMP,
     DiscardRequest,
     FromHead,
     FromSession,
+    GroupBy,
     Pace,
     RedriveRequest,
     Window,
 )
+from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadRequest, HopbackError, NoSuch
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JOB_PAGES", "ActForm"]
 
+_AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
 _LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
 _STAYS = frozenset({400, 409, 422})
 
@@ -373,19 +375,34 @@ async def _live(visit: Visit) -> Response:
 
 
 async def _what_came_back(visit: Visit, job: Job) -> Response:
-    """The messages themselves with their new error, if one session holds the queue; else their number."""
+    """A session with the messages, where it holds the whole queue within a moment; else a search for them."""
     operations = visit.operations
     detail = await operations.queue(job.queue)
     ready = detail.depth.ready or 0
-    if 0 < ready <= MOST_HELD and detail.cost.price is not Price.REFUSED:
+    if 0 < ready <= _AT_ONCE and detail.cost.price is not Price.REFUSED:
         visit.services.check_room(visit.principal)
         view = await operations.open_session(job.queue, Window(ready, seconds=_LOOKING_S))
         if view.complete:
             queue, session = quote(view.queue, safe=""), quote(view.id, safe="")
             return see_other(f"/sessions/{session}?queue={queue}&filter=job:{quote(job.id)}")
         await operations.release(view.id)
-    await operations.came_back(job.id)
-    return see_other(f"/jobs/{quote(job.id, safe='')}?told=looked")
+    return see_other(f"/jobs/{quote(job.id, safe='')}/came-back")
+
+
+@JOB_PAGES.get("/jobs/{job}/came-back")
+async def _came_back(visit: Visit) -> Response:
+    """What came back, as it is found."""
+    job = await _seen(visit)
+    visit.need(Role.OPERATOR, job.queue)
+    return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
+
+
+@JOB_PAGES.get("/jobs/{job}/came-back/events")
+async def _came_back_events(visit: Visit) -> Response:
+    job = await _seen(visit)
+    visit.need(Role.OPERATOR, job.queue)
+    found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
+    return visit.services.streams.open(page_search_events(found, job.queue), visit.principal)
 
 
 @JOB_PAGES.post("/jobs/{job}/{verb}")

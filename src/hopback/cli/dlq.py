@@ -21,12 +21,14 @@ from hopback.cli.dlq_print import (
     print_not_looked_into,
     print_queue,
     print_queues,
+    told_search,
 )
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import on_terminal, safe_lines
 from hopback.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.deadletters.contract import Price
-from hopback.deadletters.requests import MOST_HELD, SMALL_WINDOW, GroupBy, Window
+from hopback.deadletters.requests import MOST_HELD, SMALL_WINDOW, Window
+from hopback.deadletters.search import MOST_WALKED, SearchRequest, survey_of
 from hopback.errors import UnsafeOperation
 from hopback.private_files import write_private
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from hopback.cli.where import Where
     from hopback.deadletters.contract import DeadLetter, QueueSummary
     from hopback.deadletters.interface import DeadLetters
+    from hopback.deadletters.requests import GroupBy
 
 __all__ = [
     "Look",
@@ -249,7 +252,10 @@ def _compared(queue: QueueSummary) -> object:
 )
 @filter_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N; by default all."
+    "--limit",
+    type=click.IntRange(1, MOST_WALKED),
+    metavar="N",
+    help="Only the first N; by default all.",
 )
 @look_options
 @where_options
@@ -278,9 +284,10 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, 
     with refusals_explained(look.queue):
         if look.lift:
             await lift_if_needed(dead_letters, look.queue)
-        found = await dead_letters.survey(
-            look.queue, by, look.terms, limit=look.limit, forced=look.forced
+        request = SearchRequest(
+            look.terms, (look.queue,), 0, look.forced, by=str(by), first=look.limit
         )
+        found = await survey_of(request, told_search(dead_letters.search(request)))
     shown = found if form == "json" else found.groups
     output(form, shown, lambda: print_groups(found, time.time()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -25,7 +26,7 @@ from hopback.deadletters.requests import GroupBy, JobKind
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from hopback.deadletters.contract import (
         Counts,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         TargetChoice,
         WayCheck,
     )
+    from hopback.deadletters.search import SearchProgress
 
 __all__ = [
     "ago",
@@ -60,6 +62,7 @@ __all__ = [
     "print_queue",
     "print_queues",
     "size_text",
+    "told_search",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
@@ -284,6 +287,21 @@ def _error(message: DeadLetter) -> str:
     return ": ".join(part for part in (message.error, message.error_message) if part)
 
 
+async def told_search(
+    progress: AsyncGenerator[SearchProgress, None],
+) -> AsyncGenerator[SearchProgress, None]:
+    """The same, with a line on the terminal that says how far it is."""
+    async with aclosing(progress):
+        async for told in progress:
+            if on_terminal() and not told.is_over:
+                share = f"{told.seen:,} of {count_of(told.total)}"
+                line = f"{share} looked at, {told.matching:,} match, now in {told.queue}"
+                click.echo(f"\x1b[2K{safe(line)}\r", nl=False, err=True)
+            elif on_terminal():
+                click.echo("\x1b[2K", nl=False, err=True)
+            yield told
+
+
 def print_groups(found: Survey, now: float) -> None:
     """A row for each group, the largest first."""
     if not found.groups:
@@ -304,13 +322,13 @@ def print_groups(found: Survey, now: float) -> None:
         for one in found.groups
     ]
     # What they are grouped by is shown once.
-    twin = "from" if found.by is GroupBy.ORIGIN else str(found.by)
+    twin = "from" if found.by == GroupBy.ORIGIN else str(found.by)
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
     _filled(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
-        keep=(str(found.by),) if found.by is GroupBy.FINGERPRINT else (),
+        keep=(str(found.by),) if found.by == GroupBy.FINGERPRINT else (),
     )
     if found.matching != found.seen or not found.complete:
         more = "" if found.complete else "; the queue holds more"

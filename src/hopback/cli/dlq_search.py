@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.dlq import refusals_explained
-from hopback.cli.dlq_print import count_of, form_option, output
+from hopback.cli.dlq_print import count_of, form_option, output, told_search
 from hopback.cli.exits import Exit
-from hopback.cli.terminal import on_terminal, safe, table
+from hopback.cli.terminal import safe, table
 from hopback.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.deadletters.search import SearchRequest
 
@@ -70,17 +70,12 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
     hits: list[SearchHit] = []
     last: SearchProgress | None = None
     with refusals_explained(request.queues[0] if request.queues else "QUEUE"):
-        async with aclosing(dead_letters.search(request)) as progress:
+        async with aclosing(told_search(dead_letters.search(request))) as progress:
             async for last in progress:
                 if form == "ndjson":
                     output(form, last.hits, lambda: None)
                 else:
                     hits.extend(last.hits)
-                if on_terminal() and not last.is_over:
-                    share = f"{last.seen:,} of {count_of(last.total)}"
-                    text = f"\r{share} looked at, {last.matching:,} match, now in {last.queue}  "
-                    click.echo(safe(text.lstrip("\r")).rjust(1), nl=False, err=True)
-                    click.echo("\r", nl=False, err=True)
     if form == "json":
         output(form, hits, lambda: None)
     elif form == "table" and last is not None:
@@ -91,8 +86,9 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
 def _print(hits: list[SearchHit], last: SearchProgress) -> None:
     if hits:
         rows = [
-            (hit.dead_letter.queue, hit.dead_letter.id, hit.dead_letter.error, hit.excerpt)
+            (one.queue, one.id, one.error, hit.excerpt or one.error_message)
             for hit in hits
+            for one in (hit.dead_letter,)
         ]
         table(("queue", "id", "error", "text"), rows)
     shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"

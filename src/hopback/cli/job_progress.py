@@ -355,8 +355,7 @@ def _print_end(job: Job, *, noted: bool) -> None:
     if job.reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
         click.echo(safe(f"Because: {job.reason}"))
     if job.state is JobState.STOPPED:
-        shown = f"`hopback dlq groups {job.queue} --filter job:{job.id}`"
-        click.echo(safe(f"{shown} shows what came back."))
+        click.echo(f"`hopback jobs came-back {job.id}` shows what came back.")
     if job.export_to and counts.done:
         click.echo(safe(f"Written to {job.export_to}"))
     if noted and (counts.failed or counts.skipped):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.interface import DeadLetters
 
 __all__ = [
+    "came_back",
     "cancel",
     "failures",
     "jobs",
@@ -209,6 +210,35 @@ def _print_failures(found: Sequence[FailedMessage]) -> None:
         return
     rows = [(one.id, one.message_id, one.reason) for one in found]
     table(("id", "message", "why"), rows, keep=("message",))
+
+
+@jobs.command(name="came-back", short_help="Show what a re-drive had sent and what died again.")
+@_job_argument
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Show so many; all are counted.",
+)
+@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@where_options
+@form_option
+def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> int:
+    """Show the messages that JOB had sent and that are dead again, with their new error.
+
+    The whole queue is read, and all is given back in order; JOB keeps how many there are. Leaves with 5 if
+    there are none.
+    """
+    from hopback.cli.dlq_search import search_messages
+    from hopback.deadletters.search import SearchRequest
+
+    request = SearchRequest(job=job, limit=limit, force=forced)
+    found = with_dead_letters(
+        where, lambda dead_letters: search_messages(dead_letters, request, form)
+    )
+    return Exit.OK if found else Exit.NOT_FOUND
 
 
 @jobs.command(name="retry-failures", short_help="Begin a job for what another could not move.")

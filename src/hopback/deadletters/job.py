@@ -33,6 +33,7 @@ from hopback.errors import (
     HopbackError,
     JobConflict,
     LeaseLost,
+    NoSuch,
     SessionOver,
     StoreUnavailable,
 )
@@ -43,7 +44,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
@@ -118,6 +119,9 @@ _BEAT_S = 1.0
 """How often a job renews its lease and hears what people want of it: they wait no longer than that."""
 _RECONNECT = Backoff(first=0.5, most=15.0)
 """How long a job waits before it asks again for a broker that is away (seconds)."""
+_MOST_RUNS = (
+    20  # a broker that flaps makes some; a job that kills every process must not go on for ever
+)
 _LOOK_AGAIN_S = 0.5
 """How often a job that another process runs is read from the journal while somebody waits for news."""
 
@@ -189,6 +193,22 @@ class JobRunner:
                     )
         again = _anew(job.to(JobState.RUNNING, self._clock.now()))
         return await self._start(again, snapshot, None)
+
+    async def take_over(
+        self, jobs: Iterable[JobRecord]
+    ) -> AsyncIterator[tuple[JobRecord, JobRecord]]:
+        """Go on with those whose processes are gone: each as it was, and as it is now.
+
+        Not with one that somebody paused, nor with one that has lost many processes already.
+        """
+        for job in jobs:
+            if not job.is_orphaned or job.run >= _MOST_RUNS:
+                continue
+            if (await self._journal.control(job.id)).paused:
+                continue
+            # Another process was quicker, has worked on the queue since, or the queue is gone.
+            with suppress(JobConflict, NoSuch):
+                yield job, await self.begin_again(job, await self._look_again(job.spec))
 
     async def _start(
         self, job: JobRecord, snapshot: BrokerSnapshot, held: ChosenMessages | None
@@ -426,6 +446,13 @@ class JobRunner:
         run = self._runs.get(job_id)
         if run is not None:
             run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
+
+    async def count_back(self, job_id: str, found: int) -> None:
+        """Keep how many messages came back of a job that has ended; one that runs counts by itself."""
+        job = await self.current(job_id)
+        if job is not None and not job.is_active:
+            counts = structs.replace(job.counts, came_back=found, came_back_at_least=False)
+            await self._journal.amend(replace(job, counts=counts))
 
     async def news(self, job_id: str) -> AsyncIterator[JobRecord]:
         """The job now and after each change, until it runs no more."""

@@ -54,7 +54,7 @@ from hopback.deadletters.requests import (
     RetryRequest,
     SessionRequest,
 )
-from hopback.deadletters.search import SearchProgress
+from hopback.deadletters.search import SearchProgress, SearchRequest, survey_of
 from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 from hopback.errors import (
     BadFilter,
@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.candidates import QueueAnswer
     from hopback.deadletters.contract import AuditEntry, FailedMessage, QueueSummary
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
-    from hopback.deadletters.search import SearchRequest
 
 __all__ = ["RemoteDeadLetters", "RemoteNotes"]
 
@@ -92,7 +91,6 @@ _CANDIDATES = "/admin/dlq/candidates"
 _JOBS = "/admin/dlq/jobs"
 _TIMEOUT_S = 60.0  # a dry run of a large queue takes seconds; a minute means that nobody answers
 _LARGEST_PAGE = 200  # what the server gives at once; more is asked for page by page
-_MOST_HELD = 10_000  # messages of one session of a server: a survey sees as many
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
     "job-conflict": JobConflict,
@@ -242,24 +240,9 @@ class RemoteDeadLetters:
         limit: int | None = None,
         forced: bool = False,
     ) -> Survey:
-        """Group a queue, or as much of it as a session of the server holds."""
-        held = min(limit or _MOST_HELD, _MOST_HELD)
-        session = await self.open_session(
-            queue, structs.replace(SMALL_WINDOW, limit=held), forced=forced
-        )
-        try:
-            found = await self.groups(session.id, by, where)
-        finally:
-            await self.release(session.id)
-        return Survey(
-            queue,
-            str(by),
-            found.items,
-            session.held,
-            found.matching,
-            session.complete,
-            found.not_looked_into,
-        )
+        """Group a whole queue in one pass at the server; costs what one session costs."""
+        request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
+        return await survey_of(request, self.search(request))
 
     async def errors(self, *, survey: bool = False) -> ErrorOverview:
         """The errors of all queues, as they were surveyed last, or after another survey of all."""

@@ -11,14 +11,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from hopback.deadletters.body import unpacked
-from hopback.deadletters.contract import DeadLetter, Price
+from hopback.deadletters.contract import DeadLetter, Group, Price, Survey
 from hopback.deadletters.filters import Judgement, parse_filter
 from hopback.deadletters.head import walk
 from hopback.deadletters.message import plain_text, read_dead_letter
-from hopback.deadletters.session import check_cost
-from hopback.errors import BadRequest, UnsafeOperation
+from hopback.deadletters.session import Grouping, check_cost
+from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,6 +38,7 @@ __all__ = [
     "SearchRequest",
     "SkippedQueue",
     "excerpt",
+    "survey_of",
 ]
 
 MOST_WALKED = 5_000_000
@@ -49,12 +51,24 @@ _EXCERPT_BYTES = 1024 * 1024  # of a body in which the word is looked for once m
 
 
 class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What to look for, in these queues, or in all; at most `limit` of what is found is told."""
+    """What to look for, in these queues, or in all; at most `limit` of what is found is told.
 
-    where: Annotated[str, Meta(min_length=1, max_length=4096)] = field(name="filter")
+    With `by` all that match are also counted in groups at the end. `first` reads so many of each queue
+    and no more. `job` looks in the queue of a re-drive for what it had sent and what is there again. Either
+    of `by` and `job` does without a filter.
+    """
+
+    where: Annotated[str, Meta(max_length=4096)] = field(default="", name="filter")
     queues: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
-    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    limit: Annotated[int, Meta(ge=0, le=10_000)] = 100
     force: bool = False
+    by: Annotated[str, Meta(max_length=512)] = ""
+    first: Annotated[int, Meta(ge=1, le=MOST_WALKED)] | None = None
+    job: Annotated[str, Meta(max_length=255)] = ""
+
+    def of_job(self, queue: str) -> SearchRequest:
+        """The same as a search of that queue, which is the job's."""
+        return replace(self, where=f"job:{self.job} {self.where}".strip(), queues=(queue,), job="")
 
 
 class SearchHit(Struct, frozen=True, rename="camel"):
@@ -78,7 +92,8 @@ class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
     """How far a search is. `hits` are those found since the last time, `matching` counts all of them.
 
     `total` is how many messages there are to look at, `held` how many of the present queue the broker
-    holds for it meanwhile. `not_looked_into` have bodies too large to be searched to their end.
+    holds for it meanwhile. `not_looked_into` have bodies too large to be searched to their end. At the end
+    come the `groups` that were asked for, the largest first, and how many messages stood `beyond` the first.
     """
 
     queue: str = ""
@@ -89,7 +104,24 @@ class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
     not_looked_into: int = 0
     hits: tuple[SearchHit, ...] = ()
     skipped: tuple[SkippedQueue, ...] = ()
+    groups: tuple[Group, ...] = ()
+    beyond: int = 0
     is_over: bool = False
+
+
+async def survey_of(
+    request: SearchRequest, progress: AsyncGenerator[SearchProgress, None]
+) -> Survey:
+    """The groups of the one queue that is searched, when the search is over."""
+    last = SearchProgress()
+    async with aclosing(progress):
+        async for told in progress:
+            last = told
+    whole = last.is_over and not last.beyond and last.seen >= last.total
+    (queue,) = request.queues
+    return Survey(
+        queue, request.by, last.groups, last.seen, last.matching, whole, last.not_looked_into
+    )
 
 
 class Search:
@@ -99,17 +131,19 @@ class Search:
         self._live = live
         self._request = request
         self._wanted = parse_filter(request.where)
+        self._grouping = Grouping(request.by) if request.by else None
         self._now = clock.now()
         self._seen = 0
         self._total = 0
         self._matching = 0
         self._unread = 0
+        self._beyond = 0
         self._told = 0
         self._hits: list[SearchHit] = []
 
     async def progress(self) -> AsyncGenerator[SearchProgress, None]:
         """How far it is, about twice a second, and at the end."""
-        if not self._wanted.terms:
+        if not self._wanted.terms and self._grouping is None:
             raise BadRequest("filter", "a word or a term to look for")
         snapshot = await self._live.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
@@ -130,6 +164,8 @@ class Search:
             not_looked_into=self._unread,
             hits=self._taken(),
             skipped=skipped,
+            groups=() if self._grouping is None else self._grouping.groups(),
+            beyond=self._beyond,
             is_over=True,
         )
 
@@ -143,11 +179,18 @@ class Search:
         for source in sources:
             name, cost = source.name, snapshot.cost(source.name)
             counted = depths.get(name)
-            ready = 0 if counted is None else counted[0].ready or 0
+            ready = None if counted is None else counted[0].ready
+            if (
+                counted is not None and ready is None
+            ):  # who may not ask by AMQP may read the statistics
+                ready = (await self._live.depth(name))[0].ready
+            wanted = min(ready or 0, self._request.first or MOST_WALKED + 1)
             reason = ""
             if counted is None:
                 reason = "it is not on the broker"
-            elif ready > MOST_WALKED:
+            elif ready is None:
+                reason = "nobody tells how many messages it has"
+            elif wanted > MOST_WALKED:
                 reason = (
                     f"it has {ready:,} messages: a broker would take them back before all were read;"
                     f" look at the first {MOST_WALKED:,} by their place instead"
@@ -155,9 +198,12 @@ class Search:
             elif cost.price is Price.REFUSED and not self._request.force:
                 reason = cost.text
             if not reason:
-                found[name] = ready
+                found[name] = wanted
+                self._beyond += (ready or 0) - wanted
                 continue
             if self._request.queues and len(sources) == 1:
+                if counted is None:
+                    raise NoSuch("queue", name, "it is known, but it is not on the broker")
                 check_cost(cost, forced=self._request.force)
                 raise UnsafeOperation(f"{name!r} was not searched: {reason}")
             skipped.append(SkippedQueue(name, reason))
@@ -181,7 +227,11 @@ class Search:
         yield self._so_far(source.name, 0)
 
     def _see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
-        """Judge one message; what it is, is read only if the words are in it."""
+        """Judge one message; what it is, is read only if the words are in it, or somebody wants to see it."""
+        if self._grouping is not None and not self._wanted.terms and not self._request.limit:
+            self._matching += 1
+            self._grouping.see(delivery, place, source)
+            return
         if self._wanted.words_in(delivery) is Judgement.DIFFERS:
             return
         dead_letter = read_dead_letter(delivery, place, source)
@@ -190,6 +240,8 @@ class Search:
             self._unread += 1
         elif judged is Judgement.MATCHES:
             self._matching += 1
+            if self._grouping is not None:
+                self._grouping.add(dead_letter, delivery)
             if self._told < self._request.limit:
                 self._told += 1
                 self._hits.append(SearchHit(dead_letter, excerpt(delivery, self._wanted)))

@@ -37,7 +37,7 @@ from hopback.deadletters.requests import (
     Settings,
     Who,
 )
-from hopback.deadletters.search import Search, SearchProgress
+from hopback.deadletters.search import Search, SearchProgress, SearchRequest, survey_of
 from hopback.deadletters.session import Sessions, view_of
 from hopback.deadletters.surveys import Surveys
 from hopback.deadletters.targets import queues_beyond
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import LiveView
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Window
-    from hopback.deadletters.search import SearchRequest
     from hopback.deadletters.session import BrowseSession
     from hopback.deadletters.surveys import ErrorOverview, QueueTrend
     from hopback.message import Delivery
@@ -76,11 +75,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Operations", "journal_name"]
-
-
-_MOST_RUNS = (
-    20  # a broker that flaps makes some; a job that kills every process must not go on for ever
-)
 
 
 def journal_name(broker: Broker, vhost: str) -> str:
@@ -331,7 +325,8 @@ class Operations:
         who: Who | None = None,
     ) -> Survey:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
-        found = await self._views.survey(queue, by, parse_filter(where), limit, forced=forced)
+        request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
+        found = await survey_of(request, Search(self._live, request, self.clock).progress())
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
 
@@ -351,16 +346,26 @@ class Operations:
     async def search(
         self, request: SearchRequest, *, by: Who | None = None
     ) -> AsyncGenerator[SearchProgress, None]:
-        """Look through whole queues; close the generator to cancel. What was found is audited."""
-        progress, last = Search(self._live, request, self.clock).progress(), SearchProgress()
+        """Look through whole queues; close the generator to cancel. What was found is audited.
+
+        A job keeps how many of what it had sent came back, if the search for them came to its end.
+        """
+        job = await self._record(request.job) if request.job else None
+        if job is not None:
+            self._check_broker(job)
+        asked = request if job is None else request.of_job(job.queue)
+        progress, last = Search(self._live, asked, self.clock).progress(), SearchProgress()
         try:
             async with aclosing(progress):
                 async for last in progress:
+                    if last.is_over and job is not None and not (request.where or last.beyond):
+                        await self._runner.count_back(job.id, last.matching)
                     yield last
         finally:
+            action = "messages.search" if job is None else "job.came-back"
             details = {"filter": request.where, "seen": last.seen, "found": last.matching}
-            queue = request.queues[0] if len(request.queues) == 1 else ""
-            await self.note("messages.search", by=by, queue=queue, details=details)
+            queue = asked.queues[0] if len(asked.queues) == 1 else ""
+            await self.note(action, by=by, queue=queue, job=request.job, details=details)
 
     # --- jobs
 
@@ -480,17 +485,9 @@ class Operations:
         be what ends them.
         """
         taken = []
-        for job in await self._records():
-            if not job.is_orphaned or job.run >= _MOST_RUNS:
-                continue
-            if (await self.journal.control(job.id)).paused:
-                continue
-            # Another process was quicker, has worked on the queue since, or the queue is gone.
-            with suppress(JobConflict, NoSuch):
-                snapshot = await self._planner.snapshot_for(job.spec)
-                again = await self._runner.begin_again(job, snapshot)
-                await self._told("job.take-over", again, Who("hopback", "hopback"), job.reason)
-                taken.append(again.view)
+        async for job, again in self._runner.take_over(await self._records()):
+            await self._told("job.take-over", again, Who("hopback", "hopback"), job.reason)
+            taken.append(again.view)
         return tuple(taken)
 
     def _check_broker(self, job: JobRecord) -> None:
@@ -544,16 +541,9 @@ class Operations:
 
     async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:
         """Look through the queue for messages that this job had sent and that died again."""
-        job = await self._record(job_id)
-        self._check_broker(job)
-        found = await self._views.came_back(job, forced=forced)
-        if not job.is_active:
-            await self.journal.amend(
-                replace(job, counts=structs.replace(job.counts, came_back=found))
-            )
-        await self.note(
-            "job.came-back", by=by, queue=job.queue, job=job_id, details={"found": found}
-        )
+        found = 0
+        async for progress in self.search(SearchRequest(job=job_id, limit=0, force=forced), by=by):
+            found = progress.matching
         return found
 
     # --- archives

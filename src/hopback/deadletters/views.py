@@ -15,11 +15,9 @@ from hopback.deadletters.contract import (
     Moment,
     QueueDetail,
     QueueSummary,
-    Survey,
     TargetChoice,
     WayCheck,
 )
-from hopback.deadletters.filters import Judgement
 from hopback.deadletters.head import Turns, held_size, walk
 from hopback.deadletters.live import held_back_for
 from hopback.deadletters.message import (
@@ -35,9 +33,8 @@ from hopback.deadletters.message import (
     what_happened,
 )
 from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
-from hopback.deadletters.session import Grouping, check_cost
+from hopback.deadletters.session import check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
-from hopback.headers.names import REDRIVE_JOB
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
-    from hopback.deadletters.requests import GroupBy
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
 
@@ -199,37 +195,6 @@ class Views:
         )
 
     # --- through a whole queue
-
-    async def survey(
-        self, queue: str, by: GroupBy | str, wanted: Filter, limit: int | None, *, forced: bool
-    ) -> Survey:
-        """Group what is in a queue now, keeping one sample of each group."""
-        source, count, ready = await self._may_walk(queue, limit, forced=forced)
-        grouping, seen, matching, unread = Grouping(by), 0, 0, 0
-        now = self._clock.now()
-        async with aclosing(walk(self._live.broker, queue, count)) as messages:
-            async for delivery in messages:
-                seen += 1
-                if not wanted.terms:
-                    matching += 1
-                    grouping.see(delivery, seen, source)
-                    continue
-                dead_letter = read_dead_letter(delivery, seen, source)
-                judged = wanted.judge(dead_letter, delivery, now)
-                unread += judged is Judgement.NOT_LOOKED_INTO
-                if judged is Judgement.MATCHES:
-                    matching += 1
-                    grouping.add(dead_letter, delivery)
-        return Survey(queue, str(by), grouping.groups(), seen, matching, seen >= ready, unread)
-
-    async def came_back(self, job: JobRecord, *, forced: bool) -> int:
-        """How many messages that this job had sent are dead again in its queue."""
-        _, count, _ = await self._may_walk(job.queue, None, forced=forced)
-        found = 0
-        async with aclosing(walk(self._live.broker, job.queue, count)) as messages:
-            async for delivery in messages:
-                found += delivery.properties.headers.get(REDRIVE_JOB) == job.id
-        return found
 
     async def lines_of_queue(
         self, queue: str, wanted: Filter, limit: int | None, *, forced: bool

@@ -6,8 +6,9 @@ import json
 import re
 from dataclasses import replace
 
+from hopback.deadletters.requests import FromHead, RedriveRequest, Target, TargetKind
 from hopback.message import Message, Properties
-from hopback.topology.model import Queue
+from hopback.topology.model import Queue, QueueType
 from tests.unit.admin.stage import DLQ, admin, dead_letter
 
 
@@ -77,6 +78,40 @@ async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
     assert "C-00027" in hit["excerpt"]
     assert held.text.count('type="checkbox" name="ids"') == 1
     assert "m-27" in held.text
+
+
+async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_at_once() -> None:
+    """The messages with their error as they are found, then their groups; the job keeps the number."""
+    letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
+    async with admin(*letters) as stage:
+        job = await stage.operations.start(RedriveRequest(
+            queue=DLQ, selection=FromHead(30), reason="x",
+            target=Target(TargetKind.QUEUE, routing_key=DLQ),
+        ))  # fmt: skip
+        await stage.operations.wait(job.id)
+        asked = await stage.client.post(f"/jobs/{job.id}/came-back")
+        page = await stage.client.get(asked.headers["location"])
+        (path,) = re.findall(r'data-events="([^"]+)"', page.text)
+        events = await stage.client.get(path)
+        told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
+        after = (await stage.client.get(f"/jobs/{job.id}")).text
+    assert asked.headers["location"] == f"/jobs/{job.id}/came-back"
+    hits = [hit["letter"] for each in told for hit in each["hits"]]
+    assert (len(hits), {hit["redriveJob"] for hit in hits}) == (30, {job.id})
+    counted = {one["sample"]["error"]: one["count"] for one in told[-1]["groups"]}
+    assert (counted, told[-1]["seen"]) == ({"KeyError": 20, "LookupError": 10}, 2100)
+    assert "30 messages that this job had sent died again" in after
+
+
+async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
+    """A script cannot read the body of a refused stream."""
+    limited = Queue("old.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 5})
+    async with admin(extra=(Queue("old"), limited), version="4.0") as stage:
+        asked = {"find": "C-1", "in": "old.dlq"}
+        events = await stage.client.get("/search/events", params=asked)
+    (told,) = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
+    assert told["isOver"]
+    assert "removes a message when it has come back 6 times" in told["skipped"][0]["reason"]
 
 
 async def test_groups_and_the_button_follow_the_filter() -> None:

@@ -16,6 +16,7 @@ from hopback.cli.dlq import Look
 from hopback.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
 from hopback.cli.dlq_archives import export_messages, import_messages
 from hopback.cli.dlq_print import print_job, print_jobs, print_plan
+from hopback.cli.dlq_search import search_messages
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.job_progress import Signals, exit_code, follow, see_through
 from hopback.cli.jobs import resume_job, watch_job
@@ -32,6 +33,7 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
+from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadRequest
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
@@ -92,6 +94,21 @@ def test_a_change_in_a_file_obeys_what_the_server_obeys(
     asked = ["dlq", "redrive", DLQ, "--change", str(path), "--reason", "x", "--yes"]
     assert run(asked) == Exit.USAGE
     assert words in capsys.readouterr().err
+
+
+@in_virtual_time
+async def test_what_came_back_is_shown_and_kept_with_the_job(capsys: _Output) -> None:
+    """The messages with their error, and how many there are in all."""
+    async with raffle() as found:
+        await found.park(5, type="TimeoutError", message="no answer")
+        job = await found.operations.start(_redrive(target=_into(DLQ)))
+        await found.operations.wait(job.id)
+        request = SearchRequest(job=job.id, limit=2)
+        assert await search_messages(found.dead_letters, request, "table") == 5
+        said = capsys.readouterr().out
+        assert said.count("no answer") == 2
+        assert "5 of 5 messages match (the first 2 are shown)." in said
+        assert (await found.operations.job(job.id)).counts.came_back == 5
 
 
 def _into(queue: str) -> Target:

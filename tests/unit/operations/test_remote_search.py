@@ -47,6 +47,11 @@ async def test_what_a_server_finds_is_what_the_library_finds() -> None:
             with pytest.raises(BadFilter):
                 async for _ in remote.search(SearchRequest("nosuch:term", (DLQ,))):
                     pass
+            whole = await remote.survey(DLQ, "error", '"\\"number\\":2"')
+            assert whole == await found.operations.survey(DLQ, "error", '"\\"number\\":2"')
+            assert (whole.seen, whole.matching, whole.complete) == (30, 11, True)
+            with pytest.raises(NoSuch):
+                await remote.survey("nowhere.dlq")
             surveyed = await remote.errors(survey=True)
             assert sum(one.count for one in surveyed.items) == 30
             assert await remote.errors() == await found.operations.errors()

@@ -12,7 +12,7 @@ import zstandard
 from hopback.deadletters.filters import Judgement, parse_filter
 from hopback.deadletters.requests import FromHead, FromSession, Window
 from hopback.deadletters.search import SearchRequest
-from hopback.errors import BadFilter, NoSuch, UnsafeOperation
+from hopback.errors import BadFilter, BadRequest, NoSuch, UnsafeOperation
 from hopback.message import Message, Properties, Received
 from hopback.testing import in_virtual_time
 from hopback.version import BrokerVersion
@@ -116,6 +116,28 @@ async def test_a_search_can_be_cancelled_and_gives_everything_back() -> None:
         assert shop.held() == 0
         assert len(shop.bodies(DLQ)) == 500
         assert (await shop.operations.audit())[0].action == "messages.search"
+
+
+@in_virtual_time
+async def test_what_matches_is_counted_in_groups_at_the_end() -> None:
+    """By any field of the payload; of the first so many only, if no more are wanted."""
+    async with open_shop() as shop:
+        await shop.publish(
+            Message("", DLQ, b'{"shop": "%d", "n": %d}' % (n % 3, n), properties(f"m{n}"))
+            for n in range(300)
+        )
+        request = SearchRequest(queues=(DLQ,), limit=0, by="payload.shop", first=100)
+        hits, last = await _searched(shop, request)
+        assert (hits, last.seen, last.matching, last.beyond) == ([], 100, 100, 200)
+        counted = {group.key: group.count for group in last.groups}
+        assert counted == {"0": 34, "1": 33, "2": 33}
+        _, last = await _searched(shop, SearchRequest("payload.n:7", by="payload.shop"))
+        assert [(group.key, group.count) for group in last.groups] == [("1", 1)]
+        assert (last.seen, last.beyond) == (300, 0)
+        for request in (SearchRequest(), SearchRequest("x", by="colour")):
+            with pytest.raises(BadRequest):
+                await _searched(shop, request)
+        assert shop.held() == 0
 
 
 @in_virtual_time

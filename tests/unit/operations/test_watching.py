@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +15,8 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import dead_letter_queues
-from hopback.deadletters.requests import RAMP, FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import RAMP, AuditQuery, FromHead, Pace, RedriveRequest
+from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.service import Operations
 from hopback.deadletters.watch_time import WatchTimer
 from hopback.message import Message, Properties, Received
@@ -176,8 +177,15 @@ async def test_what_did_not_wait_to_see_does_not_know_what_came_back() -> None:
         job = await operations.wait((await operations.start(plain)).id)
         assert (job.state, job.counts.came_back, job.watch_s) == (JobState.COMPLETED, None, None)
         await _pass(30)
+        async with aclosing(operations.search(SearchRequest(job=job.id))) as progress:
+            first = await anext(progress)
+        assert {hit.dead_letter.redrive_job for hit in first.hits} == {job.id}
+        # Whoever leaves before the end has not counted.
+        assert (await operations.job(job.id)).counts.came_back is None
         assert await operations.came_back(job.id) == _COUNT
         assert (await operations.job(job.id)).counts.came_back == _COUNT
+        said = await operations.audit(AuditQuery(job=job.id, action="job.came-back"))
+        assert [entry.details["found"] for entry in said] == [_COUNT, first.matching]
 
 
 @in_virtual_time

@@ -265,7 +265,7 @@ function search() {
       cells[0].textContent = letter.type || letter.messageId || `message ${letter.place}`;
       cells[1].textContent = letter.queue;
       cells[2].textContent = letter.error || letter.reason;
-      cells[3].textContent = excerpt;
+      cells[3].textContent = excerpt || letter.errorMessage;
       form.action = `${place.dataset.base}/queues/${encodeURIComponent(letter.queue)}/look`;
       form.elements.skip.value = letter.place - 1;
       rows.append(one);
@@ -276,10 +276,21 @@ function search() {
       item.textContent = `${queue} was left out: ${reason}`;
       place.querySelector("[data-skipped]").append(item);
     }
+    const groups = place.querySelector("[data-groups]"), act = place.querySelector("[data-act]");
+    for (const { sample, count } of last.groups.slice(0, 20)) {
+      const item = document.createElement("li"), number = document.createElement("b");
+      number.className = "num";
+      number.textContent = count.toLocaleString("en");
+      item.append(number, ` ${sample.error || sample.reason} ${sample.errorMessage}`);
+      groups.append(item);
+      groups.hidden = false;
+    }
+    if (act && last.isOver && last.matching) act.hidden = false;
     if (last.isOver) end(`${words(last)}.${last.matching > rows.children.length ? ` The first ${rows.children.length} are shown.` : ""}`);
   });
   source.addEventListener("end", () => source.close());
-  source.addEventListener("error", () => { if (last && !last.isOver) end(`${words(last)}; then the search broke off.`); });
+  // A browser would begin the search again by itself: what broke off is said instead.
+  source.addEventListener("error", () => { if (!last?.isOver) end(last ? `${words(last)}; then the search broke off.` : "The search could not begin. Load the page again to try once more."); });
   cancel.addEventListener("click", () => end(`${last ? words(last) : "Nothing was read"}; cancelled, everything is back in its queue.`));
 }
 
