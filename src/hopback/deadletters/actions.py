@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
 
 from hopback.deadletters.archive import read_line, write_line
 from hopback.deadletters.contract import Imported
 from hopback.deadletters.message import origin_queue, read_dead_letter
-from hopback.deadletters.requests import TargetKind
+from hopback.deadletters.patch import PatchFailed, patched
+from hopback.deadletters.requests import Edit, TargetKind
 from hopback.deadletters.targets import Aim, aim_at, target_flaw
 from hopback.errors import (
     BadLine,
@@ -29,28 +32,30 @@ from hopback.headers import moved_properties
 from hopback.headers.names import REDRIVE_JOB, is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
 from hopback.message import Message, Received
-from hopback.policy.redrive import Redriver, loop_guard, redrive_message
+from hopback.policy.redrive import RedriveOccasion, Redriver, loop_guard, redrive_message
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, Iterable
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.deadletters.archive import FileSink
     from hopback.deadletters.contract import DeadLetter
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.requests import Edit, Pace, Target
+    from hopback.deadletters.live import LiveQueues
+    from hopback.deadletters.patch import PatchOperation
+    from hopback.deadletters.requests import Pace, Target, Who
+    from hopback.deadletters.session import BrowseSession
     from hopback.message import Delivery
-    from hopback.policy.redrive import RedriveOccasion
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
-
 
 __all__ = [
     "COPY_OF",
     "Action",
+    "ChangingAction",
     "Control",
     "DiscardAction",
     "LeftOut",
@@ -59,8 +64,8 @@ __all__ = [
     "changed_delivery",
     "edited_copy",
     "import_lines",
+    "send_copy",
 ]
-
 
 _CATCH_UP_S = 0.05
 """Late by less is made up for, as the clock of an event loop is coarse; after a stall there is no burst."""
@@ -473,6 +478,127 @@ class _Import:
             raise BrokerError(f"the queue {queue!r} does not exist") from None
         await channel.close()
         self._checked.add(queue)
+
+
+# --- changing -------------------------------------------------------------------------------------
+#
+# Re-driving messages with changed bodies: each original is on the disk before its change is sent.
+
+
+class ChangingAction:
+    """Changes each body by a patch, writes the original down, and sends the changed message back."""
+
+    def __init__(
+        self,
+        sending: RedriveAction,
+        patch: Iterable[PatchOperation],
+        sink: FileSink,
+        source: DeadLetterQueue,
+    ) -> None:
+        self._sending = sending
+        self._patch = tuple(patch)
+        self._sink = sink
+        self._source = source
+        self._waiting: list[tuple[bytes, Message, Future[None]]] = []
+
+    def prepare(self, delivery: Delivery) -> tuple[bytes, Message] | LeftOut | None:
+        """The original as a line and the changed message, or why there is none."""
+        try:
+            body = patched(delivery.body, self._patch)
+        except PatchFailed as failed:
+            return LeftOut(str(failed))
+        made = self._sending.prepare(changed_delivery(delivery, Edit(body=body)))
+        if not isinstance(made, Message):
+            return made
+        return write_line(delivery, read_dead_letter(delivery, 0, self._source)), made
+
+    async def explore(self, delivery: Delivery) -> None:
+        """See whether the way of this message leads to a queue."""
+        await self._sending.explore(delivery)
+
+    async def room(self) -> None:
+        """Return when the channel takes another publish."""
+        await self._sending.room()
+
+    def send(self, prepared: object) -> Future[None]:
+        """Put it to the others; its fate is that of the message once its original is written."""
+        if not isinstance(prepared, tuple):
+            raise UnsafeOperation(f"expected an original and its change, got {prepared!r}")
+        fate: Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((*prepared, fate))
+        return fate
+
+    async def flush(self) -> None:
+        """Write the originals that wait, then send their changes."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        try:
+            await self._sink.write(b"".join(line for line, _, _ in waiting))
+        except OSError as failed:
+            problem = UnsafeOperation(f"nothing was sent: an original was not written: {failed}")
+            for _, _, fate in waiting:
+                fate.set_exception(problem)
+            return
+        for _, message, fate in waiting:
+            await self._sending.room()
+            try:
+                sent = self._sending.send(message)
+            except HopbackError as failed:
+                fate.set_exception(failed)
+                continue
+            sent.add_done_callback(partial(_pass_on, told=fate))
+
+    async def mend(self, *, anew: bool = False) -> BrokerError | None:
+        """Be ready to send again; what ended the channel."""
+        return await self._sending.mend(anew=anew)
+
+    async def close(self) -> None:
+        """Finish the file and end the connection."""
+        await self._sink.close()
+        await self._sending.close()
+
+
+def _pass_on(done: Future[None], *, told: Future[None]) -> None:
+    if told.done():
+        return
+    if done.cancelled():
+        told.cancel()
+    elif (failed := done.exception()) is not None:
+        told.set_exception(failed)
+    else:
+        told.set_result(None)
+
+
+# --- edited copies --------------------------------------------------------------------------------
+#
+# Sending a changed copy of one message back.
+
+
+async def send_copy(
+    live: LiveQueues,
+    held: BrowseSession,
+    message: str,
+    edit: Edit,
+    target: Target,
+    person: Who,
+    now: float,
+) -> str:
+    """Send a changed copy of a message that a session holds; its new message id."""
+    dead_letter, delivery = held.dead_letter(message), held.delivery(message)
+    routes = (await live.snapshot()).routes()
+    aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
+    if not isinstance(aim, Aim):
+        raise BadRequest("target", aim)
+    copy = str(uuid4())
+    occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
+    changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
+    async with live.connected() as connection:
+        flaw = await target_flaw(connection, aim.redrive)
+        if flaw is not None:
+            raise UnsafeOperation(f"the copy was not sent: {flaw}")
+        await (await connection.open_channel()).publish(changed)
+    return copy
 
 
 __getattr__: OldNameLookup = old_names(

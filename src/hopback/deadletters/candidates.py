@@ -1,7 +1,7 @@
-"""Queues that may hold dead letters though nothing says so, and what people answered. Pure.
+"""Queues that may hold dead letters though nothing says so, and what people answered.
 
 A queue that has messages and no consumer is a place where messages rest. Whether they are dead letters
-only people know: they are asked once, and the answer is kept.
+only people know: they are asked once, and the answer is kept. Pure, but for `Recognition`, which keeps it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.discovery import Override
+from hopback.errors import BadRequest, NoSuch
 from hopback.topology.effective import effective_topology
 from hopback.topology.model import QueueType
 from hopback.topology.roles import QueueRole, queue_roles
@@ -20,13 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
-    from hopback.deadletters.live import BrokerSnapshot
+    from hopback.clock import Clock
+    from hopback.deadletters.journal import Journal
+    from hopback.deadletters.live import BrokerSnapshot, LiveQueues
 
 __all__ = [
     "CandidateAnswer",
     "CandidateList",
     "QueueAnswer",
     "QueueCandidate",
+    "Recognition",
     "candidates_of",
     "override_of",
 ]
@@ -101,3 +106,59 @@ def candidates_of(
         and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)
     ]
     return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
+
+
+# --- recognition ----------------------------------------------------------------------------------
+#
+# What people said of queues, kept in the journal, and the queues they are still to be asked about.
+
+_KIND = "queue-answer"
+_FRESH_S = 5.0  # what another process was told is heard of within seconds
+
+
+class Recognition:
+    """Asks about queues, and remembers what was answered."""
+
+    def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
+        self._journal = journal
+        self._broker = broker
+        self._clock = clock
+        self._answers: tuple[QueueAnswer, ...] = ()
+        self._read_at = float("-inf")
+
+    async def answers(self) -> tuple[QueueAnswer, ...]:
+        """What people said, by queue."""
+        now = self._clock.now()
+        if now - self._read_at >= _FRESH_S:
+            found = await self._journal.remembered(self._broker, _KIND)
+            self._answers = tuple(from_json(QueueAnswer, found[queue]) for queue in sorted(found))
+            self._read_at = now
+        return self._answers
+
+    async def overrides(self) -> tuple[Override, ...]:
+        """The same as discovery takes it."""
+        return tuple(map(override_of, await self.answers()))
+
+    async def candidates(self, live: LiveQueues) -> CandidateList:
+        """The queues that are to be asked about; BadRequest without a management API, which tells."""
+        readings = await live.readings()
+        if readings is None:
+            raise BadRequest(
+                "management", "an address of it: without one nobody tells which queues there are"
+            )
+        answers = await self.answers()
+        found = candidates_of(await live.snapshot(), readings, answers)
+        return CandidateList(found, len(found), sum(one.messages for one in found), answers)
+
+    async def answer(self, said: QueueAnswer, live: LiveQueues) -> None:
+        """Keep an answer; NoSuch for a queue that is not on the broker."""
+        if said.answer is CandidateAnswer.FORGET:
+            await self._journal.unlearn(self._broker, _KIND, said.queue)
+        else:
+            topology = (await live.snapshot()).topology
+            for name in filter(None, (said.queue, said.main_queue)):
+                if topology.queue(name) is None:
+                    raise NoSuch("queue", name)
+            text = encode(said).decode()
+            await self._journal.remember(self._broker, _KIND, {said.queue: text}, self._clock.now())
+        self._read_at = float("-inf")

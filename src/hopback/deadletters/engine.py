@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.actions import Action
     from hopback.deadletters.contract import Counts
     from hopback.deadletters.head import Source
-    from hopback.deadletters.job_run import JobRun
+    from hopback.deadletters.job import JobRun
     from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot
     from hopback.deadletters.selection import Arrivals, SelectedMessages, Watch

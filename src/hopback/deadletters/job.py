@@ -16,18 +16,15 @@ from uuid import NAMESPACE_URL, uuid5
 from msgspec import structs
 
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.actions import DiscardAction, RedriveAction
+from hopback.deadletters.actions import ChangingAction, Control, DiscardAction, RedriveAction
 from hopback.deadletters.after_failure import may_pass
 from hopback.deadletters.archive import FileSink, run_file
-from hopback.deadletters.changing import ChangingAction
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.engine import Engine
 from hopback.deadletters.head import Head, Held
-from hopback.deadletters.job_run import JobRun
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import SelectedMessages, Watch
-from hopback.deadletters.watch_time import WatchTimer
+from hopback.deadletters.selection import SelectedMessages, Watch, WatchTimer
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
+    from hopback.deadletters.contract import FailedMessage
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
@@ -57,8 +55,35 @@ if TYPE_CHECKING:
     from hopback.deadletters.session import ChosenMessages, Holding
     from hopback.designs.design import Design
 
+__all__ = ["JobRun", "JobRunner", "completion_event", "new_job_id"]
 
-__all__ = ["JobRunner", "completion_event", "new_job_id"]
+
+class JobRun:
+    """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
+
+    def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
+        self.job: JobRecord = job
+        self.owner = owner
+        self.control: Control = Control(job.rate)
+        self.changed: asyncio.Event = asyncio.Event()
+        """Set when there is news; whoever waits for it clears it first."""
+        self.task: asyncio.Task[None] | None = None
+        self._journal = journal
+
+    async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
+        """Write down how far it is, then say so; LeaseLost if it is somebody else's now."""
+        if failures:
+            await self._journal.add_failures(job.id, failures)
+        await self._journal.save(job, self.owner)
+        self.tell(job)
+
+    def tell(self, job: JobRecord) -> None:
+        """It is like this now, whether or not that could be written down."""
+        self.job = job
+        self.changed.set()
+
+
+# --- the jobs of this process ---------------------------------------------------------------------
 
 
 def completion_event(

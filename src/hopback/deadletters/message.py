@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hopback import fields as amqp
 from hopback.deadletters.body import is_msgpack, kombu_message, parsed_content, unpacked
 from hopback.deadletters.contract import DeadLetter, Moment, TimelineEntry
-from hopback.deadletters.frameworks import foreign_failure
-from hopback.deadletters.tasks import task_call
+from hopback.deadletters.frameworks import foreign_failure, task_call
 from hopback.fields import Timestamp
 from hopback.headers import (
     Failure,
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.frameworks import ForeignFailure
-    from hopback.deadletters.tasks import TaskCall
+    from hopback.deadletters.frameworks import ForeignFailure, TaskCall
     from hopback.fields import FieldValue, Headers
     from hopback.headers import Death, History
     from hopback.message import Delivery

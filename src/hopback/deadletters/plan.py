@@ -37,9 +37,9 @@ from hopback.deadletters.requests import (
     RedriveRequest,
     TargetKind,
 )
+from hopback.deadletters.selection import WatchTimer, planned_seconds
 from hopback.deadletters.session import ChosenMessages, Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
-from hopback.deadletters.watch_time import WatchTimer, planned_seconds
 from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
 from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD

@@ -18,7 +18,7 @@ had sent it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,20 +27,33 @@ from zlib import crc32
 from hopback.deadletters.head import walk
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
-from hopback.headers.names import REDRIVE_JOB
+from hopback.deadletters.requests import LONGEST_WATCH_S
+from hopback.headers import deaths
+from hopback.headers.names import REDRIVE_JOB, X_DEATH
 from hopback.renamed import OldNameLookup, old_names
+from hopback.topology.durations import format_duration
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hopback.broker.port import Broker
+    from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import SelectionSnapshot
-    from hopback.deadletters.watch_time import WatchTimer
+    from hopback.fields import Headers
     from hopback.message import Delivery
+    from hopback.topology.plan import Plan
 
-
-__all__ = ["Arrivals", "SelectedMessages", "Watch", "mark_of"]
-
+__all__ = [
+    "Arrivals",
+    "SelectedMessages",
+    "Watch",
+    "WatchTime",
+    "WatchTimer",
+    "mark_of",
+    "planned_seconds",
+]
 
 _LOOKED_AT = 1000  # of those that arrived: each look costs them a delivery count
 
@@ -350,6 +363,162 @@ class SelectedMessages:
     def go_beyond(self) -> None:
         """Messages behind the selection will be held; that has to be written down before."""
         self._went_beyond = True
+
+
+# --- watch time -----------------------------------------------------------------------------------
+#
+# How long a message takes until it is dead again, by all that the broker shows. Pure.
+#
+# A careful job waits that long after each of its stages: only then does it show whether the cause
+# is repaired. A plan says how often and how long a message waits. Without one the retry queues tell
+# how long, and the `x-death` of the messages themselves how often.
+
+_CONSUMER_S = 5.0  # a consumer takes a message and fails within seconds
+_SLACK = 1.5  # a broker expires messages late under load, and consumers have others to handle
+_LONGEST_S = 480.0
+"""Unless somebody asks for more: three stages of it end before a broker takes back what is held (30 min)."""
+_USUAL_LAPS = 3  # what most consumers are told; used where neither plan nor messages tell
+_MOST_LAPS = 100  # a larger number in a header counts something else
+_COUNTERS = (
+    "x-retry-count", "x-retries", "x-retry", "retry-count", "retries", "x-attempts", "x-attempt",
+    "attempts", "x-delivery-attempts",
+)  # fmt: skip
+_MOST_SEEN = 1000  # messages that are asked: more of one queue say nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTime:
+    """How long a job watches after each stage, in seconds, and in words how that was found.
+
+    `needed_s` is what the messages may need by what is known; more than `seconds` if nobody waits so long.
+    """
+
+    seconds: float
+    needed_s: float
+    text: str
+
+
+class WatchTimer:
+    """Learns from one message after the other how long such a message tries before it is dead."""
+
+    def __init__(self, source: DeadLetterQueue, asked: float | None = None) -> None:
+        self._asked = asked
+        self._source = source
+        self._ttl = {wait.queue: wait.seconds for wait in source.waits}
+        self._seen = 0
+        self._longest = 0.0
+        self._laps: dict[str, int] = {}
+        self._counted = _USUAL_LAPS
+
+    def see(self, delivery: Delivery) -> None:
+        """Take into account what the `x-death` of one message tells."""
+        if self._seen >= _MOST_SEEN:
+            return
+        self._seen += 1
+        headers = delivery.properties.headers
+        self._counted = max(self._counted, *(_count(headers.get(name)) for name in _COUNTERS))
+        if X_DEATH not in headers:
+            return
+        found = deaths(headers)
+        waited, laps = 0.0, dict[str, int]()
+        for death in found:
+            if death.reason == "expired":
+                laps[death.queue] = laps.get(death.queue, 0) + death.count
+                waited += death.count * (
+                    self._ttl.get(death.queue) or _expiration(headers, death.queue)
+                )
+        times = [death.time for death in found if death.time is not None and death.time > 0]
+        # Each time is that of the first such death: what lies between them was certainly needed.
+        spread = float(max(times) - min(times)) if laps and times else 0.0
+        tried = min(max(waited, spread), LONGEST_WATCH_S)
+        if laps and (tried > self._longest or not self._laps):
+            self._longest, self._laps = tried, laps
+
+    @property
+    def time(self) -> WatchTime:
+        """How long to watch, by what is known so far."""
+        if self._asked is not None:
+            return WatchTime(self._asked, self._asked, f"{_spoken(self._asked)}, as asked for")
+        ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
+        planned, words = max(ways, key=lambda way: way[0])
+        needed = planned * _SLACK + _CONSUMER_S
+        if needed <= _LONGEST_S:
+            return WatchTime(needed, needed, f"{_spoken(needed)}: {words}")
+        return WatchTime(
+            _LONGEST_S,
+            needed,
+            f"{_spoken(_LONGEST_S)}, though {words}: a message may need {_spoken(needed)} until it is"
+            " dead again; ask for a longer watch to see all of that",
+        )
+
+    def _by_plan(self) -> tuple[float, str]:
+        """What the plans tell: the tiers, as often as they are waited for, until attempts are used up."""
+        found, whose = 0.0, ""
+        for plan in self._source.plans:
+            wait = planned_seconds(plan)
+            if wait > found:
+                found, whose = wait, plan.queue
+        if not whose:
+            return 0.0, (
+                "nothing tells how long a message tries before it is dead again; ask for a longer"
+                " watch if its consumers wait between attempts"
+            )
+        return found, f"the plan of {whose} lets a message wait {_spoken(found)} in all"
+
+    def _by_messages(self) -> tuple[float, str]:
+        waits = ", ".join(
+            f"{count} x {_spoken(self._ttl[queue])} in {queue}"
+            if queue in self._ttl
+            else f"{count} waits in {queue}"
+            for queue, count in sorted(self._laps.items())
+        )
+        return self._longest, f"the messages tell of {waits}"
+
+    def _by_retry_queues(self) -> tuple[float, str]:
+        """What the retry queues tell: several are waited in one after the other, one several times.
+
+        A broker of 4.0 or later forgets the laps of a message that its consumer publishes anew.
+        """
+        by_origin: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for wait in self._source.waits:
+            by_origin[wait.origin][wait.queue] = wait.seconds
+        return max((_reckoned(ttl, self._counted) for ttl in by_origin.values()), default=(0.0, ""))
+
+
+def planned_seconds(plan: Plan) -> float:
+    """How long a message of this plan waits in all, when it is re-driven and fails every time."""
+    if not plan.redrive.reset or not plan.tiers:
+        return 0.0
+    once = sum(tier.delay_ms for tier in plan.tiers) / 1000
+    return once * max((plan.attempts - 1) / len(plan.tiers), 1.0)
+
+
+def _reckoned(ttl: Mapping[str, float], laps: int) -> tuple[float, str]:
+    names = ", ".join(f"{_spoken(seconds)} in {queue}" for queue, seconds in sorted(ttl.items()))
+    if len(ttl) > 1:
+        shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
+        return sum(ttl.values()), f"a message waits {shown}"
+    return laps * sum(ttl.values()), f"a message waits {names}, {laps} times are reckoned with"
+
+
+def _count(value: object) -> int:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value <= _MOST_LAPS
+    return int(value) if is_count and isinstance(value, int) else 0
+
+
+def _expiration(headers: Headers, queue: str) -> float:
+    """The time to live that the message itself had in that queue, in seconds; 0 where nobody says."""
+    entries = headers.get(X_DEATH)
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        if isinstance(entry, dict) and entry.get("queue") == queue:
+            said = entry.get("original-expiration")
+            if isinstance(said, str) and said.isdecimal() and len(said) <= 10:
+                return int(said) / 1000
+    return 0.0
+
+
+def _spoken(seconds: float) -> str:
+    return format_duration(round(max(seconds, 0.0)) * 1000) if seconds >= 1 else f"{seconds:g} s"
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Selecting": "SelectedMessages"})

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Self
 from msgspec import structs
 
 from hopback.clock import SystemClock
-from hopback.deadletters.actions import import_lines
+from hopback.deadletters.actions import import_lines, send_copy
 from hopback.deadletters.alert_book import MemoryAlertBook, list_alerts
+from hopback.deadletters.candidates import Recognition
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
-from hopback.deadletters.edited_copies import send_copy
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.job import JobRunner, new_job_id
 from hopback.deadletters.journal import JournalShare, MemoryJournal
 from hopback.deadletters.live import LiveQueues
 from hopback.deadletters.notes import JournalNotes
 from hopback.deadletters.plan import Planner, check_request
-from hopback.deadletters.recognition import Recognition
 from hopback.deadletters.requests import (
     BY_DESIGN,
     HIGHEST_RATE,

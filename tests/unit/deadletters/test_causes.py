@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.deadletters.causes import root_cause
+from hopback.deadletters.frameworks import root_cause
 from hopback.deadletters.message import read_dead_letter
 from hopback.message import Properties, Received
 

@@ -17,8 +17,8 @@ from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import dead_letter_queues
 from hopback.deadletters.requests import RAMP, AuditQuery, FromHead, Pace, RedriveRequest
 from hopback.deadletters.search import SearchRequest
+from hopback.deadletters.selection import WatchTimer
 from hopback.deadletters.service import Operations
-from hopback.deadletters.watch_time import WatchTimer
 from hopback.message import Message, Properties, Received
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
