@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -126,6 +127,10 @@ def test_every_page_and_every_public_name_is_in_the_site(site: Path) -> None:
         name = f"hopback.integrations.{module}"
         own = _Page((site / "api" / f"{name}.html").read_text(encoding="utf-8"))
         assert {f"{name}.{each}" for each in names} <= own.anchors
+        between = {
+            each for each in own.anchors if re.search(r"\.(begin|taken|conclude|run)$", each)
+        }
+        assert between == set(), "methods that only other modules of Hopback call"
 
 
 def test_the_vendored_scripts_are_those_of_the_manifest() -> None:

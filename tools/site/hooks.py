@@ -43,19 +43,15 @@ DOORS = {
     "hopback.testing": "The test kit.",
 }
 # Modules that are doors of their own, and say themselves what they are for. They export what other modules
-# need too, so here is what programs use of them.
+# need too, so here is what programs use of them, and which methods only the other modules call.
 _INTEGRATIONS = {
     "hopback.integrations.faststream": ("FastStreamPlans",),
     "hopback.integrations.aio_pika": ("AioPikaPlans", "PlannedMessage"),
     "hopback.integrations.pika": ("PikaPlans", "PlannedChannel"),
-    "hopback.integrations.celery": (
-        "park_failed_tasks",
-        "CeleryPlans",
-        "ParkingRequest",
-        "check_settings",
-    ),
+    "hopback.integrations.celery": ("park_failed_tasks", "check_settings"),
     "hopback.integrations.planned": ("PlanOptions",),
 }
+_BETWEEN_MODULES = ("begin", "conclude", "run", "taken")
 _LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)\)")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -161,19 +157,27 @@ def _door(door: str) -> str:
     """The page of a front door: each object where it is found first."""
     earlier = {id(getattr(import_module(other), name)): other for other, name in _before(door)}
     package = import_module(door)
-    own, elsewhere = [], []
+    own, constants, elsewhere = [], [], []
+    hidden = "|".join(_BETWEEN_MODULES)
+    options = (
+        f"    options:\n      filters: ['!^_', '!^({hidden})$']\n" if door in _INTEGRATIONS else ""
+    )
     for name in _shown(door):
         found = getattr(package, name)
         if name.startswith("__"):
             continue
         home = earlier.get(id(found))
-        if home is not None and (inspect.isclass(found) or inspect.isroutine(found)):
+        if not (inspect.isclass(found) or inspect.isroutine(found)):
+            constants.append(f"::: {door}.{name}\n")
+        elif home is not None:
             elsewhere.append(f"[`{name}`][{home}.{name}]")
         else:
-            own.append(f"::: {door}.{name}\n")
+            own.append(f"::: {door}.{name}\n{options}")
     also = f"\nAlso here: {', '.join(elsewhere)}.\n" if elsewhere else ""
     about, _, more = (DOORS.get(door) or inspect.getdoc(package) or "").partition("\n")
-    return f"# `{door}`\n\n{about} `from {door} import …`\n{also}{more}\n\n" + "\n".join(own)
+    return f"# `{door}`\n\n{about} `from {door} import …`\n{also}{more}\n\n" + "\n".join(
+        own + constants
+    )
 
 
 def _before(door: str) -> Iterator[tuple[str, str]]:
