@@ -134,12 +134,16 @@ def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], f
     met = [one for one in found if one.met]
     columns = ("change", "plan", "dead letters", "recovery", "asked in vain", "deepest", "cost")
     rows = list(advice.table_rows(found))
+    jitter = advice.jitter_note(scenario, wanted, found[0])
     if form == "json":
-        told = [dict(zip(columns, row, strict=True)) for row in rows]
+        told = [dict(zip(columns, row, strict=True)) for row in rows[: len(found)]]
         best = advice.decorator_line(met[0]) if met else None
-        document(json_text({"goals": list(goals), "proposals": told, "best": best}))
+        said = {"goals": list(goals), "proposals": told, "best": best}
+        document(json_text({**said, "notOffered": {"jitter": jitter}}))
         return Exit.OK if met else Exit.FAILED
     table(columns, rows, right=columns[2:])
+    gap()
+    click.echo(safe(jitter))
     gap()
     if not met:
         click.echo("Nothing that was tried meets all goals: ask for less, or for fewer at once.")

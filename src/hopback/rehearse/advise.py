@@ -31,6 +31,7 @@ __all__ = [
     "Proposal",
     "advise",
     "decorator_line",
+    "jitter_note",
     "parse_goal",
     "plan_text",
     "table_rows",
@@ -286,8 +287,34 @@ def toml_lines(proposal: Proposal) -> str:
     )
 
 
+def jitter_note(scenario: Scenario, goals: Sequence[Goal], today: Proposal) -> str:
+    """Why no proposal has jitter, and what ±50 % of the longest wait would do in this outage.
+
+    What failed over the outage comes back over the outage and the spread: only a spread that is longer
+    than the outage lowers the rate.
+    """
+    note = "Jitter is not offered: a retry queue has one time to live for all its messages."
+    outages = _for_goals(scenario, goals).outages
+    if not outages or not today.station.waits:
+        return note
+    outage_s = max(one.length_s for one in outages)
+    spread_s = max(wait.delay_s for wait in today.station.waits)
+    wait, outage = _text(spread_s), show_seconds(outage_s)
+    if outage_s >= spread_s:
+        gain = f"which the outage of {outage} outlasts: as many would come back in a second"
+    else:
+        gain = (
+            f"longer than the outage of {outage}: {outage_s / spread_s:.0%} as many would come back"
+            " in a second"
+        )
+    return (
+        f"{note} ±50 % of {wait} would spread what comes back over {wait}, {gain}, and the last"
+        f" up to {_text(spread_s / 2)} later. A breaker keeps them in their queue instead."
+    )
+
+
 def table_rows(proposals: Sequence[Proposal]) -> Iterator[tuple[str, ...]]:
-    """The trade-off: what changes, the plan, and what comes of it."""
+    """The trade-off: what changes, the plan, and what comes of it; the last says of jitter."""
     for proposal in proposals:
         recovery = proposal.recovery_s
         yield (
@@ -299,3 +326,4 @@ def table_rows(proposals: Sequence[Proposal]) -> Iterator[tuple[str, ...]]:
             f"{proposal.peak:,.0f}",
             f"{proposal.cost:.2f}" if proposal.changes else "",
         )
+    yield ("jitter", "not offered, see below", *[""] * 5)

@@ -8,7 +8,15 @@ import pytest
 
 from hopback.designs.recommended import recommended
 from hopback.rehearse import Outage, rehearse
-from hopback.rehearse.advise import Goal, GoalKind, advise, decorator_line, parse_goal, toml_lines
+from hopback.rehearse.advise import (
+    Goal,
+    GoalKind,
+    advise,
+    decorator_line,
+    jitter_note,
+    parse_goal,
+    toml_lines,
+)
 from tests.unit.rehearse.worlds import scenario
 
 _ORDERS = recommended("orders")
@@ -69,3 +77,20 @@ def test_a_plan_that_is_good_enough_stays() -> None:
         _ORDERS, scenario(concurrency=20), "orders", [parse_goal("no dead letters up to 20m")]
     )
     assert [one.changes for one in found] == [()]
+
+
+@pytest.mark.parametrize(
+    ("goal", "said"),
+    [
+        ("no dead letters up to 40m outage", "which the outage of 40m outlasts: as many would"),
+        ("no dead letters up to 3m outage", "longer than the outage of 3m: 10% as many would"),
+        ("recovered within 1s", "for all its messages."),
+    ],
+)
+def test_why_there_is_no_jitter_is_said_for_this_outage(goal: str, said: str) -> None:
+    """It lowers what comes back in a second only where it spreads it over longer than it failed."""
+    goals, played = [parse_goal(goal)], scenario(concurrency=20)
+    today, *_ = advise(_ORDERS, played, "orders", goals)
+    note = jitter_note(played, goals, today)
+    assert note.startswith("Jitter is not offered: a retry queue has one time to live")
+    assert said in note
