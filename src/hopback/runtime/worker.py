@@ -496,7 +496,9 @@ class OneByOne:
             if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.concluded += 1
             else:
-                self.concluded += await self._settling.conclude(taken, answer, duration)
+                # Not in one statement: what others conclude during the await would not be counted.
+                settled = await self._settling.conclude(taken, answer, duration)
+                self.concluded += settled
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._time() - began, "the handler was interrupted")
             raise

@@ -53,6 +53,23 @@ async def test_nothing_and_done_are_done(returned: object) -> None:
 
 
 @in_virtual_time
+async def test_failures_that_end_together_are_all_counted() -> None:
+    """Each waits for the confirm of its publish while the others do: none of their counts gets lost."""
+
+    async def behave() -> None:
+        raise ValueError("no")
+
+    async with AppTest(_app(behave, concurrency=10)) as test:
+        test.broker.faults.latency = 0.1
+        for number in range(10):
+            await test.publish("", "orders", number)
+        tally = await test.drain()
+    assert (tally.retried, tally.parked) == (30, 10)
+    assert test.report is not None
+    assert test.report.handled == 40
+
+
+@in_virtual_time
 async def test_a_failure_takes_the_tiers_in_order_and_parks_at_the_end() -> None:
     """Three waits mean four runs, at 0 s, 30 s, 5 min 30 s and 35 min 30 s."""
     began = asyncio.get_running_loop().time()
