@@ -127,7 +127,12 @@ def _end_of(text: str, limit: int) -> str:
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
     room = min(room, FAILURE_BYTES)
-    texts = map(_written, _ever_smaller(_fields(failure)))
+    fields = _fields(failure)
+    if len(failure.stack) <= _STACK_BYTES and failure.stack.isascii():
+        text = _written(fields)  # the first of the ever smaller ones, which nearly always fits
+        if text_bytes(text) <= room:
+            return text
+    texts = map(_written, _ever_smaller(fields))
     return next((text for text in texts if text_bytes(text) <= room), None)
 
 

@@ -99,8 +99,8 @@ class History:
     @property
     def deaths(self) -> tuple[Death, ...]:
         """The most recent deaths: the broker's record now, then what we remember; each once."""
-        together = dict.fromkeys((*self.broker_deaths, *remembered_deaths(self._headers)))
-        return tuple(together)[:REMEMBERED_DEATHS]
+        known = (*self.broker_deaths, *remembered_deaths(self._headers))
+        return tuple(dict.fromkeys(known))[:REMEMBERED_DEATHS] if known else ()
 
     @property
     def broker_deaths(self) -> tuple[Death, ...]:

@@ -132,9 +132,12 @@ def park_properties(
 
 def can_retry(properties: Properties, mark: Mark, history: History | None = None) -> bool:
     """Whether `retry_properties` has room for the count."""
+    roomy = _is_roomy(properties, properties.headers, properties.further_headers)
+    if roomy and _is_short(mark, properties):
+        return True
     history = history or History(properties.headers, mark.queue)
     needed = _indispensable(history, mark)
-    if _is_roomy(properties, properties.headers, properties.further_headers):
+    if roomy:
         return table_size(needed) - _TABLE_OVERHEAD <= ADDED_BYTES
     return _Budget(properties, _kept(properties, mark, _is_harmful)).take(needed)
 

@@ -26,8 +26,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from hopback.headers import (
     Mark,
@@ -92,8 +91,7 @@ def decide(
             assert_never(outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(NamedTuple):
     """Everything that a decision looks at."""
 
     reading: Reading

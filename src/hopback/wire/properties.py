@@ -58,8 +58,19 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
     values["headers"] = _encoded_headers(properties)
     for flag, name, encode in _ENCODERS:
         value = values.get(name)
-        if value is not None:
-            flags |= flag
+        if value is None:
+            continue
+        flags |= flag
+        if (
+            encode is None
+        ):  # a text, as most are: written right here, a function costs as much again
+            try:
+                # Bytes that were no UTF-8 when they came leave as they came.
+                raw = value.encode("utf-8", "surrogateescape")
+                parts += (_OCTETS[len(raw)], raw)
+            except (UnicodeEncodeError, AttributeError, IndexError):
+                raise _unfit_text(name, value) from None
+        else:
             parts.append(encode(name, value))
     parts[0] = _U16.pack(flags)
     return b"".join(parts)
@@ -73,15 +84,13 @@ def _encoded_headers(properties: Properties) -> bytes | None:
     return _U32.pack(len(entries)) + entries
 
 
-def _short_text(name: str, value: str) -> bytes:
-    """Bytes that were no UTF-8 when they came leave as they came (surrogate escapes)."""
+def _unfit_text(name: str, value: Any) -> ProtocolError:
+    """What is wrong with a property that should be a short text."""
     try:
-        raw = value.encode("utf-8", "surrogateescape")
+        size = len(value.encode("utf-8", "surrogateescape"))
     except (UnicodeEncodeError, AttributeError):
-        raise ProtocolError(f"property {name}: expected text, got {value!r}") from None
-    if len(raw) > 255:
-        raise ProtocolError(f"property {name}: expected at most 255 bytes, got {len(raw)}")
-    return bytes((len(raw),)) + raw
+        return ProtocolError(f"property {name}: expected text, got {value!r}")
+    return ProtocolError(f"property {name}: expected at most 255 bytes, got {size}")
 
 
 def _octet(name: str, value: int) -> bytes:
@@ -103,9 +112,11 @@ _SPECIAL: dict[str, _Encoder] = {
     "priority": _octet,
     "timestamp": _timestamp,
 }
-_ENCODERS: tuple[tuple[int, str, _Encoder], ...] = tuple(
-    (flag, name, _SPECIAL.get(name, _short_text)) for flag, name in _FLAGS
+_ENCODERS: tuple[tuple[int, str, _Encoder | None], ...] = tuple(
+    (flag, name, _SPECIAL.get(name)) for flag, name in _FLAGS
 )
+"""None stands for a short text."""
+_OCTETS = tuple(bytes((number,)) for number in range(256))
 
 
 # --- decoding
