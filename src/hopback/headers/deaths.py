@@ -84,7 +84,18 @@ def remembered_deaths(headers: Headers) -> tuple[Death, ...]:
     value = headers.get(DEATHS)
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return ()
-    return tuple(_deaths_in(json_in(value)))[:REMEMBERED_DEATHS]
+    if len(value) > _KEPT_JSON:
+        return _read_json(value)
+    return _kept_json(value)
+
+
+def _read_json(text: str) -> tuple[Death, ...]:
+    return tuple(_deaths_in(json_in(text)))[:REMEMBERED_DEATHS]
+
+
+# Neighbours in a queue remember the same deaths; a stranger's long texts are not kept.
+_KEPT_JSON = 4096
+_kept_json = lru_cache(maxsize=256)(_read_json)
 
 
 def deaths_json(known: Iterable[Death], room: int) -> str | None:

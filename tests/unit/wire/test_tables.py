@@ -230,6 +230,20 @@ def test_a_key_that_comes_twice_loses_nothing() -> None:
     assert decode_entries(once + twice + after) == ({"a": True, "b": None}, ((b"a", False),), b"")
 
 
+def test_equal_arrays_of_two_messages_are_not_one() -> None:
+    """What somebody changes in the record of one message is not changed in the next."""
+    death = {"queue": "orders", "routing-keys": ["orders"], "more": {"deep": [1]}}
+    raw = encode_entries({"x-death": [death, [2]]})
+    first: Any = decode_entries(raw).headers["x-death"]
+    second = decode_entries(raw).headers["x-death"]
+    assert first == second == [death, [2]]
+    first[0]["queue"] = "other"
+    first[0]["routing-keys"].append("other")
+    first[0]["more"]["deep"].append(3)
+    first[1].append(4)
+    assert decode_entries(raw).headers["x-death"] == second == [death, [2]]
+
+
 def test_a_strict_table_is_read_whole_or_not_at_all() -> None:
     """In a method's arguments nothing unreadable is borne."""
     with pytest.raises(ProtocolError):
