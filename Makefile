@@ -83,9 +83,10 @@ format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(READY) ## measure Hopback beside its peers, batches and `hopback broker`; an hour
-	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client
+bench: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root), batches and `hopback broker`; an hour
+	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client chroots
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --brokers 4.0,4.3 --main
 	$(BIN)/python -m benchmarks.batches
 	$(BIN)/python -m benchmarks.server --write
 	$(BIN)/python -m benchmarks.restarts

@@ -1,151 +1,205 @@
-"""`python -m benchmarks`: start a node, measure, write RESULTS.md."""
+"""`python -m benchmarks`: measure beside the peers, keep what was found, write RESULTS.md from it.
+
+Without options everything is measured on the RabbitMQ of this machine. `--section` measures only some, and
+the page keeps the others as they were; `--brokers 4.0,4.3` measures on those instead (see
+`tests.harness.versions`), and `--main` only the rows that most depend on the broker.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
+import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tests.harness import versions
+from tests.harness.installation import HOST
 from tests.harness.rabbitmq import RabbitNode
 
-from benchmarks.contestants import contestants
-from benchmarks.environment import ROOT, WORK, build_c_client, describe, peers_python
+from benchmarks.contestants import APPLICATION, HOPBACK, METRICS, REDRIVE, C, contestants
+from benchmarks.environment import ROOT, build_c_client, describe, peers_python
 from benchmarks.goals import judge
 from benchmarks.grouping import group
+from benchmarks.measured_sections import INSTALLED, Measurements, Section, stamp_now
 from benchmarks.memory import endure
-from benchmarks.report import render
-from benchmarks.rounds import Results, Settings, play
+from benchmarks.report import render, section_text
+from benchmarks.rounds import Settings, play
 from benchmarks.stage import Stage
 from benchmarks.workload import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from benchmarks.contestants import Contestant
+    from benchmarks.measured_sections import Stamp
 
-_MILLION = 1_000_000
-_GROUPED = 100_000
+_PAGE = ROOT / "benchmarks" / "RESULTS.md"
 _PLUGINS = ("rabbitmq_management", "rabbitmq_shovel")
+_SCENARIOS = (
+    Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.MOVE_REAL,
+    Scenario.RETRY, Scenario.FAIL, Scenario.PARK,
+)  # fmt: skip
+_MEMORY, _GROUPING = "memory", "grouping"
+_MAIN_SCENARIOS = (
+    Scenario.CONSUME,
+    Scenario.PUBLISH,
+    Scenario.MOVE,
+    Scenario.MOVE_REAL,
+    Scenario.RETRY,
+)
+_MAIN_CLIENTS = frozenset({C, HOPBACK, APPLICATION, METRICS, REDRIVE, "aio-pika", "FastStream"})
+"""What people compare, and what a broker of another series may change."""
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default 7)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds at most (default 7)")
     parser.add_argument("--seconds", type=float, default=2.0, help="aim of one run (default 2)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of short runs; prints only")
-    parser.add_argument("--only", action="append", default=[], help="only clients named like this")
-    parser.add_argument("--scenario", action="append", default=[], choices=list(Scenario))
-    parser.add_argument("--queues", action="append", default=[], choices=["classic", "quorum"])
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="skip the million")
-    parser.add_argument("--memory-only", action="store_true", help="only the million messages")
     parser.add_argument(
-        "--messages", type=int, default=_MILLION, help="how many the memory run has"
+        "--section", action="append", default=[], choices=[*_SCENARIOS, _MEMORY, _GROUPING],
+        help="only these; the page keeps the others",
+    )  # fmt: skip
+    parser.add_argument("--queues", action="append", default=[], choices=["classic", "quorum"])
+    parser.add_argument(
+        "--only", action="append", default=[], help="only clients named like this; prints only"
     )
-    parser.add_argument("--title", default="Benchmark results", help="of the page")
-    parser.add_argument("--output", default=str(ROOT / "benchmarks" / "RESULTS.md"))
-    return parser.parse_args()
+    parser.add_argument(
+        "--brokers", default="", metavar="SERIES",
+        help=f"on these of {', '.join(versions.SUITES.values())}, with commas, instead of the installed one",
+    )  # fmt: skip
+    parser.add_argument("--main", action="store_true", help="only the main rows")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="of the memory run")
+    parser.add_argument("--grouped", type=int, default=100_000, help="of the grouping run")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page anew")
+    chosen = parser.parse_args()
+    chosen.series = [each.strip() for each in chosen.brokers.split(",") if each.strip()]
+    unknown = set(chosen.series) - set(versions.SUITES.values())
+    if unknown:
+        known = ", ".join(versions.SUITES.values())
+        parser.error(f"expected brokers among {known}, got {', '.join(sorted(unknown))}")
+    return chosen
 
 
-def _settings(chosen: argparse.Namespace) -> Settings:
-    settings = Settings(rounds=chosen.rounds, seconds=chosen.seconds)
-    if chosen.quick:
-        settings = replace(settings, rounds=2, seconds=0.4, least=500)
-    if chosen.scenario:
-        settings = replace(settings, scenarios=tuple(map(Scenario, chosen.scenario)))
-    if chosen.queues:
-        settings = replace(settings, queue_types=tuple(chosen.queues))
-    return settings
+class _Run:
+    """Everything that one call of the command measures."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self._chosen = chosen
+        self._prints_only = bool(chosen.quick or chosen.only)
+        self._settings = Settings(rounds=chosen.rounds, seconds=chosen.seconds)
+        if chosen.quick:
+            self._settings = replace(self._settings, rounds=2, fewest=2, seconds=0.4, least=500)
+        self._python = peers_python()
+        self._program = build_c_client()
+        if self._program is None:
+            print("no C compiler or no librabbitmq: the C rows are left out", file=sys.stderr)
+        self._failed = False
+
+    def on(self, series: str) -> bool:
+        """Measure on the broker of a series; whether every client came through."""
+        suites = {known: suite for suite, known in versions.SUITES.items()}
+        installation = HOST if series == INSTALLED else versions.build(suites[series])
+        with RabbitNode(installation=installation, plugins=_PLUGINS) as node:
+            everyone = contestants(self._python, self._program, node.management_url)
+            filler = (
+                everyone[0]
+                if self._program
+                else {one.name: one for one in everyone}["pika (asyncio)"]
+            )
+            node.management.create_vhost("bench")
+            stage = Stage("127.0.0.1", node.amqp_port, "bench", filler)
+            broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
+            if series == INSTALLED and not self._prints_only:
+                _keep(replace(Measurements.load(), machine=describe(self._python, broker)))
+            for queue_type in self._chosen.queues or ("classic", "quorum"):
+                for scenario in self._scenarios():
+                    self._measure(stage, everyone, series, broker, queue_type, scenario)
+            self._watch_memory(stage, broker)
+        return not self._failed
+
+    def _scenarios(self) -> Sequence[Scenario]:
+        named = self._chosen.section
+        all_of_them = _MAIN_SCENARIOS if self._chosen.main else _SCENARIOS
+        return [each for each in all_of_them if not named or each in named]
+
+    def _clients(self, everyone: Sequence[Contestant]) -> list[Contestant]:
+        wanted = [part.lower() for part in self._chosen.only]
+        return [
+            one
+            for one in everyone
+            if (not wanted or any(part in one.name.lower() for part in wanted))
+            and (not self._chosen.main or one.name in _MAIN_CLIENTS)
+        ]
+
+    def _measure(
+        self,
+        stage: Stage,
+        everyone: Sequence[Contestant],
+        series: str,
+        broker: str,
+        queue_type: str,
+        scenario: Scenario,
+    ) -> None:
+        """One section, written down as soon as it is there: an hour must not be lost to its last minute."""
+        results = play(stage, self._clients(everyone), queue_type, scenario, self._settings)
+        self._failed = self._failed or bool(results.failures)
+        section = Section(series, queue_type, scenario, _stamp(broker), results)
+        named = {one.name: one for one in everyone}
+        section = replace(section, profiles=_profiles(stage, section, named))
+        if self._prints_only:
+            print(section_text(section))
+        else:
+            _keep(Measurements.load().with_section(section))
+
+    def _watch_memory(self, stage: Stage, broker: str) -> None:
+        if self._prints_only or self._chosen.main:
+            return
+        named = self._chosen.section
+        if not named or _MEMORY in named:
+            found = endure(stage, self._python, self._chosen.messages)
+            _keep(replace(Measurements.load(), memory=(found, _stamp(broker))))
+        if not named or _GROUPING in named:
+            grouped = group(stage, self._python, self._chosen.grouped)
+            before = Measurements.load()
+            others = [each for each in before.groupings if each[0].count != grouped.count]
+            together = sorted([*others, (grouped, _stamp(broker))], key=lambda each: each[0].count)
+            _keep(replace(before, groupings=tuple(together)))
 
 
-def _chosen(everyone: Sequence[Contestant], only: list[str]) -> list[Contestant]:
-    wanted = [part.lower() for part in only]
-    return [
-        one for one in everyone if not wanted or any(part in one.name.lower() for part in wanted)
-    ]
-
-
-def _profiles(
-    stage: Stage, results: Results, named: Mapping[str, Contestant]
-) -> dict[tuple[str, Scenario, str], str]:
+def _profiles(stage: Stage, section: Section, named: Mapping[str, Contestant]) -> dict[str, str]:
     """A profile of every row of ours that missed a goal."""
-    found: dict[tuple[str, Scenario, str], str] = {}
-    missed = {
-        (v.queue_type, v.goal.scenario, v.goal.subject)
-        for v in judge(results)
-        if v.reached is False
-    }
-    for queue_type, scenario, subject in sorted(missed):
-        ours = named[subject]
-        job = replace(stage.job(ours, scenario, queue_type, 10_000), profile=True)
-        found[queue_type, scenario, subject] = ours.run(job).profile
+    missed = {each.goal.subject for each in judge(section.results) if each.reached is False}
+    found: dict[str, str] = {}
+    for subject in sorted(missed):
+        job = stage.job(named[subject], section.scenario, section.queue_type, 10_000)
+        found[subject] = named[subject].run(replace(job, profile=True)).profile
     return found
 
 
-def _measure(chosen: argparse.Namespace, node: RabbitNode, python: Path) -> int:
-    program = build_c_client()
-    if program is None:
-        print("no C compiler or no librabbitmq: the C rows are left out", file=sys.stderr)
-    everyone = contestants(python, program, node.management_url)
-    named = {one.name: one for one in everyone}
-    filler = everyone[0] if program else named["pika (asyncio)"]
-    node.management.create_vhost("bench")
-    stage = Stage("127.0.0.1", node.amqp_port, "bench", filler)
-    settings = _settings(chosen)
-    results = Results()
-    if not chosen.memory_only:
-        results = play(stage, _chosen(everyone, chosen.only), settings)
-    memory = endure(stage, python, chosen.messages) if chosen.memory and not chosen.quick else None
-    profiles = _profiles(stage, results, named)
-    broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
-    page = render(
-        results,
-        settings,
-        describe(python, broker),
-        memory,
-        profiles,
-        title=chosen.title,
-        command=_command(chosen),
-    )
-    if memory is not None:
-        page += "\n".join(group(stage, python, _GROUPED).lines())
-    _keep(results, page, chosen)
-    return 1 if results.failures else 0
+def _stamp(broker: str) -> Stamp:
+    return stamp_now(broker, os.getloadavg()[0])
 
 
-def _command(chosen: argparse.Namespace) -> str:
-    """What was asked for, as far as the figures depend on it."""
-    asked = [("--scenario", each) for each in chosen.scenario]
-    asked += [("--queues", each) for each in chosen.queues]
-    asked += [("--only", each) for each in chosen.only]
-    words = [word for pair in asked for word in pair]
-    return shlex.join(["python", "-m", "benchmarks", *words]) if words else "make bench"
-
-
-def _keep(results: Results, page: str, chosen: argparse.Namespace) -> None:
-    raw = [
-        {**asdict(case), "runs": [run and asdict(run) for run in runs]}
-        for case, runs in results.runs.items()
-    ]
-    WORK.mkdir(parents=True, exist_ok=True)
-    (WORK / "runs.json").write_text(json.dumps(raw, indent=1))
-    if chosen.quick or chosen.memory_only:
-        print(page)
-        return
-    with open(chosen.output, "w", encoding="utf-8") as file:
-        file.write(page)
-    print(f"wrote {chosen.output}", file=sys.stderr)
+def _keep(measured: Measurements) -> None:
+    measured.save()
+    _PAGE.write_text(render(measured), encoding="utf-8")
 
 
 def main() -> int:
-    """Run everything on a node of our own."""
+    """Measure what was asked for, on nodes of our own."""
     chosen = _arguments()
-    python = peers_python()
-    with RabbitNode(plugins=_PLUGINS) as node:
-        return _measure(chosen, node, python)
+    if chosen.page:
+        _keep(Measurements.load())
+        return 0
+    run = _Run(chosen)
+    came_through = [run.on(series) for series in chosen.series or [INSTALLED]]
+    return 0 if all(came_through) else 1
 
 
 if __name__ == "__main__":

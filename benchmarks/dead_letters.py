@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 __all__ = ["fill_with_dead_letters", "real_headers"]
 
 _TIME = 1_700_000_000
+_A_SECOND = 50
+"""So many die in one second: what is equal in neighbours of a queue is equal here, and no more."""
 _STACK = "\n".join(f"shop.orders:Order.step_{number}:{40 + number}" for number in range(8))
 
 
-def real_headers(queue: str) -> Headers:
-    """Twenty headers of a message that failed three times in `queue`."""
+def real_headers(queue: str, number: int = 0) -> Headers:
+    """Twenty headers of a message that failed three times in `queue`, one of fifty in each second."""
+    died = _TIME + number // _A_SECOND
     failure = Failure(
         "shop.errors.UnknownArticle",
         "the warehouse does not know article 4711",
         "0123456789ab",
         "shop.orders:Order.step_0",
         _STACK,
-        "worker-7",
-        float(_TIME),
-        float(_TIME + 30),
+        f"worker-{number % 8}",
+        died + number % _A_SECOND / _A_SECOND,
+        died + 30 + number % _A_SECOND / _A_SECOND,
         3,
     )
     return {
@@ -37,7 +40,7 @@ def real_headers(queue: str) -> Headers:
         "tenant": "acme",
         "source": "shop",
         "schema": "orders/v3",
-        "x-request-id": "abcdef0123456789",
+        "x-request-id": f"{number:016x}",
         "retryable": True,
         "priority-class": 2,
         "region": "eu-central-1",
@@ -45,25 +48,28 @@ def real_headers(queue: str) -> Headers:
         "x-first-death-exchange": "",
         "x-first-death-queue": queue,
         "x-first-death-reason": "rejected",
-        "x-death": [_death(f"{queue}.retry", "expired"), _death(queue, "rejected")],
+        "x-death": [
+            _death(f"{queue}.retry", "expired", died + 10),
+            _death(queue, "rejected", died),
+        ],
         "hopback-queue": queue,
         "hopback-attempts": 3,
         "hopback-origin-routing-key": "orders.created",
         "hopback-origin-exchange": "shop",
-        "hopback-lineage": "0123456789abcdef01234567",
+        "hopback-lineage": f"{number:024x}",
         "hopback-deaths": f'[{{"queue":"{queue}.retry","reason":"expired","count":2}}]',
         "hopback-failure": failure_json(failure),
     }
 
 
-def _death(queue: str, reason: str) -> dict[str, FieldValue]:
+def _death(queue: str, reason: str, time: int) -> dict[str, FieldValue]:
     return {
         "count": 2,
         "exchange": "",
         "queue": queue,
         "reason": reason,
         "routing-keys": [queue],
-        "time": Timestamp(_TIME),
+        "time": Timestamp(time),
     }
 
 
@@ -71,12 +77,11 @@ async def fill_with_dead_letters(job: Job) -> None:
     """Fill the queue of a job; its messages failed in the job's target."""
     connection = await RabbitMQ(job.url).connect("filling")
     channel = await connection.open_channel()
-    headers = real_headers(job.target)
     for number in range(job.count):
         properties = Properties(
             content_type="application/json",
             delivery_mode=2,
-            headers=headers,
+            headers=real_headers(job.target, number),
             message_id=f"m-{number}",
             correlation_id=f"c-{number}",
             type="order.created",

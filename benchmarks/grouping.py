@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from benchmarks.stage import Stage
 
-__all__ = ["Grouping", "group"]
+__all__ = ["BOUND_KIB", "Grouping", "group"]
 
-_BOUND_KIB = 64 * 1024
+BOUND_KIB = 64 * 1024
+"""How much a process may grow while it groups, however deep the queue is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +25,13 @@ class Grouping:
 
     count: int
     seconds: float
+    cpu_seconds: float
     grown_kib: int
     stall_ms: int
 
-    def lines(self) -> list[str]:
-        """The section of the page."""
-        verdict = "within" if self.grown_kib <= _BOUND_KIB else "beyond"
-        return [
-            "\n## Grouping a dead-letter queue\n",
-            f"{self.count:,} messages of 1 KiB in a classic queue, grouped by fingerprint in one pass:"
-            f" {self.seconds:.1f} s, {self.count / self.seconds:,.0f} per second. The process grew by"
-            f" {self.grown_kib / 1024:.1f} MiB ({verdict} the bound of {_BOUND_KIB // 1024} MiB);"
-            f" another task waited {self.stall_ms} ms at most.\n",
-        ]
+    @property
+    def rate(self) -> float:
+        return self.count / self.seconds
 
 
 def group(stage: Stage, python: Path, count: int) -> Grouping:
@@ -45,4 +40,6 @@ def group(stage: Stage, python: Path, count: int) -> Grouping:
     job = stage.job(client, Scenario.GROUP, "classic", count)
     measured = client.run(job)
     (_, before), (stall, _) = measured.samples
-    return Grouping(count, measured.seconds, measured.peak_kib - before, stall)
+    return Grouping(
+        count, measured.seconds, measured.cpu_seconds, measured.peak_kib - before, stall
+    )

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from benchmarks import statistics_of_runs as stats
 from benchmarks.contestants import C
 from benchmarks.goals import judge, reason_for
+from benchmarks.grouping import BOUND_KIB
+from benchmarks.measured_sections import INSTALLED
 from benchmarks.rounds import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.environment import Machine
     from benchmarks.goals import Verdict
-    from benchmarks.memory import Memory
-    from benchmarks.rounds import Results, Settings
-    from benchmarks.workload import Scenario
+    from benchmarks.grouping import Grouping
+    from benchmarks.measured_sections import Measurements, Section, Stamp
+    from benchmarks.rounds import Results
 
-__all__ = ["render"]
+__all__ = ["render", "section_text"]
 
 _METHOD = """\
 One private RabbitMQ node and every client on the same machine, so the broker competes with the
@@ -31,38 +32,33 @@ each run the queue is made anew and filled by the C client; after it the queues 
 that a client that loses or doubles a message fails its row. Every publish is mandatory and
 confirmed. A run that ends before the broker has taken in its last acks (they come back when the
 channel closes) is repeated. CPU is user and system time of the client process from before its
-first message to its last. How many messages a run has follows from a short calibration.
+first message to its last. How many messages a run has follows from a short calibration. A section
+has three to seven rounds: it ends when rate and CPU of every client lie within a tenth of their
+middle. Each says when it was measured, from which commit, on which broker and at which load average.
 
 The re-drive job runs as the command runs it: on uvloop, with a garbage collector that looks once in
 50,000 new objects, its journal in an SQLite file, a window of 500 and three times as many messages
 at hand; the shovel has its usual prefetch of 1,000. All others have prefetch 200 and Python's
 defaults.
 """
+_GROUPED_A_SECOND = 10_000
 
 
-def render(
-    results: Results,
-    settings: Settings,
-    machine: Machine,
-    memory: Memory | None = None,
-    profiles: Mapping[tuple[str, Scenario, str], str] | None = None,
-    *,
-    title: str = "Benchmark results",
-    command: str = "make bench",
-) -> str:
+def render(measured: Measurements) -> str:
     """The whole page."""
-    verdicts = judge(results)
+    judged = [(section, judge(section.results)) for section in measured.sections]
     parts = [
-        f"# {title}\n",
-        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}. Median of "
-        f"{settings.rounds} rounds, lowest and highest in brackets.\n",
-        *_machine(machine),
+        "# Benchmark results\n",
+        "Written by `python -m benchmarks` from what it measured (`results.json` beside this page): all of it"
+        " by `make bench`, or single sections anew. Medians, the lowest and the highest in brackets.\n",
+        *([] if measured.machine is None else _machine(measured.machine)),
         "## Method\n",
         _METHOD,
-        *_goals(verdicts, memory),
-        *_tables(results, settings),
-        *_missed(verdicts, profiles or {}),
-        *_failures(results),
+        *_goals(judged, measured),
+        *(section_text(section) for section in measured.sections),
+        *_memory(measured),
+        *_missed(judged),
+        *_failures(measured.sections),
     ]
     return "\n".join(parts)
 
@@ -76,20 +72,31 @@ def _machine(machine: Machine) -> Iterator[str]:
     )
 
 
-def _goals(verdicts: Sequence[Verdict], memory: Memory | None) -> Iterator[str]:
+def _goals(
+    judged: Sequence[tuple[Section, tuple[Verdict, ...]]], measured: Measurements
+) -> Iterator[str]:
     yield "## Goals\n"
-    yield "| who | what | queues | goal | found | reached |\n|---|---|---|---|---|---|"
-    for verdict in verdicts:
-        goal = verdict.goal
-        yield (
-            f"| {goal.subject} | {goal.scenario.title} | {verdict.queue_type} | {goal.text} | "
-            f"{verdict.found} | {_yes_no(verdict.reached)} |"
-        )
-    if memory is not None:
+    yield "| who | what | broker | queues | goal | found | reached |\n|---|---|---|---|---|---|---|"
+    for section, verdicts in judged:
+        for verdict in verdicts:
+            goal = verdict.goal
+            yield (
+                f"| {goal.subject} | {goal.scenario.title} | {section.stamp.broker} |"
+                f" {verdict.queue_type} | {goal.text} | {verdict.found} | {_yes_no(verdict.reached)} |"
+            )
+    if measured.memory is not None:
+        memory, stamp = measured.memory
         found = f"{memory.warm_kib / 1024:.1f} → {memory.end_kib / 1024:.1f} MiB"
         yield (
-            f"| Hopback | publish and consume {memory.count:,} messages | classic | "
+            f"| Hopback | publish and consume {memory.count:,} messages | {stamp.broker} | classic | "
             f"memory flat after the first tenth | {found} | {_yes_no(memory.flat)} |"
+        )
+    for grouping, stamp in measured.groupings:
+        is_small, is_quick = grouping.grown_kib <= BOUND_KIB, grouping.rate >= _GROUPED_A_SECOND
+        yield (
+            f"| Hopback | group {grouping.count:,} dead letters of 20 headers | {stamp.broker} | classic |"
+            f" ≥ {_GROUPED_A_SECOND:,} a second, within {BOUND_KIB // 1024} MiB | {grouping.rate:,.0f},"
+            f" {grouping.grown_kib / 1024:.1f} MiB | {_yes_no(is_small and is_quick)} |"
         )
     yield ""
 
@@ -98,17 +105,49 @@ def _yes_no(reached: bool | None) -> str:
     return {True: "yes", False: "**no**", None: "not measured"}[reached]
 
 
-def _tables(results: Results, settings: Settings) -> Iterator[str]:
-    for queue_type in settings.queue_types:
-        for scenario in settings.scenarios:
-            yield f"## {scenario.title}, {queue_type} queues\n"
-            yield "| client | msg/s | CPU µs per message | × C client | × aio-pika |"
-            yield "|---|---|---|---|---|"
-            cases = [
-                c for c in results.runs if (c.queue_type, c.scenario) == (queue_type, scenario)
-            ]
-            yield from (_row(results, case) for case in sorted(cases, key=_speed(results)))
-            yield ""
+def section_text(section: Section) -> str:
+    """The table of one section, with its stamp."""
+    results = section.results
+    where = f", RabbitMQ {section.series}" if section.series != INSTALLED else ""
+    lines = [
+        f"## {section.scenario.title}, {section.queue_type} queues{where}\n",
+        f"{_stamped(section.stamp)}; {section.rounds} rounds.\n",
+        "| client | msg/s | CPU µs per message | × C client | × aio-pika |",
+        "|---|---|---|---|---|",
+        *(_row(results, case) for case in sorted(results.runs, key=_speed(results))),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _stamped(stamp: Stamp) -> str:
+    return (
+        f"Measured on {stamp.day} at {stamp.commit} with RabbitMQ {stamp.broker}, load average"
+        f" {stamp.load:g}"
+    )
+
+
+def _memory(measured: Measurements) -> Iterator[str]:
+    if measured.memory is not None:
+        memory, stamp = measured.memory
+        yield "## Memory\n"
+        yield (
+            f"{_stamped(stamp)}. Hopback, {memory.count:,} messages published and consumed in one process:"
+            f" {memory.warm_kib / 1024:.1f} MiB after the first tenth, {memory.end_kib / 1024:.1f} MiB at"
+            f" the end.\n"
+        )
+    if measured.groupings:
+        yield "## Grouping a dead-letter queue\n"
+        yield from (_grouped(*each) for each in measured.groupings)
+
+
+def _grouped(grouping: Grouping, stamp: Stamp) -> str:
+    return (
+        f"{_stamped(stamp)}. {grouping.count:,} dead letters of 1 KiB and 20 headers in a classic queue,"
+        f" grouped by fingerprint in one pass: {grouping.seconds:.1f} s, {grouping.rate:,.0f} a second,"
+        f" {grouping.cpu_seconds / grouping.count * 1e6:.1f} µs of CPU each. The process grew by"
+        f" {grouping.grown_kib / 1024:.1f} MiB; another task waited {grouping.stall_ms} ms at most.\n"
+    )
 
 
 def _speed(results: Results) -> Callable[[Case], float]:
@@ -135,27 +174,32 @@ def _times(found: stats.Spread | None) -> str:
     return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})" if found else "–"
 
 
-def _missed(
-    verdicts: Sequence[Verdict], profiles: Mapping[tuple[str, Scenario, str], str]
-) -> Iterator[str]:
-    missed = [verdict for verdict in verdicts if verdict.reached is False]
+def _missed(judged: Sequence[tuple[Section, tuple[Verdict, ...]]]) -> Iterator[str]:
+    missed = [
+        (section, verdict)
+        for section, verdicts in judged
+        for verdict in verdicts
+        if verdict.reached is False
+    ]
     if not missed:
         return
     yield "## Missed, and why\n"
-    for verdict in missed:
+    for section, verdict in missed:
         goal = verdict.goal
         yield (
-            f"- {goal.subject}, {goal.scenario.title}, {verdict.queue_type}: {goal.text}, found "
-            f"{verdict.found}. {reason_for(verdict)}"
+            f"- {goal.subject}, {goal.scenario.title}, {verdict.queue_type}, RabbitMQ"
+            f" {section.stamp.broker}: {goal.text}, found {verdict.found}. {reason_for(verdict)}"
         )
     yield ""
-    for (queue_type, scenario, subject), profile in sorted(profiles.items()):
-        title = f"{subject}, {scenario.title}, {queue_type} queues"
-        yield f"Profile of {title}:\n\n```\n{profile}\n```\n"
+    for section, _ in judged:
+        for subject, profile in sorted(section.profiles.items()):
+            where = f"{section.queue_type} queues, RabbitMQ {section.stamp.broker}"
+            yield f"Profile of {subject}, {section.scenario.title}, {where}:\n\n```\n{profile}\n```\n"
 
 
-def _failures(results: Results) -> Iterator[str]:
-    if results.failures:
+def _failures(sections: Sequence[Section]) -> Iterator[str]:
+    failures = [line for section in sections for line in section.results.failures]
+    if failures:
         yield "## Runs that failed\n"
-        yield from (f"- {line.splitlines()[0]}" for line in results.failures)
+        yield from (f"- {line.splitlines()[0]}" for line in failures)
         yield ""

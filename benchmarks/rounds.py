@@ -1,16 +1,17 @@
-"""The run: calibrate once, then rounds in which every client takes its turn, in changing order."""
+"""One section: calibrate once, then rounds in which every client takes its turn, in changing order."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.stage import CountsDiffer
 from benchmarks.workload import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.contestants import Contestant
     from benchmarks.stage import Stage
@@ -33,21 +34,16 @@ class Settings:
     """How long and how often."""
 
     rounds: int = 7
+    """At most; a section whose figures agree sooner has fewer, but `fewest`."""
+    fewest: int = 3
     seconds: float = 2.0
     """How long one run should take; the number of messages follows from the calibration."""
     least: int = 2_000
     most: int = 60_000
-    queue_types: tuple[str, ...] = ("classic", "quorum")
-    scenarios: tuple[Scenario, ...] = (
-        Scenario.CONSUME,
-        Scenario.PUBLISH,
-        Scenario.PUBLISH_ONE,
-        Scenario.MOVE,
-        Scenario.MOVE_REAL,
-        Scenario.RETRY,
-        Scenario.FAIL,
-        Scenario.PARK,
-    )
+
+
+_AGREE = 0.1
+"""Figures of rounds that lie within a tenth of their middle will not be bettered by more of them."""
 
 
 @dataclass(slots=True)
@@ -61,35 +57,44 @@ class Results:
         self.runs.setdefault(case, []).append(measured)
 
 
-def play(stage: Stage, everyone: Sequence[Contestant], settings: Settings) -> Results:
-    """Measure everything; a client that fails is reported, the others go on."""
+def play(
+    stage: Stage,
+    everyone: Sequence[Contestant],
+    queue_type: str,
+    scenario: Scenario,
+    settings: Settings,
+) -> Results:
+    """Measure one section; a client that fails is reported, the others go on."""
     results = Results()
+    entered = [one for one in everyone if scenario in one.scenarios]
     counts: dict[Case, int] = {}
-    for case, contestant in _turns(everyone, settings, 0):
-        small = settings.least if case.scenario is not Scenario.PUBLISH_ONE else settings.least // 4
+    small = settings.least if scenario is not Scenario.PUBLISH_ONE else settings.least // 4
+    for contestant in entered:
+        case = Case(queue_type, scenario, contestant.name)
         measured = _run(stage, case, contestant, small, results)
         if measured is not None:
             counts[case] = _sized(measured.rate, settings)
     for number in range(1, settings.rounds + 1):
-        for case, contestant in _turns(everyone, settings, number):
+        shift = number % max(len(entered), 1)  # who begins changes from round to round
+        for contestant in (*entered[shift:], *entered[:shift]):
+            case = Case(queue_type, scenario, contestant.name)
             if case in counts:
                 measured = _run(stage, case, contestant, counts[case], results)
                 results.add(case, measured)
                 _tell(number, case, measured)
+        if number >= settings.fewest and _agree(results):
+            break
     return results
 
 
-def _turns(
-    everyone: Sequence[Contestant], settings: Settings, number: int
-) -> Iterator[tuple[Case, Contestant]]:
-    """All cases of a round; who begins changes from round to round."""
-    shift = number % len(everyone)
-    order = [*everyone[shift:], *everyone[:shift]]
-    for queue_type in settings.queue_types:
-        for scenario in settings.scenarios:
-            for contestant in order:
-                if scenario in contestant.scenarios:
-                    yield Case(queue_type, scenario, contestant.name), contestant
+def _agree(results: Results) -> bool:
+    """Whether rate and CPU of every client hardly differ from round to round."""
+    for runs in results.runs.values():
+        done = [run for run in runs if run]
+        for figures in ([run.rate for run in done], [run.cpu_us for run in done]):
+            if figures and max(figures) - min(figures) > 2 * _AGREE * median(figures):
+                return False
+    return True
 
 
 def _sized(rate: float, settings: Settings) -> int:

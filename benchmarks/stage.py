@@ -91,7 +91,7 @@ class Stage:
             job.count,
             body=job.body,
         )
-        if job.scenario == Scenario.MOVE_REAL:
+        if job.scenario in (Scenario.MOVE_REAL, Scenario.GROUP):
             asyncio.run(fill_with_dead_letters(job))
         else:
             self.filler.run(filling)

@@ -1,0 +1,205 @@
+"""`python -m benchmarks.parts --write`: what the parts of the work on one message cost, without any broker.
+
+One process, CPU time, the best of several passes over 2,000 messages: what a profile would show without the
+price of profiling. The messages are those of `benchmarks.dead_letters`, and plain ones without headers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.dead_letters import real_headers
+from benchmarks.measured_sections import stamp_now
+from benchmarks.workload import BODY
+from hopback.deadletters.message import content_digest, read_dead_letter
+from hopback.deadletters.requests import GroupBy
+from hopback.deadletters.selection import mark_of
+from hopback.deadletters.session import Grouping
+from hopback.message import Properties
+from hopback.policy.redrive import RedriveOccasion, Redriver
+from hopback.runtime.answer import ConsumeSession, HeldDelivery
+from hopback.runtime.handler import HandlerOptions, inspect_handler
+from hopback.runtime.settling import Environment, Settling
+from hopback.runtime.worker import FunctionRunner, OneByOne
+from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return, Route, Tier
+from hopback.version import BrokerVersion
+from hopback.wire.events import Delivered
+from hopback.wire.frames import content_frames
+from hopback.wire.properties import encode_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from hopback.message import Message
+
+_PAGE = Path(__file__).with_name("PARTS.md")
+_MESSAGES = 2_000
+_PASSES = 9
+_QUEUE, _DEAD = "orders", "orders.dead"
+_ROUTE = b"\x00" + bytes((len(_DEAD),)) + _DEAD.encode()
+
+
+def _plan(attempts: int) -> Plan:
+    return Plan(
+        queue=_QUEUE,
+        attempts=attempts,
+        tiers=(Tier("retry", 100, (Route("", "orders.retry", "orders.retry"),)),),
+        leave=Leave.PUBLISH,
+        returns=Return.QUEUE,
+        parking=Parking(_DEAD, Leave.PUBLISH, "", _DEAD),
+        count=Count.HEADER,
+        redrive=Redrive("", _QUEUE),
+    )
+
+
+def _deliveries(*, real: bool) -> list[Delivered]:
+    """Messages as the wire hands them over, nothing of them decoded."""
+    found = []
+    for number in range(_MESSAGES):
+        properties = Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            headers=real_headers(_QUEUE, number) if real else {},
+            message_id=f"m-{number}",
+            correlation_id=f"c-{number}",
+            type="order.created",
+        )
+        raw = encode_properties(properties)
+        one = Delivered(1, number, False, b"c", _ROUTE, raw, BODY.encode())
+        one.queue = _DEAD
+        found.append(one)
+    return found
+
+
+def _best(work: Callable[[list[Delivered]], object], *, real: bool, decoded: bool) -> float:
+    """Microseconds of CPU for one message."""
+    passes = []
+    for _ in range(_PASSES):
+        messages = _deliveries(real=real)
+        if decoded:
+            for one in messages:
+                _ = one.properties
+        gc.collect()
+        began = time.process_time()
+        work(messages)
+        passes.append((time.process_time() - began) / _MESSAGES * 1e6)
+    return min(passes)
+
+
+def _parts(*, real: bool) -> Iterator[tuple[str, float]]:
+    plan = _plan(3)
+    redriver = Redriver(plan, plan.redrive, RedriveOccasion(1_800_000_000.0, "j-1"))
+
+    def grouped(messages: list[Delivered]) -> None:
+        grouping = Grouping(GroupBy.FINGERPRINT)
+        for place, one in enumerate(messages, 1):
+            grouping.see(one, place, None)
+
+    made = [redriver.message(one).properties for one in _deliveries(real=real)]
+    rows: tuple[tuple[str, Callable[[list[Delivered]], object], bool], ...] = (
+        ("decode properties and headers", lambda them: [one.properties for one in them], False),
+        ("re-drive: make the message that goes back", lambda them: list(map(redriver.message, them)), True),
+        ("re-drive: encode it", lambda _: list(map(encode_properties, made)), True),
+        ("re-drive: the mark of the journal", lambda them: list(map(mark_of, them)), True),
+        ("group by fingerprint, with decoding", grouped, False),
+        ("read it for a list: cause, attempts, envelope, digest",
+         lambda them: [read_dead_letter(one, 1) for one in them], True),
+        ("of that the digest", lambda them: list(map(content_digest, them)), True),
+    )  # fmt: skip
+    for name, work, decoded in rows:
+        yield name, _best(work, real=real, decoded=decoded)
+
+
+class _Nowhere:
+    """A channel that settles at once."""
+
+    def ack(self, tag: int) -> None:
+        """It is done with."""
+
+
+async def _failing(attempts: int) -> float:
+    """A handler that raises, from the delivery in hand to the frames of its publish and the ack."""
+    plan, world, loop = _plan(attempts), Environment(), asyncio.get_running_loop()
+    waiting: list[asyncio.Future[None]] = []
+
+    def confirm() -> None:
+        confirmed, waiting[:] = waiting[:], []
+        for fate in confirmed:
+            fate.set_result(None)
+
+    async def publish(message: Message) -> None:
+        raw = encode_properties(message.properties, default_mode=2)
+        content_frames([], 1, b"", raw, message.body, 131_072)
+        if not waiting:
+            loop.call_soon(confirm)
+        waiting.append(loop.create_future())
+        await waiting[-1]
+
+    async def handle(payload: dict[str, Any]) -> None:
+        raise ValueError("the warehouse does not know article 4711")
+
+    options = HandlerOptions(concurrency=100)
+    run = FunctionRunner(inspect_handler(_QUEUE, handle, options), plan, publish, world.bus)
+    settling = Settling(plan, publish, world)
+    work = OneByOne(_QUEUE, options, run, settling, None, lambda _: None)
+    session = ConsumeSession(_Nowhere(), BrokerVersion(3, 10, 8))  # type: ignore[arg-type]
+    passes = []
+    for _ in range(_PASSES):
+        messages = _deliveries(real=False)
+        gc.collect()
+        began = time.process_time()
+        for first in range(0, _MESSAGES, 200):
+            for one in messages[first : first + 200]:
+                work.submit(HeldDelivery(one, session))
+            await work.finish()
+        passes.append((time.process_time() - began) / _MESSAGES * 1e6)
+    await work.stop()
+    if work.concluded != _PASSES * _MESSAGES:
+        raise RuntimeError(
+            f"expected {_PASSES * _MESSAGES} deliveries settled, got {work.concluded}"
+        )
+    return min(passes)
+
+
+def _run(work: Coroutine[Any, Any, float]) -> float:
+    return asyncio.run(work)
+
+
+def main() -> int:
+    """Measure, print a table, and write it down if that is wanted."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write benchmarks/{_PAGE.name}")
+    chosen = parser.parse_args()
+    plain, real = dict(_parts(real=False)), dict(_parts(real=True))
+    failing = {
+        "a failing run, retried: record, decide, write, publish, ack": _run(_failing(3)),
+        "a failing run, parked": _run(_failing(1)),
+    }
+    stamp = stamp_now("", os.getloadavg()[0])
+    lines = [
+        "# The parts of the work on one message",
+        "",
+        f"`python -m benchmarks.parts --write` on {stamp.day} at {stamp.commit}: CPU in one process without",
+        f"any broker or socket, the best of {_PASSES} passes, load average {stamp.load:g}. 1 KiB of JSON.",
+        "A real dead letter has 20 headers: the record of two deaths, that of the failure, and others.",
+        "",
+        "| | µs, no headers | µs, a real dead letter |",
+        "|---|---|---|",
+        *(f"| {name} | {plain[name]:.1f} | {real[name]:.1f} |" for name in real),
+        *(f"| {name} | {cost:.1f} | |" for name, cost in failing.items()),
+        "",
+    ]
+    print("\n".join(lines))
+    if chosen.write:
+        _PAGE.write_text("\n".join(lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
