@@ -232,7 +232,7 @@ def test_a_key_that_comes_twice_loses_nothing() -> None:
 
 def test_equal_arrays_of_two_messages_are_not_one() -> None:
     """What somebody changes in the record of one message is not changed in the next."""
-    death = {"queue": "orders", "routing-keys": ["orders"], "more": {"deep": [1]}}
+    death: Any = {"queue": "orders", "routing-keys": ["orders"], "more": {"deep": [1]}}
     raw = encode_entries({"x-death": [death, [2]]})
     first: Any = decode_entries(raw).headers["x-death"]
     second = decode_entries(raw).headers["x-death"]
