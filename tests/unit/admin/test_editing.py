@@ -10,6 +10,7 @@ import pytest
 from hopback.admin.keys import new_key
 from hopback.admin.rendering import diff_lines
 from hopback.admin.roles import Grant, Role
+from hopback.broker.embedded import run_virtual
 from hopback.deadletters.actions import COPY_OF
 from hopback.topology.model import Queue, QueueType
 from tests.unit.admin.stage import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
@@ -215,11 +216,17 @@ def test_a_diff_says_what_is_gone_new_and_left_out() -> None:
     assert list(diff_lines(["same"], ["same"])) == [(" ", "same")]
 
 
-async def test_a_lifted_limit_is_restored() -> None:
-    """By the API and on the page, by operators of the queue; with the reason in the audit."""
-    quorum = Queue("jobs.dlq", QueueType.QUORUM)
+_JOBS = (Queue("jobs.dlq", QueueType.QUORUM), Queue("jobs"))
+
+
+def test_a_lifted_limit_is_restored() -> None:
+    """By the API and on the page; with the reason in the audit. A queue is watched for 15 s before."""
+    run_virtual(_lifted_and_restored())
+
+
+async def _lifted_and_restored() -> None:
     queue = "/admin/dlq/queues/jobs.dlq"
-    async with admin(extra=(quorum, Queue("jobs"))) as stage:
+    async with admin(extra=_JOBS) as stage:
         reason = {"reason": "a look"}
         lifted = await stage.client.post(f"{queue}/lift-limit", json=reason)
         assert (lifted.status_code, "jobs.dlq" in lifted.json()["policy"]) == (200, True)
@@ -236,8 +243,13 @@ async def test_a_lifted_limit_is_restored() -> None:
         assert (await stage.client.post("/queues/no.such.dlq/restore-limit")).status_code == 404
         audit = await _audited(stage, "limit.restore")
         assert [entry["reason"] for entry in audit] == ["", "x"]
+
+
+async def test_operators_of_another_queue_lift_and_restore_no_limit() -> None:
+    """Neither by the API nor on the page."""
+    queue = "/admin/dlq/queues/jobs.dlq"
     rules, team = _team()
-    async with admin(extra=(quorum, Queue("jobs")), settings=rules) as stage:
+    async with admin(extra=_JOBS, settings=rules) as stage:
         for path in (f"{queue}/lift-limit", f"{queue}/restore-limit"):
             assert (await stage.client.post(path, headers=team)).status_code == 403
         shown = await stage.client.post("/queues/jobs.dlq/restore-limit", headers=team)
