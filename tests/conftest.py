@@ -1,4 +1,4 @@
-"""Fixtures for every test that talks to a real RabbitMQ."""
+"""Fixtures for every test that talks to a real RabbitMQ or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, settings
 
 from tests.conformance.table import ConformanceTable
 from tests.harness.rabbitmq import RabbitNode
-from tests.harness.shared import SharedNode, begin_run, end_run, shared_node
+from tests.harness.shared import (
+    SharedNode,
+    SharedPostgres,
+    begin_run,
+    end_run,
+    shared_node,
+    shared_postgres,
+)
 from tests.harness.signals import set_signals
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every process of the run sets its signals; the main one holds the lifeline of the run's node."""
+    """Every process of the run sets its signals; the main one holds the lifeline of the run's servers."""
     set_signals()
     config.addinivalue_line("markers", "all_brokers: needs the RabbitMQ versions of --all-brokers")
     if not hasattr(config, "workerinput"):
@@ -64,7 +71,7 @@ def _see_that_groups_hold(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The run's node ends with the run."""
+    """The run's servers end with the run."""
     if not hasattr(config, "workerinput"):
         end_run()
 
@@ -73,6 +80,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def rabbitmq() -> SharedNode:
     """The run's RabbitMQ node, shared by all tests and all workers: never stop it."""
     return shared_node()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> SharedPostgres:
+    """The run's PostgreSQL, shared by all tests and all workers: never stop it."""
+    return shared_postgres()
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.shared import made_once
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,19 +44,21 @@ class Installed:
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The built wheel in a fresh environment that borrows only our dependencies."""
-    folder = tmp_path_factory.mktemp("installed")
+def installed() -> Installed:
+    """The built wheel in a fresh environment that borrows only our dependencies; one for the run."""
+    folder = made_once("installed", _install)
+    return Installed(next(folder.glob("*.whl")), folder / "environment" / "bin" / "python")
+
+
+def _install(folder: Path) -> None:
     wheel = _build(folder)
     environment = folder / "environment"
     _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
-    python = environment / "bin" / "python"
     _borrow_dependencies(environment)
     _run(
-        *(sys.executable, "-m", "pip", "--python", str(python), "install"),
+        *(sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install"),
         *("--quiet", "--no-deps", "--no-index", str(wheel)),
     )
-    return Installed(wheel, python)
 
 
 def _build(folder: Path) -> Path:

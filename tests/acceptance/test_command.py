@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from tests.acceptance.conftest import Installed
 
-pytestmark = pytest.mark.xdist_group("installed")
 
 _SYSTEMS = ("file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr")
 _HOSTILE = (

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.acceptance.conftest import Installed
     from tests.harness.shared import SharedNode
 
-pytestmark = [pytest.mark.xdist_group("installed"), pytest.mark.broker]
+pytestmark = pytest.mark.broker
 
 _TOPOLOGY = DESIGNS["raffle"].build({}, hardened=False)
 _MAIN = _TOPOLOGY.plans[0].queue

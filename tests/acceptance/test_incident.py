@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from tests.harness.shared import SharedNode
 
-pytestmark = pytest.mark.xdist_group("page")
 
 _ORDERS = 40
 _WIDE: ViewportSize = {"width": 1440, "height": 900}

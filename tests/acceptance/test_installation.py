@@ -14,8 +14,6 @@ from hopback import __version__
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Installed
 
-pytestmark = pytest.mark.xdist_group("installed")
-
 
 def test_the_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     """No tests, no tools; the marker for type checkers and the licence are there."""

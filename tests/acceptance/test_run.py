@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tests.acceptance.conftest import Installed
 
-pytestmark = pytest.mark.xdist_group("installed")
 
 _SHOP = """
 import asyncio, os

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.harness.shared import SharedNode
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("page")]
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("page-several-brokers")]
 
 _MAIN, _DLQ = "orders", "orders.dlq"
 _DEPTHS = {"shop": 3, "billing": 5, "lab": 7}

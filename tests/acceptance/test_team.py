@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hopback.endpoint import Request
 
-pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("page")]
+pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("page-team")]
 
 _SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 _BUTTON = "Sign in with your company account"

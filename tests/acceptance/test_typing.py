@@ -16,7 +16,7 @@ from tests.clients.environment import pyright
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Installed
 
-pytestmark = [pytest.mark.xdist_group("installed"), pytest.mark.clients]
+pytestmark = pytest.mark.clients
 
 _SERVICE = Path(__file__).with_name("typed_service.py")
 

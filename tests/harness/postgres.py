@@ -18,6 +18,13 @@ _MISSING = (
     "`python -m tests.harness.packages postgresql`, or install it your system's way"
 )
 _ACCOUNTS = ("postgres", "nobody")
+_GUARD = """
+cat >/dev/null
+server=$(head -n 1 "$0/data/postmaster.pid")
+kill -QUIT "$server"
+while kill -0 "$server" 2>/dev/null; do sleep 0.1; done
+rm -rf "$0"
+"""
 
 
 class PostgresFailed(RuntimeError):
@@ -56,7 +63,10 @@ class PostgresNode:
                 "-E",
                 "UTF8",
             )
-        options = f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c fsync=off"
+        options = (
+            f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c fsync=off"
+            " -c max_connections=300"  # every test of every worker may have a pool of its own
+        )
         self._run(
             "pg_ctl", "-D", self._data, "-l", self._data / "log", "-w", "-o", options, "start"
         )
@@ -70,6 +80,14 @@ class PostgresNode:
         """Stop it and start it again."""
         self.stop(mode)
         self.start()
+
+    def hand_over(self, lifeline: int) -> None:
+        """Leave it to a guard: it ends with the end of file of this descriptor, not with this process."""
+        atexit.unregister(self.remove)
+        guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, str(self._folder)], stdin=lifeline, start_new_session=True
+        )
+        guard.returncode = 0  # it is not ours to wait for
 
     def remove(self) -> None:
         """Stop it and remove everything. Safe to repeat."""

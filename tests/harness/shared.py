@@ -1,8 +1,8 @@
-"""One node for the whole test run, whichever of its processes asks first.
+"""One RabbitMQ and one PostgreSQL for the whole test run, whichever of its processes asks first.
 
-The main process of the run opens a named pipe and keeps it open; the guard of the shared node
-waits for its end of file. So the node lives as long as the run, also when pytest-xdist's workers
-come and go, and is gone when the run is, also after kill -9.
+The main process of the run opens a named pipe and keeps it open; the guards of the shared servers
+wait for its end of file. So they live as long as the run, also when pytest-xdist's workers
+come and go, and are gone when the run is, also after kill -9.
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from tests.harness.management import Management
+from tests.harness.postgres import PostgresNode
 from tests.harness.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-__all__ = ["SharedNode", "begin_run", "end_run", "shared_node"]
+__all__ = [
+    "SharedNode",
+    "SharedPostgres",
+    "begin_run",
+    "end_run",
+    "made_once",
+    "shared_node",
+    "shared_postgres",
+]
 
 _VARIABLE = "HOPBACK_TEST_RUN"
 _held: list[int] = []
@@ -47,6 +58,20 @@ class SharedNode:
         return self.url + vhost
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPostgres:
+    """The PostgreSQL of the run: to be used, not to be stopped. Take a database of your own."""
+
+    server: str
+
+    def create_database(self) -> str:
+        """The address of a new database, as Hopback takes it."""
+        name = f"t{uuid.uuid4().hex}"
+        with psycopg.connect(f"{self.server}/postgres", autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
+        return f"{self.server}/{name}"
+
+
 def begin_run() -> None:
     """Called by the run's main process before anything else."""
     folder = Path(tempfile.mkdtemp(prefix="hopback-run-"))
@@ -56,7 +81,7 @@ def begin_run() -> None:
 
 
 def end_run() -> None:
-    """Called by the run's main process after everything else: the shared node ends."""
+    """Called by the run's main process after everything else: the shared servers end."""
     folder = Path(os.environ.pop(_VARIABLE))
     os.close(_held.pop())
     shutil.rmtree(folder, ignore_errors=True)
@@ -64,24 +89,47 @@ def end_run() -> None:
 
 def shared_node() -> SharedNode:
     """The run's node; started by the first who asks."""
-    folder = Path(os.environ[_VARIABLE])
-    with _locked(folder / "lock"):
-        known = folder / "node.json"
-        if not known.exists():
-            known.write_text(json.dumps(_start(folder / "lifeline")))
-        return SharedNode(**json.loads(known.read_text()))
+    return SharedNode(**_known("rabbitmq", _start_rabbitmq))
 
 
-def _start(lifeline: Path) -> dict[str, str]:
-    reading = os.open(lifeline, os.O_RDONLY)
-    node = RabbitNode(lifeline=reading).start()
-    os.close(reading)
+def shared_postgres() -> SharedPostgres:
+    """The run's PostgreSQL; started by the first who asks."""
+    return SharedPostgres(**_known("postgresql", _start_postgres))
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """A folder of the run, filled by the first who asks; it goes when the run ends."""
+    run = Path(os.environ[_VARIABLE])
+    folder, done = run / name, run / f"{name}.done"
+    with (run / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of somebody who failed
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
+def _known(name: str, start: Callable[[int], dict[str, str]]) -> dict[str, str]:
+    """Where a server is, as whoever started it has written down."""
+
+    def write_down(folder: Path) -> None:
+        lifeline = os.open(folder.parent / "lifeline", os.O_RDONLY)
+        (folder / "where.json").write_text(json.dumps(start(lifeline)))
+        os.close(lifeline)
+
+    known: dict[str, str] = json.loads((made_once(name, write_down) / "where.json").read_text())
+    return known
+
+
+def _start_rabbitmq(lifeline: int) -> dict[str, str]:
+    node = RabbitNode(lifeline=lifeline).start()
     node.hand_over()
     return {"url": node.url, "management_url": node.management_url}
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _start_postgres(lifeline: int) -> dict[str, str]:
+    node = PostgresNode().start()
+    node.hand_over(lifeline)
+    return {"server": node.url("").removesuffix("/")}

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
 from hopback.clock import SystemClock
 from hopback.store import migrate, open_database
-from tests.harness.postgres import PostgresNode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["database_url", "engine", "postgres"]
+    from tests.harness.shared import SharedPostgres
 
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresNode]:
-    """The worker's PostgreSQL server."""
-    node = PostgresNode()
-    node.start()
-    yield node
-    node.remove()
+__all__ = ["database_url", "engine"]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -35,11 +25,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, once of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'test.db'}"
-    node: PostgresNode = request.getfixturevalue("postgres")
-    name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(node.url(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
-    return node.url(name)
+    server: SharedPostgres = request.getfixturevalue("postgres")
+    return server.create_database()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from hopback.endpoint import Endpoint, Response
 from hopback.errors import LeaseLost
 from hopback.store.alerts import AlertTable
 from tests.integration.certificates import certificates
-from tests.integration.database import database_url, engine, postgres
+from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.alert_book import AlertBook
     from hopback.endpoint import Request
 
-__all__ = ["certificates", "database_url", "engine", "postgres"]
+__all__ = ["certificates", "database_url", "engine"]
 
 _NOW = 1_700_000_000.0
 _SECRET = "a secret that two sides share"

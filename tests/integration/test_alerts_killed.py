@@ -22,13 +22,13 @@ from hopback.broker.server import ServerSettings
 from hopback.message import Message
 from hopback.testing import BrokerThread
 from hopback.topology.model import Queue
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 pytestmark = pytest.mark.socket
 

@@ -16,14 +16,14 @@ from hopback.cli.app import root, run
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.harness.shared import SharedNode
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 pytestmark = pytest.mark.broker
 

@@ -6,33 +6,28 @@ import os
 import socket
 import subprocess
 import sys
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from tests.docs.pages import blocks
-from tests.integration.database import postgres
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresNode
-
-__all__ = ["postgres"]
+    from tests.harness.shared import SharedPostgres
 
 _ORDERS = Path(__file__).parents[2] / "examples" / "orders"
 
 
-def test_the_orders_pass_their_own_tests_on_postgresql(postgres: PostgresNode) -> None:
+def test_the_orders_pass_their_own_tests_on_postgresql(postgres: SharedPostgres) -> None:
     """As a user runs them, in the folder of the example."""
-    name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
         cwd=_ORDERS,
-        env={**os.environ, "DATABASE_URL": postgres.url(name), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "DATABASE_URL": postgres.create_database(),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -42,11 +37,8 @@ def test_the_orders_pass_their_own_tests_on_postgresql(postgres: PostgresNode) -
     assert "5 passed" in ran.stdout
 
 
-def test_the_commands_of_the_orders_work(postgres: PostgresNode, tmp_path: Path) -> None:
+def test_the_commands_of_the_orders_work(postgres: SharedPostgres, tmp_path: Path) -> None:
     """As its page has them; ports, the database and the broker's clock are this test's."""
-    name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
     amqp, http, web, nobody = _free_ports(4)
     (block,) = (one for one in blocks((_ORDERS / "README.md").read_text()) if one.language == "sh")
     script = block.text
@@ -55,7 +47,7 @@ def test_the_commands_of_the_orders_work(postgres: PostgresNode, tmp_path: Path)
         ("hopback broker &", f"hopback broker --port {amqp} --http {http} --clock virtual &"),
         ("amqp://guest:guest@localhost ", f"amqp://guest:guest@localhost:{amqp} "),
         ("localhost:8090", f"localhost:{nobody}"),
-        ("postgresql://user:password@localhost/shop", postgres.url(name)),
+        ("postgresql://user:password@localhost/shop", postgres.create_database()),
         ("uvicorn orders.web:web &", f"uvicorn orders.web:web --port {web} &"),
         ("localhost:8000", f"localhost:{web}"),
     ):

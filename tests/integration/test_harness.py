@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from tests.harness.installation import Installation, NotInstalled
@@ -28,6 +29,14 @@ import sys, time
 from tests.harness.rabbitmq import RabbitNode
 node = RabbitNode().start()
 print(node.pid, node.folder, flush=True)
+time.sleep(600)
+"""
+
+_BEGIN_AND_HANG = """
+import os, time
+from tests.harness.shared import begin_run, shared_postgres
+begin_run()
+print(shared_postgres().create_database(), flush=True)
 time.sleep(600)
 """
 
@@ -63,6 +72,26 @@ def test_a_node_dies_with_the_process_that_started_it() -> None:
         pid, folder = run.stdout.readline().split()
         os.kill(run.pid, signal.SIGKILL)
     _wait_until(lambda: not _runs(int(pid)) and not Path(folder).exists())
+
+
+def test_the_shared_database_server_dies_with_the_run() -> None:
+    """When the run's main process is killed with -9, nobody answers any more."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _BEGIN_AND_HANG], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        url = run.stdout.readline().strip()
+        psycopg.connect(url).close()
+        os.kill(run.pid, signal.SIGKILL)
+    _wait_until(lambda: not _answers(url))
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def test_a_missing_server_is_a_failure_that_says_what_to_install(tmp_path: Path) -> None:

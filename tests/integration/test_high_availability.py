@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.broker
+# One PostgreSQL.
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("high-availability")]
 
 _DLQ, _MAIN, _COUNT, _IN_FLIGHT = "orders.dlq", "orders", 600, 20
 _RATE = 200.0  # messages a second: the job takes some seconds, in which things go wrong

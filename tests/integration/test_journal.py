@@ -43,13 +43,13 @@ from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.store import database, migrate, open_database
 from hopback.store.database import _APPEND_ONLY
-from tests.integration.database import database_url, engine, postgres
+from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["database_url", "engine", "postgres"]
+__all__ = ["database_url", "engine"]
 
 SPEC = JobSpec(
     JobKind.REDRIVE,

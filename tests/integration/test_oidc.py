@@ -20,14 +20,14 @@ from hopback.deadletters.requests import AuditQuery
 from hopback.deadletters.service import Operations
 from hopback.store.keys import OidcSessionTable
 from tests.harness.oidc import SECRET, OidcProvider, oidc_provider, oidc_settings
-from tests.integration.database import database_url, engine, postgres
+from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["database_url", "engine", "postgres"]
+__all__ = ["database_url", "engine"]
 
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("oidc")]
 

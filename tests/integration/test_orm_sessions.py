@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from hopback import Relay, compose
 from hopback.message import Properties, Received
 from hopback.store import CursorTransaction, Outbox, Pending, Transaction
-from tests.integration.database import database_url, engine, postgres
+from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
 
-__all__ = ["database_url", "engine", "postgres"]
+__all__ = ["database_url", "engine"]
 
 
 class _Base(DeclarativeBase): ...

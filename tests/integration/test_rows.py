@@ -9,12 +9,9 @@ import psycopg
 import pytest
 
 from hopback.store.rows import copy_rows
-from tests.integration.database import postgres
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresNode
-
-__all__ = ["postgres"]
+    from tests.harness.shared import SharedPostgres
 
 pytestmark = pytest.mark.broker
 
@@ -23,7 +20,6 @@ _COLUMNS = ("id", "Name")
 
 async def _table(url: str) -> psycopg.AsyncConnection[Any]:
     line = await psycopg.AsyncConnection.connect(url)
-    await line.execute("DROP TABLE IF EXISTS people")
     await line.execute(
         'CREATE TABLE people (number serial, id int PRIMARY KEY, "Name" text NOT NULL)'
     )
@@ -36,11 +32,11 @@ async def _found(line: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ...]]:
     return await answer.fetchall()
 
 
-def test_rows_that_are_there_are_left_alone(postgres: PostgresNode) -> None:
+def test_rows_that_are_there_are_left_alone(postgres: SharedPostgres) -> None:
     """Also within one transaction, and with a schema before the name; new ones are counted."""
 
     async def run() -> tuple[list[int], list[tuple[Any, ...]]]:
-        async with await _table(postgres.url()) as line:
+        async with await _table(postgres.create_database()) as line:
             new = [await copy_rows(line, "people", _COLUMNS, [(1, "ann"), (2, "bob")])]
             new.append(await copy_rows(line, "people", _COLUMNS, [(2, "eve"), (3, "tab\t\\N")]))
             await line.commit()
@@ -53,11 +49,11 @@ def test_rows_that_are_there_are_left_alone(postgres: PostgresNode) -> None:
     assert found == [(1, "ann"), (2, "bob"), (3, "tab\t\\N"), (4, "dan")]
 
 
-def test_a_row_that_is_refused_takes_its_batch_along(postgres: PostgresNode) -> None:
+def test_a_row_that_is_refused_takes_its_batch_along(postgres: SharedPostgres) -> None:
     """Nothing is stored after a rollback: bisection can call again with the halves."""
 
     async def run() -> list[tuple[Any, ...]]:
-        async with await _table(postgres.url()) as line:
+        async with await _table(postgres.create_database()) as line:
             with pytest.raises(psycopg.errors.NotNullViolation):
                 await copy_rows(line, "people", _COLUMNS, [(1, "ann"), (2, None)])
             await line.rollback()

@@ -31,7 +31,7 @@ from hopback.store import (
 )
 from hopback.store.transaction import slot_of
 from hopback.testing.conformance.chapters.arrangements import nested
-from tests.integration.database import database_url, engine, postgres
+from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
 
-__all__ = ["database_url", "engine", "postgres"]
+__all__ = ["database_url", "engine"]
 
 CLOCK = SystemClock()
 AT_ONCE = Backoff(first=0.0, most=0.0)

@@ -15,7 +15,7 @@ import pytest
 from hopback import Queue, RabbitMQ, compose
 from hopback.clock import SystemClock
 from hopback.store import Outbox, transaction
-from tests.integration.database import database_url, engine, postgres
+from tests.integration.database import database_url, engine
 from tests.integration.waiting import until
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
 
-__all__ = ["database_url", "engine", "postgres"]
+__all__ = ["database_url", "engine"]
 
 pytestmark = pytest.mark.broker
 

@@ -12,9 +12,9 @@ from hopback.clock import SystemClock
 from hopback.runtime.context import compose
 from hopback.store import DelayedMessages, Outbox, migrate, open_database, transaction
 from hopback.testing import AppTest, Tally, in_virtual_time
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 
 @in_virtual_time

@@ -17,14 +17,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from hopback.systems import HOMES, load_system
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 from tests.systems.processes import get, started
 from tests.systems.test_readmes import play, readme
 
 if TYPE_CHECKING:
     from tests.systems.processes import Process
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _GIVEN = {"RABBITMQ_PASSWORD": "rabbit-password", "POSTGRES_PASSWORD": "postgres-password"}

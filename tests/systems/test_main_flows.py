@@ -15,7 +15,7 @@ from hopback.systems.raffle.dead_letters import dead_letter_consumer
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.raffle.tables import METADATA, dropped
 from tests.harness.postgres import PostgresNode
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 from tests.systems.real_stage import on_stage
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.systems.real_stage import Played
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
 

@@ -10,13 +10,13 @@ import pytest
 
 from hopback import App
 from hopback.systems import HOMES, load_system
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 from tests.systems.processes import get, started
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 
 @pytest.mark.parametrize("name", HOMES)

@@ -19,13 +19,13 @@ from hopback.systems.ratatoskr.api import api as ratatoskr_api
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.web import opened
 from hopback.testing import Fault, in_virtual_time
-from tests.integration.database import database_url, postgres
+from tests.integration.database import database_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["database_url"]
 
 _ORDER = {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": 1}
 _USER = {"name": "Ana", "email": "ana@email.com"}

@@ -10,20 +10,17 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import jwt
-import psycopg
 import pytest
 
 from hopback import RabbitMQ
 from hopback.systems.file_pipeline.demo import SYSTEM
 from hopback.systems.host import Host
-from tests.integration.database import postgres
 from tests.systems.file_pipeline.samples import broken_png, jpeg_with_exif, png
 
 if TYPE_CHECKING:
@@ -31,9 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback.systems.host import Part
-    from tests.harness.postgres import PostgresNode
-
-__all__ = ["postgres"]
+    from tests.harness.shared import SharedPostgres
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
 
@@ -43,12 +38,9 @@ _PATIENCE_S = 120.0
 
 
 @pytest.fixture
-def database(postgres: PostgresNode) -> str:
+def database(postgres: SharedPostgres) -> str:
     """The URL of an empty database on PostgreSQL."""
-    name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
-    return postgres.url(name)
+    return postgres.create_database()
 
 
 def _administrator() -> dict[str, str]:
