@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.conformance.table import ConformanceTable
+from tests.harness.lanes import Lanes, hand_on_waits
 from tests.harness.rabbitmq import RabbitNode
 from tests.harness.shared import (
     SharedNode,
@@ -41,8 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    """Tests that wait run beside tests that compute."""
+    return Lanes(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without `--all-brokers` the tests that need other RabbitMQ versions are not of the run."""
+    hand_on_waits(items)
     if config.getoption("--all-brokers"):
         return
     unwanted = [item for item in items if item.get_closest_marker("all_brokers")]

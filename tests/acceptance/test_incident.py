@@ -102,6 +102,7 @@ def browser() -> Iterator[Browser]:
         yield launched
 
 
+@pytest.mark.waits(60)
 def test_the_night_is_lived_through(
     browser: Browser, rabbitmq: SharedNode, amqp_url: str, tmp_path: Path
 ) -> None:

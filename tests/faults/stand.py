@@ -94,10 +94,20 @@ class Stand:
         """Somebody deletes a queue."""
         await asyncio.to_thread(self._on_channel, "queue_delete", queue)
 
-    def _on_channel(self, method: str, *arguments: Any, **options: Any) -> None:
+    def _on_channel(self, method: str, *arguments: Any, **options: Any) -> Any:
         connection = pika.BlockingConnection(pika.URLParameters(self.url))
-        getattr(connection.channel(), method)(*arguments, **options)
+        answer = getattr(connection.channel(), method)(*arguments, **options)
         connection.close()
+        return answer
+
+    async def until_none_is_ready(self, queue: str) -> None:
+        """Return when nothing of a queue could be taken any more."""
+        while await asyncio.to_thread(self._ready, queue):  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.5)
+
+    def _ready(self, queue: str) -> int:
+        found = self._on_channel("queue_declare", queue, passive=True)
+        return int(found.method.message_count)
 
     async def look(self, queue: str, times: int) -> None:
         """Somebody takes messages and gives them back by going away."""

@@ -10,7 +10,7 @@ from tests.faults.ledger.entry import Kind
 from tests.harness.cluster import Cluster
 from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-cluster")]
+pytestmark = [pytest.mark.broker, pytest.mark.waits(67)]
 
 
 async def test_a_leader_killed_and_a_node_cut_off() -> None:

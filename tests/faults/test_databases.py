@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-storm")]
+pytestmark = pytest.mark.broker
 
 ORDERS = 150
 

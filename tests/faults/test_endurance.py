@@ -57,7 +57,6 @@ def test_samples_are_read_in_the_order_of_their_time() -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.xdist_group("fault-storm")
 async def test_a_producer_that_outruns_its_consumer_fills_the_queue_and_not_the_consumer(
     node: RabbitNode,
 ) -> None:

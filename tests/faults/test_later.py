@@ -38,7 +38,7 @@ async def _survive(installation: Installation, folder: Path) -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.xdist_group("fault-later")
+@pytest.mark.waits(23)
 async def test_nothing_is_lost_or_early_when_processes_and_broker_are_killed(
     tmp_path: Path,
 ) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.harness.rabbitmq import RabbitNode
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-matrix")]
+pytestmark = [pytest.mark.broker, pytest.mark.waits(150), pytest.mark.xdist_group("fault-matrix")]
 
 MOVES = [
     Point.HANDLER,

@@ -12,7 +12,7 @@ from tests.faults.storm import storms
 if TYPE_CHECKING:
     from tests.harness.rabbitmq import RabbitNode
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("fault-storm")]
+pytestmark = [pytest.mark.broker, pytest.mark.waits(90), pytest.mark.xdist_group("fault-storm")]
 
 
 async def test_faithful_ratatoskr_loses_messages_and_the_checker_says_so(node: RabbitNode) -> None:

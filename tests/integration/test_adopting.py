@@ -52,6 +52,7 @@ async def _run(command: str, folder: Path, environment: dict[str, str]) -> tuple
     return ran.returncode, (out + err).decode()
 
 
+@pytest.mark.waits(50)
 async def test_the_page_takes_a_queue_over(
     tmp_path: Path, amqp_url: str, rabbitmq: SharedNode
 ) -> None:

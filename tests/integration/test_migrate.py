@@ -16,6 +16,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.exits import CommandFailed
 from hopback.cli.live_broker import migrate as migrate_command
 from hopback.designs import DESIGNS
+from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 
 if TYPE_CHECKING:
@@ -88,6 +89,30 @@ async def test_the_event_bus_becomes_hardened_with_its_messages(
     assert all(numbers == list(range(COUNT)) for numbers in found.values())
 
 
+async def test_what_the_broker_holds_back_keeps_its_queue(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Nothing is ready in the retry queue, and its messages have nowhere to go: they stay."""
+    design = DESIGNS["raffle"]
+    connection = await RabbitMQ(amqp_url).connect()
+    await declare(connection, design.build({"retry_ttl_ms": "100"}, hardened=True))
+    channel = await connection.open_channel()
+    await channel.delete_queue("raffle_queue")
+    for number in range(20):
+        await channel.publish(Message("", "raffle_retry_10s", b"%d" % number))
+    async with Management(ManagementAddress.derive(None, rabbitmq.management_url)) as told:
+        while (await told.queue(vhost, "raffle_retry_10s")).counts.held_back != 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        longer = design.build({"retry_ttl_ms": "200"}, hardened=True)
+        planned = migration(longer, await told.live_topology(vhost))
+        with pytest.raises(UnsafeOperation, match="20 messages of 'raffle_retry_10s'"):
+            await migrate(
+                connection, planned, management=told, vhost=vhost, watch_s=2.0, patience_s=4.0
+            )
+        assert (await told.queue(vhost, "raffle_retry_10s")).counts.held_back == 20
+    await connection.close()
+
+
 _SHOP = """
 from hopback import App, DESIGNS
 
@@ -95,6 +120,7 @@ app = App("shop", topology=DESIGNS["ratatoskr"].build(hardened=True))
 """
 
 
+@pytest.mark.waits(44)
 def test_what_an_application_declares_replaces_a_faithful_design_with_its_messages(
     rabbitmq: SharedNode, amqp_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
