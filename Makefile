@@ -4,9 +4,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# The tests are made for a machine of two cores. Three workers: most tests wait, those of test-fast do not.
-WORKERS ?= 3
+# The tests are made for a machine of two cores: two workers compute, and two wait (tests/harness/lanes.py).
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest
+# Images set it to stay small; each of the hundreds of processes of the tests would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What the pure parts are tested by. They alone run under coverage, which nearly doubles what a test costs.
 PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/unit/designs \
@@ -18,7 +20,7 @@ FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/con
 CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-needs test-fast test-brokers test-peers test-faults pristine check docs release-check audit format bench pin clean
+.PHONY: help demo test test-needs test-modules test-fast test-brokers test-peers test-faults pristine check docs release-check audit format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -35,7 +37,13 @@ test-needs: $(READY) ## install what the tests need: Debian packages, clients of
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql browser c-client node-client commands
 	@$(BIN)/python -m tests.clients.environment
 
-test: test-needs check ## all checks and all tests, RabbitMQ included; what CI runs
+# Compiles the modules of all tests: workers that begin at once would each do it.
+test-modules: $(READY)
+	@$(PYTEST) -q --collect-only >/dev/null
+
+# While packages come over the network, the cores check.
+test: ## all checks and all tests, RabbitMQ included; what CI runs
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line test-needs check test-modules
 	$(PYTEST) -n 2 $(PURE) \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100

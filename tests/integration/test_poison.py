@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 INNOCENTS = 400
+# A dozen processes die and start, each when it gets a core; nothing is judged by how long that takes.
+_PATIENCE_S = 400.0
 
 _APP = """
     import os, signal
@@ -106,7 +108,7 @@ async def _poisoned(url: str, folder: Path) -> None:
 
 
 async def _until(reached: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(_PATIENCE_S):
         while not await reached():  # noqa: ASYNC110 - the broker tells nobody
             await asyncio.sleep(0.2)
 

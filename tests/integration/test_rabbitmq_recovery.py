@@ -106,7 +106,7 @@ async def test_cuts_at_random_points_lose_nothing(amqp_url: str) -> None:
         cutting = asyncio.create_task(_cut_at_random([one, two], 20))
         confirmed, repeated = await asyncio.wait_for(_publish_all(two, count), 120)
         cutting.cancel()
-        await until(lambda: len(consumer.seen) == count, seconds=60)
+        await until(lambda: len(consumer.seen) == count)
         left = await _left_over(amqp_url)
         consumer.line.stop()
         await running

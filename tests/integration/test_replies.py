@@ -75,7 +75,7 @@ async def _questions(url: str) -> None:
             await client.request("", "squares.asked", -1, timeout=0.2)
         with pytest.raises(Returned):
             await client.request("", "squares.nowhere", 1)
-        await until(lambda: client.late == 1, seconds=30)
+        await until(lambda: client.late == 1)
         assert await client.request("", "squares.asked", 7, timeout="60s") == 49
     assert await app.request("", "squares.asked", 8, timeout="60s") == 64
     service.stop()
