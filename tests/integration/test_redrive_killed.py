@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.broker
 
-COUNT, LARGE, KILLS, IN_FLIGHT = 20_000, 20, 10, 200
+COUNT, LARGE, KILLS, IN_FLIGHT = 8_000, 20, 10, 200
 DLQ, MAIN = "orders.dlq", "orders"
 
 
@@ -61,7 +61,7 @@ async def test_the_command_waits_for_a_broker_that_was_killed(
     start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
 ) -> None:
     """The node dies in the middle and comes back: the command says so, goes on and ends with 0."""
-    node, count = start_rabbitmq(), 3_000
+    node, count = start_rabbitmq(), 1_000
     connection = await RabbitMQ(node.url).connect("test")
     channel = await connection.open_channel()
     for name in (DLQ, MAIN):
