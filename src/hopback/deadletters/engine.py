@@ -682,6 +682,6 @@ __getattr__: OldNameLookup = old_names(
         "Work": "Engine",
         "Verdict": "hopback.deadletters.after_failure.AfterFailure",
         "verdict_on": "hopback.deadletters.after_failure.after_failure",
-        "JobRun": "hopback.deadletters.job_run.JobRun",
+        "JobRun": "hopback.deadletters.job.JobRun",
     },
 )
