@@ -60,7 +60,7 @@ class Measured:
         return f"| `{self.what}` | {middle:.1f} | {p99:.1f} | {self.cpu_ms:.1f} |"
 
 
-async def _serve(queues: int, letters: int, line: Connection) -> None:
+async def _serve(queues: int, dead_letters: int, line: Connection) -> None:
     from hopback.admin import create_app, serve
     from hopback.broker.declare import declare
     from hopback.broker.embedded import EmbeddedBroker
@@ -74,7 +74,7 @@ async def _serve(queues: int, letters: int, line: Connection) -> None:
     broker, declared = EmbeddedBroker(), (app.topology,)
     connection = await broker.connect("bench")
     await declare(connection, app.topology)
-    await _fill(connection, queues, letters)
+    await _fill(connection, queues, dead_letters)
     await connection.close()
     view = EmbeddedManagement(broker)
     async with Operations(broker, management=view, topologies=declared) as operations:
@@ -82,12 +82,12 @@ async def _serve(queues: int, letters: int, line: Connection) -> None:
         await serve(asgi, port=0, on_ready=lambda _host, port: line.send(port))
 
 
-async def _fill(connection: object, queues: int, letters: int) -> None:
+async def _fill(connection: object, queues: int, dead_letters: int) -> None:
     from hopback.headers import Failure, failure_json
     from hopback.message import Message, Properties
 
     channel = await connection.open_channel()  # type: ignore[attr-defined]
-    for number in range(letters):
+    for number in range(dead_letters):
         failure = Failure("TimeoutError", "no answer", fingerprint=f"{number % 5:012x}", last=1e9)
         headers = {"hopback-failure": failure_json(failure) or "", "hopback-attempts": 4}
         properties = Properties(message_id=f"m-{number}", type="Event", headers=headers)
@@ -97,8 +97,8 @@ async def _fill(connection: object, queues: int, letters: int) -> None:
             await fate
 
 
-def _process(queues: int, letters: int, line: Connection) -> None:
-    asyncio.run(_serve(queues, letters, line))
+def _process(queues: int, dead_letters: int, line: Connection) -> None:
+    asyncio.run(_serve(queues, dead_letters, line))
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> float:
@@ -188,8 +188,8 @@ async def _fill_vhosts(port: int, vhosts: int, queues: int) -> None:
         connection = await RabbitMQ(url).connect("bench")
         channel = await connection.open_channel()
         for queue in range(queues):
-            for letter in range(1 + (queue + number) % 5):
-                properties = Properties(message_id=f"m-{letter}")
+            for dead_letter in range(1 + (queue + number) % 5):
+                properties = Properties(message_id=f"m-{dead_letter}")
                 await channel.publish(Message("", f"q-{queue:02}.dlq", b"{}", properties))
         await connection.close()
 
@@ -278,7 +278,7 @@ def main() -> int:
     if chosen.vhosts:
         lines = _several(chosen.vhosts, chosen.queues or 2000)
     else:
-        lines = _one_broker(chosen.queues or 50, chosen.letters, chosen.rate, chosen.seconds)
+        lines = _one_broker(chosen.queues or 50, chosen.dead_letters, chosen.rate, chosen.seconds)
     print("\n".join(lines))
     if chosen.write:
         title = "Several brokers" if chosen.vhosts else "One broker"
@@ -302,11 +302,11 @@ def _write(title: str, lines: list[str]) -> None:
     )
 
 
-def _one_broker(queues: int, letters: int, rate: float, seconds: float) -> list[str]:
+def _one_broker(queues: int, dead_letters: int, rate: float, seconds: float) -> list[str]:
     """Rows of the table for one broker, and what the service holds."""
     ours, theirs = multiprocessing.Pipe()
     spawning = multiprocessing.get_context("spawn")
-    server = spawning.Process(target=_process, args=(queues, letters, theirs), daemon=True)
+    server = spawning.Process(target=_process, args=(queues, dead_letters, theirs), daemon=True)
     server.start()
     port = ours.recv()
     try:
@@ -320,7 +320,7 @@ def _one_broker(queues: int, letters: int, rate: float, seconds: float) -> list[
         server.join()
     slow = [each.what for each in pages if statistics.median(each.times) > _GOAL_MS]
     return [
-        f"{queues} queues, {letters:,} dead letters, embedded broker\n",
+        f"{queues} queues, {dead_letters:,} dead letters, embedded broker\n",
         _HEAD,
         *(each.row() for each in (*pages, steady)),
         f"\nMemory: {before:.0f} MiB before, {after:.0f} MiB after {len(steady.times):,} requests",

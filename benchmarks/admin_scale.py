@@ -140,11 +140,11 @@ def main() -> int:
     chosen = parser.parse_args()
     spawning, rows = multiprocessing.get_context("spawn"), list[Row]()
     with RabbitNode() as node:
-        asyncio.run(_fill(node.url, chosen.letters))
+        asyncio.run(_fill(node.url, chosen.dead_letters))
         for number in range(len(_THINGS)):
             ours, theirs = multiprocessing.Pipe()
             child = spawning.Process(
-                target=_measured, args=(number, node.url, chosen.letters, theirs)
+                target=_measured, args=(number, node.url, chosen.dead_letters, theirs)
             )
             child.start()
             rows.append(ours.recv())

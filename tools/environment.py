@@ -96,7 +96,7 @@ def install():
             "A package is not the one that was pinned (pip's message is above).",
             "Do not use it. See where pip takes packages from, and who may have changed them.",
         )
-    say("the pinned versions cannot be had here; taking the newest that fit")
+    say("the pinned versions are not available here; taking the newest that fit")
     if pip("hatchling", "editables")[0] or pip(*project)[0]:
         fail(
             "pip could not install what the project needs (its message is above).",

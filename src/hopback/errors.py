@@ -121,7 +121,9 @@ class Problem:
 class InvalidTopology(TopologyError):
     """A topology, file or parameter is wrong; `problems` lists everything that is."""
 
-    remedy: ClassVar[str] = "Mend every line listed; each names its place and what belongs there."
+    remedy: ClassVar[str] = (
+        "Correct every line listed; each names its place and what belongs there."
+    )
 
     def __init__(self, problems: tuple[Problem, ...], *, where: str = "topology") -> None:
         self.problems = problems

@@ -174,13 +174,13 @@ def _park(url: str, count: int, queue: str = _DLQ) -> None:
         fates = []
         for number in range(count):
             await channel.room()
-            fates.append(channel.publish(_letter(number, queue)))
+            fates.append(channel.publish(_dead_letter(number, queue)))
         await asyncio.gather(*fates)
 
     _do(url, parking)
 
 
-def _letter(number: int, queue: str) -> Message:
+def _dead_letter(number: int, queue: str) -> Message:
     record = {
         "type": "TimeoutError" if number % 3 else "shop.OutOfStock",
         "message": "\x1b[2J\x07nothing came",
@@ -242,7 +242,7 @@ def test_a_redrive_asks_and_does_what_it_showed(operator: Operator) -> None:
     assert code == 8
     assert "6 of 9, by the filter" in screen
     assert f"queue {_MAIN}: 6, exists and routes" in screen
-    code, screen = operator.answering(*act, answers=("y", "the cause is mended"))
+    code, screen = operator.answering(*act, answers=("y", "the cause is repaired"))
     assert code == 0, screen
     assert "6 messages re-driven" in screen
     assert len(_taken(operator.url, _MAIN)) == 6
@@ -252,7 +252,7 @@ def test_a_redrive_asks_and_does_what_it_showed(operator: Operator) -> None:
         "m-6",
     ]
     (job,) = _lines(operator.run("jobs", "ls"))
-    assert (job["reason"], job["counts"]["done"]) == ("the cause is mended", 6)
+    assert (job["reason"], job["counts"]["done"]) == ("the cause is repaired", 6)
 
 
 def test_ctrl_c_puts_a_job_down_and_resume_takes_it_up(operator: Operator) -> None:

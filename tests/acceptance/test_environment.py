@@ -34,13 +34,13 @@ def _wheel(folder: Path) -> str:
     [
         ("1.0", False, "pyproject.toml requires what is not pinned", False),
         ("1.0", True, "not the one that was pinned", False),
-        ("2.0", False, "the pinned versions cannot be had here", True),
+        ("2.0", False, "the pinned versions are not available here", True),
     ],
 )
 def test_a_file_that_is_not_the_pinned_one_is_refused(
     tmp_path: Path, version: str, spoiled: bool, says: str, falls_back: bool
 ) -> None:
-    """A wrong hash ends the set-up; only a version that is not to be had leads to the newest."""
+    """A wrong hash ends the set-up; only a version that is not available leads to the newest."""
     digest = _wheel(tmp_path)
     pins = tmp_path / "tools" / "pins"
     pins.mkdir(parents=True)

@@ -86,7 +86,7 @@ def test_the_library_names_the_extra(program: str, library: str, extra: str) -> 
 def test_the_command_names_the_extra(
     tmp_path: Path, arguments: list[str], library: str, extra: str
 ) -> None:
-    """In words, without a traceback, and without advice to mend anything."""
+    """In words, without a traceback, and without advice to repair anything."""
     (tmp_path / "traced.py").write_text(
         "from hopback import App\napp = App('traced')\n"
         "@app.handler('q', retry=None)\nasync def handle(order: dict) -> None: ...\n"
@@ -107,7 +107,7 @@ def test_the_command_names_the_extra(
     assert ran.returncode == 1, ran.stderr
     assert f"needs {library}, which is not installed: pip install 'hopback[{extra}]'" in ran.stderr
     assert "Traceback" not in ran.stderr
-    assert "Mend" not in ran.stderr
+    assert "Correct" not in ran.stderr
 
 
 def test_a_module_of_the_users_own_that_is_missing_is_no_extra(tmp_path: Path) -> None:

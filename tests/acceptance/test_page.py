@@ -104,7 +104,7 @@ def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServ
     expect(page.get_by_role("heading", level=1)).to_contain_text("50 dead letters in 2 of")
     _read_the_error(page)
     _redrive_too_early(page)
-    shop.mended.add("stock")
+    shop.repaired.add("stock")
     page.get_by_role("button", name=re.compile("Resume")).click()
     expect(page.locator(".state")).to_have_text("completed", timeout=30_000)
     _picture(page, "job")

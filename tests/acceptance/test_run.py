@@ -268,7 +268,7 @@ def test_children_do_not_outlive_their_parent(
 def test_a_changed_file_restarts_the_application(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
-    """A file that does not import is waited for until it is mended."""
+    """A file that does not import is waited for until it is repaired."""
     with running(installed, folder, "shop:app", "--broker", amqp_url, "--reload") as service:
         service.until(lambda: len(service.said("consumer.started")) == 1)
         (folder / "shop.py").write_text("1 / 0\n")

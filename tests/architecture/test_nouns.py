@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 from tools.figures import shared_class_names, sources, without_reason
 
-from tests.architecture.source import ROOT
+from tests.architecture.source import ROOT, Module, library, test_modules
 
 _DOORS = (
     "hopback",
@@ -80,3 +82,72 @@ def test_the_pages_import_from_front_doors() -> None:
 def test_a_numeric_constant_says_why_it_has_its_value() -> None:
     """By a comment beside or above it, or a docstring below."""
     assert without_reason(sources()) == []
+
+
+# Words that stood for other things here once, with what took their place. As parts of names they tell a
+# reader of today nothing; `docs/glossary.md` has the words that do.
+_METAPHORS = {
+    "bench": "subject",
+    "ceremony": "completion event",
+    "desk": "planner, or the dead letters themselves",
+    "letter": "dead letter, message or delivery",
+    "mend": "repair, correct, reopen",
+    "office": "system",
+    "rota": "ring of consumers",
+    "scene": "snapshot, analysis or scenario",
+    "wish": "control request",
+    "workshop": "job runner",
+}
+# Where such a word is itself the matter: a test of old names, letters of an alphabet, columns of the last
+# release's tables.
+_IN_ANOTHER_SENSE = {
+    "hopback.deadletters.contract": {"letter", "letters"},
+    "hopback.deadletters.journal_sql": {"wish"},
+    "hopback.testing.script": {"letter"},
+    "tests.unit.deadletters.test_old_attributes": {"letter", "letters"},
+}
+
+
+def _metaphors_in(module: Module) -> set[str]:
+    names = {
+        getattr(node, "id", getattr(node, "arg", getattr(node, "attr", None)))
+        for node in module.nodes
+    }
+    names |= {node.name for node in module.nodes if isinstance(node, _DEFINITIONS)}
+    suspect = {name for name in names if isinstance(name, str) and _SUSPECT.search(name)}
+    words = {name: re.findall(r"[A-Z]?[a-z]+", name) for name in suspect}
+    return {
+        name
+        for name, parts in words.items()
+        for before, part in pairwise(["", *map(str.lower, parts)])
+        if part.removesuffix("s") in _METAPHORS
+        and (before, part.removesuffix("s")) != ("dead", "letter")
+    } - _IN_ANOTHER_SENSE.get(module.name, set())
+
+
+def test_names_are_words_of_the_glossary_and_no_metaphors() -> None:
+    """One word per thing: what was called otherwise once keeps no trace in other names."""
+    found = {each.name: _metaphors_in(each) for each in (*library(), *test_modules())}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_texts_are_in_the_english_of_today() -> None:
+    """What users read: the documentation, the systems' own pages, and every text of the source."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages}
+    texts |= {
+        each.name: "\n".join(
+            node.value
+            for node in each.nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        for each in library()
+    }
+    assert {name: found for name, text in texts.items() if (found := _BYGONE.findall(text))} == {}
+
+
+_BYGONE = re.compile(
+    r"\b(?:mend(?:s|ed|ing)?|(?:cannot|could not|not to) be had|publish him)\b", re.IGNORECASE
+)
+_SUSPECT = re.compile("|".join(_METAPHORS), re.IGNORECASE)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -1,4 +1,4 @@
-"""The tree as a visitor sees it: an orderly root, one vocabulary, nothing of anyone's desk."""
+"""The tree as a visitor sees it: an orderly root, one vocabulary, nothing of anyone's machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _ROOT_ENTRIES = {
 }  # fmt: skip
 
 # Put together here, so that this file does not find itself.
-_DESK = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "/home/" + r"\w", "/ro" + "ot/"]))
+_LOCAL_PATHS = re.compile(
+    "|".join(["/wo" + "rk/", r"\.\./sha" + "red", "/home/" + r"\w", "/ro" + "ot/"])
+)
 _REGISTRIES = re.compile("pyp" + "i|pythonhos" + "ted|artif" + "actory", re.IGNORECASE)
 
 _ONE_WORD = {
@@ -58,7 +60,9 @@ def test_the_root_holds_only_what_belongs_there() -> None:
 def test_nothing_refers_to_a_machine_or_a_registry() -> None:
     """No file names a path of someone's machine or the host of a package registry."""
     found = [
-        name for name in _FILES if _DESK.search(_text(name)) or _REGISTRIES.search(_text(name))
+        name
+        for name in _FILES
+        if _LOCAL_PATHS.search(_text(name)) or _REGISTRIES.search(_text(name))
     ]
     assert found == []
 

@@ -33,7 +33,7 @@ _PYRIGHT = "pyright@1.1.414"  # one package without dependencies: the type check
 
 
 class Unavailable(RuntimeError):
-    """A client is not there, or cannot be had; the text says what to do."""
+    """A client is not there, or not available; the text says what to do."""
 
 
 def peers_python() -> Path:

@@ -82,7 +82,7 @@ def test_by_default_costly_rows_are_left_out() -> None:
     assert _exercise(EmbeddedBroker(), costly) == {}
 
 
-def test_what_the_bench_lacks_is_not_shown() -> None:
+def test_what_the_subject_lacks_is_not_shown() -> None:
     """A row that sets policies is neither held nor failed where no policies can be set."""
     assert _exercise(EmbeddedBroker(), {"6.3a"}) == {"6.3a": Outcome.NOT_SHOWN}
     assert _exercise(EmbeddedBroker(), {"W.1"}) == {"W.1": Outcome.NOT_SHOWN}

@@ -33,7 +33,7 @@ _SLOW = {"kind": "re-drive", "queue": f"{PAYMENTS}.dlq", "reason": "slow", "pace
 _QUICK = {
     "kind": "re-drive",
     "queue": f"{ORDERS}.dlq",
-    "reason": "mended",
+    "reason": "repaired",
     "selection": {"limit": 1},
 }
 _DISCARD = {**_QUICK, "kind": "discard", "confirm": f"{ORDERS}.dlq", "export": False}
@@ -53,7 +53,7 @@ class Known:
         self._chance = chance
         self._names = defaultdict(list, copy.deepcopy(_SEEDED))
         self._bodies = defaultdict(list, copy.deepcopy(_BODIES))
-        self._letters: list[dict[str, Any]] = []
+        self._dead_letters: list[dict[str, Any]] = []
 
     def put_into(self, case: Case[Any]) -> None:
         """Every other name becomes one that is known, and some bodies one that was nearly right."""
@@ -69,8 +69,10 @@ class Known:
             return
         operation, document = _name(case), answer.json()
         if operation == "listMessages":
-            letters = ({**case.path_parameters, "message": one["id"]} for one in document["items"])
-            self._letters = [*letters, *self._letters][:_MOST]
+            dead_letters = (
+                {**case.path_parameters, "message": one["id"]} for one in document["items"]
+            )
+            self._dead_letters = [*dead_letters, *self._dead_letters][:_MOST]
         if operation == "showTopology":
             self._bodies["planTopology"] = [{"topology": document["topology"]}]
         for kind, name in _told(operation, document):
@@ -81,8 +83,8 @@ class Known:
 
     def _place(self, names: dict[str, Any]) -> dict[str, Any]:
         """The path; a message is one of the session beside it."""
-        if "message" in names and self._letters and self._maybe():
-            return self._chance.choice(self._letters)
+        if "message" in names and self._dead_letters and self._maybe():
+            return self._chance.choice(self._dead_letters)
         return self._put(names)
 
     def _body(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def _told(operation: str, document: Any) -> Iterator[tuple[str, Any]]:
     if operation == "makeKey":
         yield "key", document["key"]["id"]
     if operation == "listMessages":
-        yield from (("message", letter["id"]) for letter in document["items"])
+        yield from (("message", dead_letter["id"]) for dead_letter in document["items"])
     if document.get("cursor"):
         yield "cursor", document["cursor"]
 

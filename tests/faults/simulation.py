@@ -326,7 +326,8 @@ class _World:
             held = (q for name, q in self.broker.node.queues.items() if name not in parked)
             busy = any(one.in_flight for p in self.processes for one in p.service.consumers)
             if not busy and not any(
-                len(q.ready) + q.unacked + len(q.safe.letters) + len(q.delays.entries) for q in held
+                len(q.ready) + q.unacked + len(q.safe.dead_letters) + len(q.delays.entries)
+                for q in held
             ):
                 return
 

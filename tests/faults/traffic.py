@@ -240,7 +240,7 @@ async def deletions(site: Site) -> Part:
             await blows.kill_broker(blows.Together(group), node)
             # RabbitMQ 4.0.5 does not survive the deletion of a retry queue whose dead-lettering is just
             # starting: its worker finds no queue and takes the supervisor of all of them along, and every
-            # such queue of the node answers 541 until the next restart. Nothing of ours can mend that.
+            # such queue of the node answers 541 until the next restart. Nothing of ours can repair that.
             await asyncio.sleep(_STARTED_S)
             for kind in ("retry", "dead-letter", "main", "dead-letter", "retry"):
                 for campaign in group:

@@ -53,7 +53,7 @@ park_failed_tasks(app, ["tasks"])
 @app.task
 def charge(order: int, *, currency: str = "EUR") -> None:
     """Writes the order down, unless the bank is away."""
-    if "MENDED" not in os.environ:
+    if "REPAIRED" not in os.environ:
         raise ConnectionError(f"the bank does not take {currency}")
     with Path(os.environ["TASKS_LEDGER"]).open("a") as ledger:
         ledger.write(f"{order}\n")
@@ -71,7 +71,7 @@ def again(self: object, order: int) -> None:
 @app.task
 def deadly(order: int) -> None:
     """Kills its process, as the kernel does when memory is short."""
-    if "MENDED" not in os.environ:
+    if "REPAIRED" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
     charge(order)
 
@@ -79,7 +79,7 @@ def deadly(order: int) -> None:
 @app.task
 def slow(order: int) -> None:
     """Does not end in time."""
-    if "MENDED" not in os.environ:
+    if "REPAIRED" not in os.environ:
         signal.pause()
     charge(order)
 
@@ -90,6 +90,6 @@ slow.time_limit = 1
 @app.task
 def refused(order: int) -> None:
     """Rejects its message, which the broker then moves."""
-    if "MENDED" not in os.environ:
+    if "REPAIRED" not in os.environ:
         raise Reject("no such order", requeue=False)
     charge(order)

@@ -1,7 +1,7 @@
 """A consumer written with another framework, and given a plan: `consumer.py KIND URL QUEUE LEDGER`.
 
 It takes orders from a plain classic queue. One order in twelve fails at its first attempt, one in twelve
-whenever it is tried, unless MENDED is set. What is done is a line of the ledger.
+whenever it is tried, unless REPAIRED is set. What is done is a line of the ledger.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Orders:
         """Write it down, or fail."""
         number = order["number"]
         time.sleep(0.002)
-        if number % 12 == 5 and "MENDED" not in os.environ:
+        if number % 12 == 5 and "REPAIRED" not in os.environ:
             raise LookupError("no such item")
         if number % 12 == 3 and not (headers or {}).get("hopback-attempts"):
             raise ConnectionError("the stock is away")

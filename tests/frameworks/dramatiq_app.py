@@ -15,7 +15,7 @@ dramatiq.set_broker(broker)
 @dramatiq.actor(max_retries=1, min_backoff=1, max_backoff=1)
 def charge(order: int, currency: str = "EUR") -> None:
     """Writes the order down, unless the bank is away."""
-    if "MENDED" not in os.environ:
+    if "REPAIRED" not in os.environ:
         raise ConnectionError(f"the bank does not take {currency}")
     with Path(os.environ["TASKS_LEDGER"]).open("a") as ledger:
         ledger.write(f"{order}\n")

@@ -33,7 +33,7 @@ class Stand:
     kind: str
     url: str
     ledger: Path
-    mended: bool = False
+    repaired: bool = False
     restarts: int = -1
     _process: asyncio.subprocess.Process | None = None
 
@@ -81,7 +81,7 @@ class Stand:
                     self.url,
                     self.queue,
                     str(self.ledger),
-                    env={**os.environ, **({"MENDED": "1"} if self.mended else {})},
+                    env={**os.environ, **({"REPAIRED": "1"} if self.repaired else {})},
                     stdout=log,
                     stderr=log,
                 )

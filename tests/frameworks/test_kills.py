@@ -46,7 +46,7 @@ async def _proof(
     await _shown(url, management_url, stands)
     async with AsyncExitStack() as stack:
         for stand in stands:
-            stand.mended = True
+            stand.repaired = True
             await stack.enter_async_context(stand.consuming())
         await _redriven(url, management_url, stands)
         for stand in stands:
@@ -86,9 +86,9 @@ async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
                 assert queue in page
                 assert (await client.get(f"/queues/{queue}")).status_code == 200
                 session = await operations.open_session(queue)
-                letters = (await operations.messages(session.id, size=100)).dead_letters
-                assert {one.message_id for one in letters} == {f"order-{n}" for n in POISON}
-                assert {(one.error, one.attempts) for one in letters} == {("LookupError", 3)}
+                listed = (await operations.messages(session.id, size=100)).dead_letters
+                assert {one.message_id for one in listed} == {f"order-{n}" for n in POISON}
+                assert {(one.error, one.attempts) for one in listed} == {("LookupError", 3)}
                 await operations.release(session.id)
 
 
@@ -103,7 +103,7 @@ async def _redriven(url: str, management_url: str, stands: list[Stand]) -> None:
                 order = {
                     "kind": "re-drive",
                     "queue": f"{stand.queue}.dlq",
-                    "reason": "mended",
+                    "reason": "repaired",
                     "expectedCount": await stand.until_at_rest(len(POISON)),
                 }
                 job = (await client.post("/admin/dlq/jobs", json=order)).json()

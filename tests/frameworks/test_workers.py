@@ -48,7 +48,7 @@ _ON_ONE = pytest.mark.parametrize("place", ["embedded"], indirect=True)
 
 @asynccontextmanager
 async def _worker(
-    url: str, folder: Path, *command: str, mended: bool = False, **more: str
+    url: str, folder: Path, *command: str, repaired: bool = False, **more: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A worker as its framework starts it, ended by SIGTERM."""
     around = {
@@ -56,7 +56,7 @@ async def _worker(
         "C_FORCE_ROOT": "1",  # CI is root, and one of the tasks is a pickle of our own
         "TASKS_BROKER": url,
         "TASKS_LEDGER": str(folder / "ledger.txt"),
-        **({"MENDED": "1"} if mended else {}),
+        **({"REPAIRED": "1"} if repaired else {}),
         **more,
     }
     with (folder / "worker.log").open("ab") as log:
@@ -125,9 +125,9 @@ async def _operations(place: tuple[str, str]) -> AsyncIterator[Operations]:
 async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLetter, str]]:
     """The dead letters of a queue by their type, each with the sentence about it."""
     session = await operations.open_session(queue)
-    letters = (await operations.messages(session.id, size=100)).dead_letters
+    listed = (await operations.messages(session.id, size=100)).dead_letters
     found = {
-        one.type: (one, (await operations.message(session.id, one.id)).sentence) for one in letters
+        one.type: (one, (await operations.message(session.id, one.id)).sentence) for one in listed
     }
     await operations.release(session.id)
     return found
@@ -135,7 +135,7 @@ async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLet
 
 async def _redriven(operations: Operations, queue: str, count: int) -> None:
     head = FromHead(count)
-    request = RedriveRequest(queue=queue, selection=head, expected_count=count, reason="mended")
+    request = RedriveRequest(queue=queue, selection=head, expected_count=count, reason="repaired")
     job = await operations.acting_as(Who("test", "test")).start(request)
     job = await operations.wait(job.id)
     assert job.counts.done == count
@@ -177,11 +177,11 @@ async def test_failed_tasks_of_celery_are_parked_and_taken_again(
         assert errors["charge"] == errors["again"] == "ConnectionError"
         assert errors["deadly"].endswith("WorkerLostError")
         assert errors["slow"].endswith("TimeLimitExceeded")
-        letter, sentence = found["tests.frameworks.celery_app.charge"]
-        assert letter.error_message == "the bank does not take EUR"
+        one, sentence = found["tests.frameworks.celery_app.charge"]
+        assert one.error_message == "the bank does not take EUR"
         assert 'Celery task tests.frameworks.celery_app.charge(1, currency="EUR")' in sentence
         assert found["tests.frameworks.celery_app.again"][0].attempts == 3
-        async with _worker(url, tmp_path, *_CELERY, mended=True):
+        async with _worker(url, tmp_path, *_CELERY, repaired=True):
             await _redriven(operations, "tasks.dlq", 4)
             await _until_done(tmp_path, {1, 2, 3, 4})
 
@@ -223,7 +223,7 @@ async def test_tasks_that_the_broker_dead_lettered_are_taken_again(
         assert calls == {
             f"refused({order})." for order in range(len(forms)) if order != pickled
         } | {f"refused(({pickled},) (as its producer showed them: a pickle is not loaded))."}
-        async with _worker(url, tmp_path, *worker, mended=True):
+        async with _worker(url, tmp_path, *worker, repaired=True):
             await _redriven(operations, "plain.dead", len(forms))
             await _until_done(tmp_path, set(range(len(forms))))
 
@@ -251,14 +251,14 @@ async def test_dead_messages_of_dramatiq_are_taken_again(
         await _send(url, "from tests.frameworks.dramatiq_app import charge", "charge.send(9)")
         await _until_depth(url, "default.XQ", 1, tmp_path)
     async with _operations(place) as operations:
-        letter, sentence = (await _looked(operations, "default.XQ"))["charge"]
-        assert (letter.error, letter.error_message) == (
+        one, sentence = (await _looked(operations, "default.XQ"))["charge"]
+        assert (one.error, one.error_message) == (
             "ConnectionError",
             "the bank does not take EUR",
         )
-        assert (letter.recorded_by, letter.attempts, letter.origin) == ("Dramatiq", 2, "default")
+        assert (one.recorded_by, one.attempts, one.origin) == ("Dramatiq", 2, "default")
         assert "Dramatiq task charge(9)" in sentence
-        async with _worker(url, tmp_path, *_DRAMATIQ, mended=True):
+        async with _worker(url, tmp_path, *_DRAMATIQ, repaired=True):
             await _redriven(operations, "default.XQ", 1)
             await _until_done(tmp_path, {9})
 
@@ -276,8 +276,8 @@ async def test_a_pickle_of_kombu_is_shown_and_never_loaded(place: tuple[str, str
     await connection.close()
     async with _operations(place) as operations:
         session = await operations.open_session("kombu.dlq")
-        letter = (await operations.messages(session.id)).dead_letters[0]
-        view = await operations.message(session.id, letter.id)
+        one = (await operations.messages(session.id)).dead_letters[0]
+        view = await operations.message(session.id, one.id)
         assert view.payload_encoding in ("string", "binary")
         assert view.properties["contentType"] == "application/x-python-serialize"
         await operations.release(session.id)

@@ -1,7 +1,7 @@
 """A small shop on the embedded broker, with failures and dead letters, for the tests of the page.
 
 Orders fail by three different errors, a payment provider times out, one queue is empty. What was
-mended succeeds when it is re-driven; what was not dies again.
+repaired succeeds when it is re-driven; what was not dies again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ORDERS, PAYMENTS, MAILS = "orders.created", "payments.capture", "mails.send"
 
 @dataclass
 class Shop:
-    """The application, and what of it is mended."""
+    """The application, and what of it is repaired."""
 
     app: App = field(default_factory=lambda: App("shop"))
-    mended: set[str] = field(default_factory=set)
+    repaired: set[str] = field(default_factory=set)
     handled: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Shop:
 
     async def _handle(self, payload: dict[str, Any]) -> None:
         trouble = payload.get("trouble", "")
-        if trouble and trouble not in self.mended:
+        if trouble and trouble not in self.repaired:
             _TROUBLES[trouble](payload)
         self.handled.append(payload)
 

@@ -47,7 +47,7 @@ def main() -> int:
         try:
             build(suite)
         except (RuntimeError, subprocess.CalledProcessError, OSError) as error:
-            sys.stderr.write(f"RabbitMQ of Debian {suite} is not to be had: {error}\n")
+            sys.stderr.write(f"RabbitMQ of Debian {suite} is not available: {error}\n")
             return 1
     return 0
 

@@ -39,7 +39,7 @@ async def main(url: str, database: str, source: str, target: str, in_flight: int
                     RedriveRequest(
                         queue=source,
                         selection=FromHead(),
-                        reason="mended",
+                        reason="repaired",
                         pace=Pace(in_flight=in_flight),
                     )
                 )

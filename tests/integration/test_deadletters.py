@@ -96,7 +96,7 @@ async def _open_shop(
 
 
 def _redrive(**changes: Any) -> RedriveRequest:
-    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "mended"}
+    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "repaired"}
     return RedriveRequest(**plain | changes)
 
 

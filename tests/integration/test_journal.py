@@ -56,7 +56,7 @@ SPEC = JobSpec(
     "orders.dlq",
     "rabbit /",
     SelectionSnapshot(10, "age>2h", ("a", "b")),
-    why="mended",
+    why="repaired",
     by=Who("u-1", "Ann"),
     target=Target(TargetKind.QUEUE, routing_key="orders", reset=False),
     pace=Pace(rate=5.0, ramp=(1, 5)),
@@ -154,7 +154,7 @@ async def test_a_new_job_may_begin_where_one_was_interrupted(engine: AsyncEngine
     assert states == {"j-1": JobState.INTERRUPTED, "j-2": JobState.RUNNING}
 
 
-async def test_wishes_reach_the_owner(engine: AsyncEngine) -> None:
+async def test_control_requests_reach_the_owner(engine: AsyncEngine) -> None:
     """Pause, cancel and rate are heard with the next heartbeat, in whatever process."""
     journal = SqlJournal(engine, SystemClock())
     await journal.begin(JOB, "me")
@@ -319,7 +319,7 @@ async def test_a_job_is_paused_from_another_process(engine: AsyncEngine) -> None
     await _fill(broker, 30)
     async with here, there:
         request = RedriveRequest(
-            queue="raffle_dlq", selection=FromHead(), reason="mended", pace=Pace(rate=20.0)
+            queue="raffle_dlq", selection=FromHead(), reason="repaired", pace=Pace(rate=20.0)
         )
         job = await here.start(request)
         with pytest.raises(JobConflict):

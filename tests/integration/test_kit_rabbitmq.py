@@ -33,8 +33,8 @@ async def test_the_same_test_runs_on_rabbitmq(amqp_url: str) -> None:
         assert await test.drain() == Tally(done=2, retried=2, parked=1)
         test.assert_done("kit.orders", times=2)
         test.assert_parked("kit.orders", reason="no such customer", attempt=2)
-        (letter,) = test.dead_letters("kit.orders")
-        assert letter.body == b"13"
+        (dead_letter,) = test.dead_letters("kit.orders")
+        assert dead_letter.body == b"13"
         with pytest.raises(Returned):
             await test.publish("", "nowhere", 1)
         await test.publish("", "kit.orders", 2)

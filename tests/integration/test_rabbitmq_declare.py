@@ -1,4 +1,4 @@
-"""Declaring on a real RabbitMQ: what it refuses is told so that it can be mended."""
+"""Declaring on a real RabbitMQ: what it refuses is told so that it can be repaired."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ async def test_the_command_waits_for_a_broker_that_was_killed(
     await connection.close()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hopback", "dlq", "redrive", DLQ, "--to", f"queue:{MAIN}",
-        "--reason", "mended", "--yes", "--rate", "200", "--broker", node.url,
+        "--reason", "repaired", "--yes", "--rate", "200", "--broker", node.url,
         "--management", node.management_url, "--store", f"sqlite:///{tmp_path / 'jobs.db'}",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -61,8 +61,10 @@ async def test_present_rates_come_from_the_statistics(
         async with asyncio.timeout(60):
             while not (await view.queue(vhost, "orders")).publish_rate:  # noqa: ASYNC110  gathered every few seconds
                 await asyncio.sleep(0.2)
-        async with Operations(broker, management=view, vhost=vhost, topologies=declared) as letters:
-            app = create_app(letters, broker, view=view, vhost=vhost, topologies=declared)
+        async with Operations(
+            broker, management=view, vhost=vhost, topologies=declared
+        ) as dead_letters:
+            app = create_app(dead_letters, broker, view=view, vhost=vhost, topologies=declared)
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1"

@@ -303,7 +303,7 @@ async def test_the_relay_publishes_everything_and_empties_the_outbox(engine: Asy
 
 
 async def test_a_message_that_fails_holds_up_its_key_and_nobody_else(engine: AsyncEngine) -> None:
-    """Order per key holds across a failure; when it is mended, everything goes."""
+    """Order per key holds across a failure; when it is repaired, everything goes."""
     await put(engine, message(1, "a"), message(2, "a"), message(1, "b"), message(3, "a"))
     sink = Sink()
     sink.refuse = {"a-2"}

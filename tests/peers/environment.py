@@ -28,7 +28,7 @@ def source_of(package: str) -> Path:
 
 
 def make() -> None:
-    """Install the packages and unpack their sources; RuntimeError says what could not be had."""
+    """Install the packages and unpack their sources; RuntimeError says what was not available."""
     wanted = "\n".join((str(sys.version_info[:2]), *REQUIREMENTS, *(s.package for s in SUITES)))
     stamp = WORK / ".ready"
     if stamp.exists() and stamp.read_text() == wanted:

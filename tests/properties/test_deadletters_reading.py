@@ -25,7 +25,7 @@ _TERMS = st.sampled_from(
 
 @moderately
 @given(_HOSTILE, st.integers(1, 10**6))
-def test_every_delivery_is_a_letter(delivery: Received, place: int) -> None:
+def test_every_delivery_is_a_dead_letter(delivery: Received, place: int) -> None:
     """Hostile headers make no letter fail; its id is stable and its story a sentence."""
     dead_letter = read_dead_letter(delivery, place)
     assert dead_letter == read_dead_letter(delivery, place)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 
-__all__ = ["Player", "PolicyPlayer", "RuntimePlayer", "Scene"]
+__all__ = ["PlayedScenario", "Player", "PolicyPlayer", "RuntimePlayer"]
 
 CHANCE = 0.5
 HOST = "scenario"
@@ -53,7 +53,7 @@ _KNOWN_HAZARDS = frozenset({"delivery-limit-feeds-retry", "looking-deletes"})
 """What ratatoskr's document accepts on 4.x; without these names the runtime refuses to start."""
 
 
-class Scene(Protocol):
+class PlayedScenario(Protocol):
     """What a player needs to know of its stage."""
 
     broker: Broker
@@ -89,8 +89,8 @@ class Player(Protocol):
 class PolicyPlayer:
     """Consume, decide, carry out: the least that a consumer has to do, and nothing else."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scenario: PlayedScenario) -> None:
+        self._scenario = scenario
         self._ready = asyncio.Event()
         self._in_hand: set[asyncio.Task[None]] = set()
         self._living: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class PolicyPlayer:
     async def _live(self) -> None:
         """Session after session: a process that lost its line, or died, comes back."""
         while True:
-            connection = await self._scene.broker.connect("policy player")
+            connection = await self._scenario.broker.connect("policy player")
             try:
                 await self._consume(connection)
             except BrokerError:
@@ -133,10 +133,10 @@ class PolicyPlayer:
                 await connection.close()
 
     async def _consume(self, connection: Connection) -> None:
-        await declare(connection, self._scene.topology)
+        await declare(connection, self._scenario.topology)
         channel = await connection.open_channel()
         await channel.qos(20)
-        for actor in self._scene.actors.values():
+        for actor in self._scenario.actors.values():
             await channel.consume(actor.queue, self._taker(actor, channel, connection))
         self._ready.set()
         await channel.wait_closed()
@@ -160,7 +160,7 @@ class PolicyPlayer:
     async def _handle(
         self, actor: Actor, delivery: Delivery, channel: Channel, connection: Connection
     ) -> None:
-        plan = self._scene.plan(actor.queue)
+        plan = self._scenario.plan(actor.queue)
         outcome, occasion = self._outcome(actor, delivery, plan)
         decision = decide(
             delivery,
@@ -168,7 +168,7 @@ class PolicyPlayer:
             plan,
             version=connection.version,
             chance=CHANCE,
-            dead_letters_park=dead_letters_park(self._scene.topology, plan),
+            dead_letters_park=dead_letters_park(self._scenario.topology, plan),
         )
         try:
             for effect in effects(decision, delivery, plan, occasion):
@@ -179,13 +179,13 @@ class PolicyPlayer:
 
     def _outcome(self, actor: Actor, delivery: Delivery, plan: Plan) -> tuple[Outcome, Occasion]:
         """What the actor's act means, and what the world adds to it."""
-        bare = Occasion(self._scene.now(), HOST)
+        bare = Occasion(self._scenario.now(), HOST)
         try:
             _ = json.loads(delivery.body) if actor.reads_json else None
         except ValueError as error:
             reason = f"undecodable payload: {error}"
             return Park(reason), bare._replace(failure=failure_from_exception(error))
-        match act := actor.perform(_run(delivery, plan, self._scene.elapsed())):
+        match act := actor.perform(_run(delivery, plan, self._scenario.elapsed())):
             case Exception():
                 occasion = bare._replace(failure=failure_from_exception(act))
                 return classify(act, actor.rules), occasion
@@ -224,10 +224,10 @@ async def _carry_out(effect: Effect, delivery: Delivery, channel: Channel) -> No
 class RuntimePlayer:
     """The runtime itself: handlers of an application, and services behind HTTP."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scenario: PlayedScenario) -> None:
+        self._scenario = scenario
         self.events: list[tuple[str, Mapping[str, Any]]] = []
-        self._app = App(scene.topology.name, topology=scene.topology)
+        self._app = App(scenario.topology.name, topology=scenario.topology)
         self._service: Service | None = None
         self._running: asyncio.Task[Any] | None = None
         self._patch = pytest.MonkeyPatch()
@@ -240,19 +240,19 @@ class RuntimePlayer:
 
     async def start(self) -> None:
         """Start the service with a handler for everyone in the cast."""
-        for actor in self._scene.actors.values():
+        for actor in self._scenario.actors.values():
             self._register(actor)
         # The network between push and the services is not ours: it is a function call here.
         services = httpx.MockTransport(self._answer)
         self._patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: services)
         world = Environment(
             bus=Bus(lambda name, fields: self.events.append((name, fields))),
-            clock=_SceneClock(self._scene),
+            clock=_ScenarioClock(self._scenario),
             chance=lambda: CHANCE,
             host=HOST,
         )
         options = ServiceOptions(accept=_KNOWN_HAZARDS, watch=600.0)
-        self._service = Service(self._app, self._scene.broker, options=options, world=world)
+        self._service = Service(self._app, self._scenario.broker, options=options, world=world)
         self._running = asyncio.create_task(self._service.run())
         ready = asyncio.ensure_future(self._service.ready.wait())
         await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -274,7 +274,7 @@ class RuntimePlayer:
         listening = self._app.handler(actor.queue, rules=actor.rules)
 
         async def handle(context: Context) -> Any:
-            act = actor.perform(_run(context.delivery, context.plan, self._scene.elapsed()))
+            act = actor.perform(_run(context.delivery, context.plan, self._scenario.elapsed()))
             if isinstance(act, Exception):
                 raise act
             return act
@@ -285,9 +285,9 @@ class RuntimePlayer:
         listening(handle_json if actor.reads_json else handle)
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
-        actor = self._scene.actors[request.url.path.removeprefix("/")]
+        actor = self._scenario.actors[request.url.path.removeprefix("/")]
         run = Run(
-            self._scene.elapsed(),
+            self._scenario.elapsed(),
             int(request.headers["x-attempt"]),
             request.headers.get("x-routing-key", ""),
             request.content,
@@ -306,11 +306,11 @@ class _NoBody(httpx.AsyncByteStream):
         yield b""
 
 
-class _SceneClock(SystemClock):
+class _ScenarioClock(SystemClock):
     """The time of the stage."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scenario: PlayedScenario) -> None:
+        self._scenario = scenario
 
     def now(self) -> float:
-        return self._scene.now()
+        return self._scenario.now()

@@ -226,7 +226,7 @@ class Stage:
 
     def _count(self, name: str) -> int:
         queue = self.embedded.node.queues[name]
-        held = len(queue.safe.letters) + len(queue.delays.entries)
+        held = len(queue.safe.dead_letters) + len(queue.delays.entries)
         return len(queue.ready) + queue.unacked + held
 
     async def _ready(self, name: str) -> int:

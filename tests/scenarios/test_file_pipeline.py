@@ -271,7 +271,7 @@ async def test_a_re_driven_message_has_three_attempts_again(stage: Stage) -> Non
 
 @played(file_pipeline)
 async def test_a_re_drive_whose_publish_fails_loses_nothing(stage: Stage) -> None:
-    """The document's caveat is mended: the dead letter is acked only after the confirm."""
+    """The document's caveat is repaired: the dead letter is acked only after the confirm."""
     stage.cast("q.validator", Park("hopeless"))
     await stage.publish(*_UPLOADED)
     await stage.drain()

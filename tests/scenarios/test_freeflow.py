@@ -237,10 +237,12 @@ async def test_the_shared_dlq_tells_which_queue_failed(stage: Stage) -> None:
     await stage.publish("freeflow.events", "user.created")
     await stage.drain()
     found = []
-    for letter in await stage.contents(_DLQ):
+    for dead_letter in await stage.contents(_DLQ):
         if not stage.hardened:
-            assert last_death_queue(letter.headers) == letter.headers["x-first-death-queue"]
-        delivery = Received(_DLQ, "", "", letter.body, letter.properties)
+            assert (
+                last_death_queue(dead_letter.headers) == dead_letter.headers["x-first-death-queue"]
+            )
+        delivery = Received(_DLQ, "", "", dead_letter.body, dead_letter.properties)
         plan = plan_of(delivery, stage.topology.plans)
         found.append(plan.queue if plan else "")
     assert sorted(found) == [_AUDIT, _DOCUMENTS, "freeflow.users.queue"]

@@ -132,26 +132,26 @@ async def test_event_bus(amqp_url: str, tmp_path: Path) -> None:
 async def test_freeflow(amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """Domains do their work; what is early waits in its tier, what is hopeless is in the DLQ."""
     everything = {"FREEFLOW_AUDIT_KEYS": "#"}
-    async with on_stage("freeflow", amqp_url, database_url, tmp_path, **everything) as office:
+    async with on_stage("freeflow", amqp_url, database_url, tmp_path, **everything) as system:
         for key, data in (
             ("workflow.started", {"id": "w1", "owner": "una@example.org", "steps": 1}),
             ("auth.succeeded", {"user": "nobody"}),
             ("notification.requested", {"to": "busy@example.org", "text": "lunch"}),
             ("document.created", {"id": "d1"}),
         ):
-            assert (await office.client.post(f"/events/{key}", json=data)).status_code == 202
-        await office.until(_found(office, "/workflows"))
-        await office.until(_holds(office, "freeflow.auth.retry.30s", 1))
-        await office.until(_holds(office, "freeflow.notification.retry.5m", 1))
-        await office.until(_holds(office, "freeflow.events.dlq", 1))
-        await office.client.post("/events/workflow.advanced", json={"id": "w1"})
-        (note,) = await office.until(_found(office, "/notifications"))
+            assert (await system.client.post(f"/events/{key}", json=data)).status_code == 202
+        await system.until(_found(system, "/workflows"))
+        await system.until(_holds(system, "freeflow.auth.retry.30s", 1))
+        await system.until(_holds(system, "freeflow.notification.retry.5m", 1))
+        await system.until(_holds(system, "freeflow.events.dlq", 1))
+        await system.client.post("/events/workflow.advanced", json={"id": "w1"})
+        (note,) = await system.until(_found(system, "/notifications"))
         assert note["recipient"] == "una@example.org"
 
         async def audited() -> bool:
-            return len(await office.json("/audit")) == 6
+            return len(await system.json("/audit")) == 6
 
-        await office.until(audited)
+        await system.until(audited)
 
 
 async def test_ratatoskr(amqp_url: str, database_url: str, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def readme(name: str) -> str:
 
 
 @asynccontextmanager
-async def _playing(name: str, folder: Path) -> AsyncIterator[str]:
+async def _running(name: str, folder: Path) -> AsyncIterator[str]:
     """The system as the demo runs it, with its traffic; the address of its web application."""
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
@@ -68,7 +68,7 @@ async def _traffic(system: System, stage: Host) -> None:
 @pytest.mark.parametrize("name", _NAMES)
 async def test_the_commands_work_as_they_stand(name: str, tmp_path: Path) -> None:
     """Every command succeeds; where the page shows what is printed, that is printed."""
-    async with _playing(name, tmp_path) as url:
+    async with _running(name, tmp_path) as url:
         await asyncio.to_thread(play, readme(name), url)
 
 

@@ -156,7 +156,7 @@ async def test_an_answer_that_never_came_tells_the_key_to_send_it_again_with(
 
 @in_virtual_time
 async def test_an_exchange_that_was_deleted_is_named_as_what_it_is(tmp_path: Path) -> None:
-    """Nothing was stored, and the command that mends it is told."""
+    """Nothing was stored, and the command that repairs it is told."""
     async with _web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post("/api/v1/users", json=_USER)).status_code == 200
         connection = await broker.connect("somebody")

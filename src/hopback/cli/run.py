@@ -256,7 +256,7 @@ class RunSettings:
 # --- the application
 
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
-"""Where our own modules are: a line in there is never the one that a user has to mend."""
+"""Where our own modules are: a line in there is never the one that a user has to correct."""
 
 
 def load_app(target: str) -> App:
@@ -315,7 +315,7 @@ def _broken(name: str, error: Exception) -> CommandFailed:
     frames = traceback.extract_tb(error.__traceback__)
     found = [one for one in frames if "importlib" not in one.filename]
     if not name.startswith("hopback."):
-        # What Hopback refuses, it refuses deep inside; the line to mend is the one that called it.
+        # What Hopback refuses, it refuses deep inside; the line to correct is the one that called it.
         found = [one for one in found if not one.filename.startswith(_HOPBACK)]
     where = f"{found[-1].filename}, line {found[-1].lineno}: " if found else ""
     if isinstance(error, SyntaxError):

@@ -154,7 +154,7 @@ class Action(Protocol):
     async def flush(self) -> None:
         """Nothing more is sent for now: let every fate come to its end."""
 
-    async def mend(self, *, anew: bool = False) -> BrokerError | None:
+    async def reopen(self, *, anew: bool = False) -> BrokerError | None:
         """After a failure: be ready to send again, and tell what ended the channel, if something did.
 
         `anew` asks for another channel even if the last one lives. BrokerError if there is no
@@ -243,7 +243,7 @@ class RedriveAction:
     async def room(self) -> None:
         """Return when the channel takes another publish."""
         if self._channel is None:
-            await self.mend()
+            await self.reopen()
         if self._channel is not None:
             await self._channel.room()
 
@@ -256,7 +256,7 @@ class RedriveAction:
     async def flush(self) -> None:
         """Confirms come by themselves."""
 
-    async def mend(self, *, anew: bool = False) -> BrokerError | None:
+    async def reopen(self, *, anew: bool = False) -> BrokerError | None:
         """A usable channel, a new one if the last has ended; what ended it."""
         fault = await _ended(self._channel)
         if fault is None and self._channel is not None and not anew:
@@ -339,7 +339,7 @@ class DiscardAction:
         for _, fate in waiting:
             fate.set_result(None)
 
-    async def mend(self, *, anew: bool = False) -> BrokerError | None:
+    async def reopen(self, *, anew: bool = False) -> BrokerError | None:
         """There is no channel to open again."""
         return None
 
@@ -549,9 +549,9 @@ class ChangingAction:
                 continue
             sent.add_done_callback(partial(_pass_on, told=fate))
 
-    async def mend(self, *, anew: bool = False) -> BrokerError | None:
+    async def reopen(self, *, anew: bool = False) -> BrokerError | None:
         """Be ready to send again; what ended the channel."""
-        return await self._sending.mend(anew=anew)
+        return await self._sending.reopen(anew=anew)
 
     async def close(self) -> None:
         """Finish the file and end the connection."""

@@ -282,10 +282,10 @@ class Engine:
             raise self._lost
 
     async def _may_go_on(self) -> None:
-        """Mend what failed, then see whether somebody wants us to wait or to end."""
+        """Try again what failed, then see whether somebody wants us to wait or to end."""
         self._check()
         if self._troubled:
-            await self._mend()
+            await self._repair()
         await self._heard()
         # Write the progress down now and then.
         if self._clock.now() - self._told >= _PROGRESS_S:
@@ -408,7 +408,7 @@ class Engine:
         await self._room()
 
     async def _room(self) -> None:
-        # If the channel has ended, sending fails now, and `_mend` finds out why.
+        # If the channel has ended, sending fails now, and `_repair` finds out why.
         with suppress(BrokerError):
             await self._action.room()
 
@@ -467,12 +467,12 @@ class Engine:
 
     # --- trouble
 
-    async def _mend(self) -> None:
+    async def _repair(self) -> None:
         """Try again what failed, one at a time, in order."""
         await self._drain()
         self._check()
         self._troubled.sort(key=lambda item: item.delivery.tag)
-        await self._action.mend()
+        await self._action.reopen()
         while self._troubled:
             await self._again(self._troubled[0])
             del self._troubled[0]
@@ -489,7 +489,7 @@ class Engine:
                 self._ack(item)
                 self._check()
                 return
-            ended = await self._action.mend(anew=attempt >= _ANEW_AFTER)
+            ended = await self._action.reopen(anew=attempt >= _ANEW_AFTER)
             match after_failure(last, ended):
                 case AfterFailure.ITS_OWN:
                     self._keep(item.delivery)

@@ -239,7 +239,7 @@ def vet(
         listed = "\n".join(f"  {one.rule} at {one.place}: {one.explanation}" for one in grave)
         raise UnsafeOperation(
             f"{topology.name} is not started on RabbitMQ {version}:\n{listed}\n"
-            "Mend these, or accept them by name."
+            "Correct these, or accept them by name."
         )
     return tuple(one for one in findings if one.severity is not Severity.INFO)
 

@@ -34,7 +34,7 @@ _NOTICED_S = 1.0
 """A loop that runs well comes round thousands of times in a second."""
 _LOOK_S = 0.25  # so that what is noticed is told soon after its second
 _DEAD_S = 60.0
-"""A loop that has stood still for a minute is what a restart may mend: RabbitMQ has closed its
+"""A loop that has stood still for a minute is what a restart may repair: RabbitMQ has closed its
 connections for want of heartbeats, and delivers their messages to others."""
 _ANSWER_S = (
     1.0  # a probe waits a second or more; whoever asks a loop that runs has the answer at once
@@ -133,7 +133,7 @@ class ThreadEndpoint:
         self._thread: threading.Thread | None = None
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and tell where: port 0 takes a free one. OSError if it cannot be had."""
+        """Listen, and tell where: port 0 takes a free one. OSError if the address is taken."""
         opened: asyncio.Future[tuple[str, int]] = self._asked_loop.create_future()
 
         def tell(found: tuple[str, int] | OSError) -> None:

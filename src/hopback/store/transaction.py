@@ -136,7 +136,7 @@ class Transaction:
         mark = dialect.insert(inbox).values(
             consumer=consumer, message_id=message_id, processed_at=self._clock.now()
         )
-        # What was inserted comes back; a row count is not to be had from every driver.
+        # What was inserted comes back; not every driver gives a row count.
         written = mark.on_conflict_do_nothing().returning(inbox.c.message_id)
         return (await self.connection.execute(written)).first() is not None
 

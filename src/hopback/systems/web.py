@@ -149,7 +149,7 @@ def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
     """A text field of a body; RequestRefused names it where it is missing or too long."""
     found = body.get(name)
     if not isinstance(found, str) or not found.strip() or len(found) > most or "\x00" in found:
-        raise RequestRefused(f"{name}: expected text of 1 to {most} letters")
+        raise RequestRefused(f"{name}: expected text of 1 to {most} characters")
     return found.strip()
 
 

@@ -273,7 +273,10 @@ class AppTest(EventRecord):
         if queue is None:
             return 0
         return (
-            len(queue.ready) + queue.unacked + len(queue.safe.letters) + len(queue.delays.entries)
+            len(queue.ready)
+            + queue.unacked
+            + len(queue.safe.dead_letters)
+            + len(queue.delays.entries)
         )
 
     def _played(self) -> list[str]:
@@ -311,7 +314,7 @@ class AppTest(EventRecord):
         """What lies in the dead-letter queue of a queue, oldest first."""
         parking = self._plan(queue).parking.queue
         if self._live is not None:
-            return self._live.letters.get(parking, ())
+            return self._live.parked.get(parking, ())
         return self.broker.snapshot().queue(parking).messages
 
     def assert_parked(
@@ -344,13 +347,13 @@ def _raise_first(failures: list[BaseException], events: list[Happening]) -> None
 
 
 class QueuesUnderTest:
-    """A connection of a test to a real broker; `letters` are the dead letters seen last, by queue."""
+    """A connection of a test to a real broker; `parked` are the dead letters seen last, by queue."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._connection: Connection | None = None
         self._channel: Channel | None = None
-        self.letters: dict[str, tuple[StoredMessage, ...]] = {}
+        self.parked: dict[str, tuple[StoredMessage, ...]] = {}
 
     @property
     def address(self) -> str:
@@ -387,24 +390,24 @@ class QueuesUnderTest:
         assert self._connection is not None  # noqa: S101 - opened before it is used
         channel = await self._connection.open_channel()
         seen: list[StoredMessage] = []
-        while (letter := await channel.get(queue)) is not None:
+        while (held := await channel.get(queue)) is not None:
             number = len(seen)
             seen.append(
                 StoredMessage(
                     copy=number,
                     origin=number,
-                    exchange=letter.exchange,
-                    routing_key=letter.routing_key,
-                    body=letter.body,
-                    properties=letter.properties,
-                    redelivered=letter.redelivered,
+                    exchange=held.exchange,
+                    routing_key=held.routing_key,
+                    body=held.body,
+                    properties=held.properties,
+                    redelivered=held.redelivered,
                     returns=0,
                     failures=0,
                     expires=None,
                 )
             )
         await channel.close()
-        self.letters[queue] = tuple(seen)
+        self.parked[queue] = tuple(seen)
 
 
 # --- producing ------------------------------------------------------------------------------------

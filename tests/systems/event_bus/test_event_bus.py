@@ -33,7 +33,7 @@ _QUEUE, _DLQ = "wms.queue.wms-orders", "wms.dlq.wms-orders"
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _RunningSystem:
     """The bus at work, a client of its API and the sample receiver."""
 
     test: AppTest
@@ -65,7 +65,7 @@ class _LoopTime:
 
 
 @asynccontextmanager
-async def _playing(hardened: bool = False) -> AsyncIterator[_Scene]:
+async def _running(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
     settings = EventBusSettings(endpoints_at("http://receiver.test"), hardened)
     clock = _LoopTime()
     network = httpx.ASGITransport(receiver(clock))
@@ -78,14 +78,14 @@ async def _playing(hardened: bool = False) -> AsyncIterator[_Scene]:
             httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://bus") as client,
             httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
         ):
-            yield _Scene(test, client, sample)
+            yield _RunningSystem(test, client, sample)
 
 
 @_FORMS
 @in_virtual_time
 async def test_an_event_is_published_once_and_pushed_to_every_service(hardened: bool) -> None:
     """Over HTTP and from Python: each service gets it, answers 200, and it is gone."""
-    async with _playing(hardened) as bus:
+    async with _running(hardened) as bus:
         await bus.publish()
         async with Publisher(bus.test.broker) as publisher:
             await EventBus(publisher, "wms").publish("order.paid", {"order": 1})
@@ -99,7 +99,7 @@ async def test_an_event_is_published_once_and_pushed_to_every_service(hardened: 
 @in_virtual_time
 async def test_a_failure_is_retried_after_5_s_by_the_service_that_failed_alone(status: int) -> None:
     """Every row of the table but 2xx and 425: dead-letter retry, and nobody else sees it again."""
-    async with _playing() as bus:
+    async with _running() as bus:
         await bus.behave(_ORDERS, status=status, times=2)
         began = bus.test.events[-1].at
         await bus.publish()
@@ -116,7 +116,7 @@ async def test_a_hopeless_event_runs_eleven_times_and_is_parked_with_its_story(
     hardened: bool,
 ) -> None:
     """Once and ten retries; the dead letter says queue, status, retries; the log says the code."""
-    async with _playing(hardened) as bus:
+    async with _running(hardened) as bus:
         await bus.behave(_ORDERS, status=500)
         await bus.publish()
         tally = await bus.test.drain()
@@ -138,7 +138,7 @@ async def test_a_hopeless_event_runs_eleven_times_and_is_parked_with_its_story(
 @in_virtual_time
 async def test_a_service_that_does_not_answer_is_an_exception() -> None:
     """The timeout is retried, and in the end the dead letter has the error instead of a status."""
-    async with _playing() as bus:
+    async with _running() as bus:
         await bus.behave(_ORDERS, delayMs=60_000)
         await bus.publish()
         await bus.test.drain()
@@ -151,7 +151,7 @@ async def test_a_service_that_does_not_answer_is_an_exception() -> None:
 @in_virtual_time
 async def test_an_event_that_is_not_due_waits_without_counting(hardened: bool) -> None:
     """`processAfterDelayMs`: 425 until then, first attempt all the while, and others pass by."""
-    async with _playing(hardened) as bus:
+    async with _running(hardened) as bus:
         await bus.publish("order.reminder", processAfterDelayMs=12_000)
         await bus.publish("order.created")
         await bus.test.drain()
@@ -164,8 +164,8 @@ async def test_an_event_that_is_not_due_waits_without_counting(hardened: bool) -
 
 @in_virtual_time
 async def test_manual_retry_continues_the_count() -> None:
-    """Moved back after ten retries, one more failure parks it at once; when mended it is done."""
-    async with _playing() as bus:
+    """Moved back after ten retries, one more failure parks it at once; when repaired it is done."""
+    async with _running() as bus:
         await bus.behave(_ORDERS, status=500)
         await bus.publish()
         await bus.test.drain()
@@ -184,7 +184,7 @@ async def _retry_by_hand(test: AppTest) -> None:
     assert isinstance(test.broker, EmbeddedBroker)
     topologies = [test.service.topology]
     async with Operations(test.broker, topologies=topologies, clock=_LoopTime()) as operations:
-        request = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="mended")
+        request = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="repaired")
         job = await operations.wait((await operations.start(request)).id)
         assert job.counts.done == 1
 
@@ -192,7 +192,7 @@ async def _retry_by_hand(test: AppTest) -> None:
 @in_virtual_time
 async def test_the_services_registered_are_listed() -> None:
     """With endpoint and queues, by the document's names."""
-    async with _playing() as bus:
+    async with _running() as bus:
         (_, orders) = (await bus.client.get("/services")).json()["services"]
         assert orders == {
             "service": _ORDERS,
@@ -217,7 +217,7 @@ async def test_an_event_that_cannot_be_published_is_refused(
     path: str, body: dict[str, Any], status: int
 ) -> None:
     """4xx, and no service hears of it."""
-    async with _playing() as bus:
+    async with _running() as bus:
         assert (await bus.client.post(path, json=body)).status_code == status
         assert (await bus.test.drain()).done == 0
 
@@ -258,28 +258,28 @@ async def test_services_come_and_go_with_their_file(tmp_path: Path) -> None:
             httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://b") as client,
             httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
         ):
-            scene = _Scene(test, client, sample)
+            system = _RunningSystem(test, client, sample)
             await test.advance(5)
-            await scene.publish()
+            await system.publish()
             await test.advance(5)
-            assert await scene.answered(_ORDERS) == [(1, 200)]
+            assert await system.answered(_ORDERS) == [(1, 200)]
             with file.open("a") as more:
                 more.write('[wms-stock]\nurl = "http://receiver.test/wms-stock/events"\n')
             await test.advance(5)
-            await scene.publish()
+            await system.publish()
             await test.advance(5)
-            assert await scene.answered(_ORDERS) == [(1, 200), (1, 200)]
-            assert await scene.answered("wms-stock") == [(1, 200)]
+            assert await system.answered(_ORDERS) == [(1, 200), (1, 200)]
+            assert await system.answered("wms-stock") == [(1, 200)]
             file.write_text('[wms-stock]\nurl = "http://receiver.test/wms-stock/events"\n')
             await test.advance(5)
             listed = (await client.get("/services")).json()["services"]
             assert [one["service"] for one in listed] == ["wms-stock"]
             file.write_text("this is no [TOML")
             await test.advance(5)
-            await scene.publish()
+            await system.publish()
             await test.advance(5)
-            assert len(await scene.answered("wms-stock")) == 2
-            assert len(await scene.answered(_ORDERS)) == 2
+            assert len(await system.answered("wms-stock")) == 2
+            assert len(await system.answered(_ORDERS)) == 2
             assert test.broker.snapshot().queue(_QUEUE).messages == ()
 
 

@@ -340,7 +340,7 @@ async def test_a_re_drive_sends_back_waits_once_more_and_is_announced(tmp_path: 
 
 @in_virtual_time
 async def test_a_re_drive_that_cannot_publish_loses_nothing(tmp_path: Path) -> None:
-    """The document's own caveat, mended: what was not confirmed is still in the dead-letter queue."""
+    """The document's own caveat, repaired: what was not confirmed is still in the dead-letter queue."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"1", b"2")
         channel = await (await admin.system.test.broker.connect("operator")).open_channel()

@@ -55,9 +55,9 @@ async def test_a_picture_that_breaks_pillow_is_parked_after_three_attempts(
         file_id = await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
         assert system.dead() == {"q.thumbnail": 1}
-        (letter,) = system.test.dead_letters("q.thumbnail")
-        assert letter.properties.type == "FileValidated.v1"
-        assert letter.properties.headers["x-parked-delivery-attempt"] == 3
+        (dead_letter,) = system.test.dead_letters("q.thumbnail")
+        assert dead_letter.properties.type == "FileValidated.v1"
+        assert dead_letter.properties.headers["x-parked-delivery-attempt"] == 3
         assert system.now() - began == pytest.approx(30, abs=1)
         assert system.runs("q.thumbnail") == 3
         assert system.runs("q.extractor") == 1
@@ -148,7 +148,7 @@ async def test_a_file_that_is_not_done_in_time_has_timed_out(tmp_path: Path) -> 
 
 @in_virtual_time
 async def test_a_failed_file_is_completed_after_its_re_drive(tmp_path: Path) -> None:
-    """Mended on disk and sent back through `retry.q.thumbnail`, it waits once more and is done."""
+    """Repaired on disk and sent back through `retry.q.thumbnail`, it waits once more and is done."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
@@ -194,9 +194,9 @@ async def test_what_is_no_message_of_ours_is_parked_and_audited(
         await system.send(hostile(body))
         await system.settle()
         assert system.dead() == {"q.validator": 1, "q.projection": 1}
-        (letter,) = system.test.dead_letters("q.validator")
-        assert reason in str(letter.properties.headers["x-parked-reason"])
-        assert letter.properties.headers["x-parked-delivery-attempt"] == 1
+        (dead_letter,) = system.test.dead_letters("q.validator")
+        assert reason in str(dead_letter.properties.headers["x-parked-reason"])
+        assert dead_letter.properties.headers["x-parked-delivery-attempt"] == 1
         assert len(await system.audited()) == 1
 
 

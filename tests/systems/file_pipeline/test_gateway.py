@@ -47,7 +47,7 @@ async def test_a_file_can_be_followed_from_upload_to_completion(tmp_path: Path) 
 
 @in_virtual_time
 async def test_a_file_goes_through_again_when_asked_to(tmp_path: Path) -> None:
-    """The second run begins anew: what was broken on disk is mended, what was late is forgotten."""
+    """The second run begins anew: what was broken on disk is repaired, what was late is forgotten."""
     async with front_door(tmp_path) as door:
         first = await door.done(broken_png(), *_PNG)
         assert (first["status"], first["failure"]["stage"]) == ("failed", "thumbnail")

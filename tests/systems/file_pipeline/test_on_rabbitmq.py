@@ -82,7 +82,7 @@ class _Client:
 async def test_the_whole_system_in_one_process(
     amqp_url: str, database: str, tmp_path: Path, hardened: bool
 ) -> None:
-    """A picture completes; a broken one fails, is parked, is mended, re-driven and completes."""
+    """A picture completes; a broken one fails, is parked, is repaired, re-driven and completes."""
     stage = Host(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
     async with SYSTEM.start(replace(stage, environment=_SETTINGS)) as playing:
         transport = httpx.ASGITransport(app=playing.web)  # type: ignore[arg-type]

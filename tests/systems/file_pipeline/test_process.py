@@ -66,7 +66,7 @@ def test_the_facts_give_the_status_in_whatever_order_they_come(
 
 
 def test_a_late_file_has_timed_out_until_it_is_completed() -> None:
-    """Failure is worse than being late; completion mends both."""
+    """Failure is worse than being late; completion repairs both."""
     late = _after([_UPLOADED, _PICTURE, _DESCRIBED], timed_out=True)
     assert late.status == "timed-out"
     assert late.after(_FAILED).status == "failed"

@@ -335,7 +335,7 @@ async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path:
 
 @in_virtual_time
 async def test_a_re_drive_that_fails_again_is_told_again(tmp_path: Path) -> None:
-    """A second ProcessingFailed, a second notification; mended, nothing of the failure is left."""
+    """A second ProcessingFailed, a second notification; repaired, nothing of the failure is left."""
     async with front_door(tmp_path) as door:
         failed = await door.done(broken_png(), "a.png", "image/png")
         assert failed["status"] == "failed"
@@ -349,8 +349,8 @@ async def test_a_re_drive_that_fails_again_is_told_again(tmp_path: Path) -> None
             await door.system.redrive(queue)
         await door.client.post(f"/files/{failed['fileId']}/reprocess")
         await door.system.settle()
-        mended = (await door.client.get(f"/files/{failed['fileId']}")).json()
-        assert mended["status"] == "completed", mended
-        assert "failure" not in mended
-        assert mended["size"] == mended["metadata"]["size"] == len(png())
-        assert mended["sha256"] == mended["metadata"]["sha256"]
+        repaired = (await door.client.get(f"/files/{failed['fileId']}")).json()
+        assert repaired["status"] == "completed", repaired
+        assert "failure" not in repaired
+        assert repaired["size"] == repaired["metadata"]["size"] == len(png())
+        assert repaired["sha256"] == repaired["metadata"]["sha256"]

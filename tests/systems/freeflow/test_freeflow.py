@@ -25,7 +25,7 @@ _DOCUMENTS, _DLQ = "freeflow.documents.queue", "freeflow.events.dlq"
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _RunningSystem:
     test: AppTest
     client: httpx.AsyncClient
 
@@ -45,9 +45,9 @@ class _Scene:
 
 
 @asynccontextmanager
-async def _playing(
+async def _running(
     folder: Path, *, hardened: bool = False, audit: str = "audit.*"
-) -> AsyncIterator[_Scene]:
+) -> AsyncIterator[_RunningSystem]:
     settings = FreeFlowSettings(
         f"sqlite:///{folder}/freeflow.db", hardened, audit_keys=tuple(audit.split(","))
     )
@@ -56,7 +56,7 @@ async def _playing(
         opened(api(settings, test.broker)) as web,
         httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://f") as client,
     ):
-        yield _Scene(test, client)
+        yield _RunningSystem(test, client)
 
 
 @_FORMS
@@ -65,34 +65,34 @@ async def test_every_domain_does_its_work_and_the_audit_knows_of_everything(
     tmp_path: Path, hardened: bool
 ) -> None:
     """Seven domains; what they lead to is published and handled as well. The audit is bound to `#`."""
-    async with _playing(tmp_path, hardened=hardened, audit="#") as office:
-        await office.publish("user.registered", id="u1", name="Una")
-        await office.publish("document.created", id="d1", title="Minutes", text="all agreed")
-        await office.publish("workflow.started", id="w1", owner="una@example.org", steps=1)
-        await office.publish("audit.checked", by="Una")
-        await office.test.drain()
-        await office.publish("document.archived", id="d1")
-        await office.publish("workflow.advanced", id="w1")
-        await office.publish("auth.succeeded", user="u1")
-        await office.test.drain()
+    async with _running(tmp_path, hardened=hardened, audit="#") as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        await system.publish("document.created", id="d1", title="Minutes", text="all agreed")
+        await system.publish("workflow.started", id="w1", owner="una@example.org", steps=1)
+        await system.publish("audit.checked", by="Una")
+        await system.test.drain()
+        await system.publish("document.archived", id="d1")
+        await system.publish("workflow.advanced", id="w1")
+        await system.publish("auth.succeeded", user="u1")
+        await system.test.drain()
         for _ in range(3):
-            await office.publish("auth.failed", user="u1")
-        tally = await office.test.drain()
+            await system.publish("auth.failed", user="u1")
+        tally = await system.test.drain()
         assert (tally.retried, tally.parked) == (0, 0)
 
-        assert await office.view("users") == [
+        assert await system.view("users") == [
             {"id": "u1", "name": "Una", "logins": 1, "failures": 3}
         ]
-        assert await office.view("documents") == [
+        assert await system.view("documents") == [
             {"id": "d1", "title": "Minutes", "words": 2, "archived": True}
         ]
-        (workflow,) = await office.view("workflows")
+        (workflow,) = await system.view("workflows")
         assert workflow["done"] == 1
-        (note,) = await office.view("notifications")
+        (note,) = await system.view("notifications")
         assert (note["recipient"], note["text"]) == ("una@example.org", "workflow w1 is done")
-        (alarm,) = await office.view("alarms")
+        (alarm,) = await system.view("alarms")
         assert alarm["text"] == "3 failed logins of Una"
-        assert {row["routing_key"] for row in await office.view("audit")} == {
+        assert {row["routing_key"] for row in await system.view("audit")} == {
             "user.registered",
             "document.created",
             "document.archived",
@@ -116,18 +116,18 @@ async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
     Bound to everything, the audit receives every retry again in the documented form; in the hardened
     one it does not.
     """
-    async with _playing(tmp_path, hardened=hardened, audit="#") as office:
-        await office.publish("document.archived", id="never")
-        tally = await office.test.drain()
+    async with _running(tmp_path, hardened=hardened, audit="#") as system:
+        await system.publish("document.archived", id="never")
+        tally = await system.test.drain()
         assert (tally.retried, tally.parked) == (3, 1)
-        tiers = [one.fields["tier"] for one in office.test.happened("delivery.retried")]
+        tiers = [one.fields["tier"] for one in system.test.happened("delivery.retried")]
         assert tiers == ["30s", "5m", "30m"]
-        office.test.assert_parked(_DOCUMENTS, times=1, reason="not created yet")
-        (letter,) = office.test.broker.snapshot().queue(_DLQ).messages
-        headers = letter.properties.headers
+        system.test.assert_parked(_DOCUMENTS, times=1, reason="not created yet")
+        (dead_letter,) = system.test.broker.snapshot().queue(_DLQ).messages
+        headers = dead_letter.properties.headers
         assert headers["x-retry-count"] == 3
         assert headers["x-original-routing-key"] == "document.archived"
-        assert await office.arrivals() == {"document.archived": 1 if hardened else 4}
+        assert await system.arrivals() == {"document.archived": 1 if hardened else 4}
 
 
 @_FORMS
@@ -136,23 +136,23 @@ async def test_an_event_that_was_early_is_handled_when_its_time_has_come(
     tmp_path: Path, hardened: bool
 ) -> None:
     """A login before the registration: `auth` returns to the users' queue and finds its user."""
-    async with _playing(tmp_path, hardened=hardened) as office:
-        await office.publish("auth.succeeded", user="u1")
-        await office.test.advance(1)
-        await office.publish("user.registered", id="u1", name="Una")
-        tally = await office.test.drain()
+    async with _running(tmp_path, hardened=hardened) as system:
+        await system.publish("auth.succeeded", user="u1")
+        await system.test.advance(1)
+        await system.publish("user.registered", id="u1", name="Una")
+        tally = await system.test.drain()
         assert (tally.retried, tally.parked) == (1, 0)
-        assert (await office.view("users"))[0]["logins"] == 1
+        assert (await system.view("users"))[0]["logins"] == 1
 
 
 @in_virtual_time
 async def test_a_busy_mailbox_chooses_its_wait(tmp_path: Path) -> None:
     """`after=300` takes the tier of five minutes at the first failure."""
-    async with _playing(tmp_path) as office:
-        await office.publish("notification.requested", to="busy@example.org", text="lunch")
-        await office.test.advance(10)
-        assert office.test.broker.snapshot().queue("freeflow.notification.retry.5m").messages
-        office.test.assert_retried("freeflow.notifications.queue", times=1, tier="5m")
+    async with _running(tmp_path) as system:
+        await system.publish("notification.requested", to="busy@example.org", text="lunch")
+        await system.test.advance(10)
+        assert system.test.broker.snapshot().queue("freeflow.notification.retry.5m").messages
+        system.test.assert_retried("freeflow.notifications.queue", times=1, tier="5m")
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
     tmp_path: Path, routing_key: str, data: dict[str, Any]
 ) -> None:
     """No tier is used, nothing is changed; by the document the audit has its own domain only."""
-    async with _playing(tmp_path) as office:
-        await office.publish(routing_key, **data)
-        tally = await office.test.drain()
+    async with _running(tmp_path) as system:
+        await system.publish(routing_key, **data)
+        tally = await system.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
-        assert await office.arrivals() == {}
+        assert await system.arrivals() == {}
 
 
 @pytest.mark.parametrize(
@@ -192,45 +192,45 @@ async def test_an_event_that_its_domain_does_not_know_is_parked(
     tmp_path: Path, routing_key: str, data: dict[str, Any]
 ) -> None:
     """It is neither taken for another event nor acked and gone."""
-    async with _playing(tmp_path) as office:
-        await office.publish("user.registered", id="u1", name="Una")
-        await office.test.drain()
+    async with _running(tmp_path) as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        await system.test.drain()
         for _ in range(3):
-            await office.publish(routing_key, **data)
-        tally = await office.test.drain()
+            await system.publish(routing_key, **data)
+        tally = await system.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 0, 3)
-        assert len(await office.view("users")) == 1
-        assert await office.view("alarms") == await office.view("notifications") == []
+        assert len(await system.view("users")) == 1
+        assert await system.view("alarms") == await system.view("notifications") == []
 
 
 @in_virtual_time
 async def test_a_retry_without_its_original_key_is_parked_with_the_reason(tmp_path: Path) -> None:
     """The headers are recommended only: whoever leaves them out finds the message, and why."""
-    async with _playing(tmp_path) as office:
-        await office.test.publish(
+    async with _running(tmp_path) as system:
+        await system.test.publish(
             "freeflow.events.retry", "document.30s", {"id": "f1", "title": "F"}
         )
-        tally = await office.test.drain()
+        tally = await system.test.drain()
         assert (tally.done, tally.parked) == (0, 1)
-        office.test.assert_parked(_DOCUMENTS, times=1, reason="without x-original-routing-key")
-        assert await office.view("documents") == []
+        system.test.assert_parked(_DOCUMENTS, times=1, reason="without x-original-routing-key")
+        assert await system.view("documents") == []
 
 
 @in_virtual_time
 async def test_an_event_sent_again_under_its_key_has_one_effect(tmp_path: Path) -> None:
     """`Idempotency-Key` becomes the message id, which the inbox of a queue knows."""
-    async with _playing(tmp_path) as office:
-        await office.publish("user.registered", id="u1", name="Una")
-        await office.test.drain()
+    async with _running(tmp_path) as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        await system.test.drain()
         for _ in range(2):
-            answer = await office.client.post(
+            answer = await system.client.post(
                 "/events/auth.succeeded",
                 json={"user": "u1"},
                 headers={"idempotency-key": "login-1"},
             )
             assert answer.json() == {"id": "login-1"}
-        await office.test.drain()
-        assert (await office.view("users"))[0]["logins"] == 1
+        await system.test.drain()
+        assert (await system.view("users"))[0]["logins"] == 1
 
 
 def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
@@ -266,23 +266,23 @@ def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
 @in_virtual_time
 async def test_an_event_delivered_again_changes_nothing_twice(tmp_path: Path) -> None:
     """The inbox of a queue knows what it has processed."""
-    async with _playing(tmp_path) as office:
-        await office.publish("user.registered", id="u1", name="Una")
-        await office.test.drain()
+    async with _running(tmp_path) as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        await system.test.drain()
         for _ in range(2):
-            await office.test.publish(
+            await system.test.publish(
                 "freeflow.events", "auth.succeeded", {"user": "u1"}, message_id="login-1"
             )
-        await office.test.drain()
-        assert (await office.view("users"))[0]["logins"] == 1
+        await system.test.drain()
+        assert (await system.view("users"))[0]["logins"] == 1
 
 
 @pytest.mark.parametrize("path", ["/events/cooking.done", "/events/user", "/events/user.a.b"])
 @in_virtual_time
 async def test_an_event_of_no_domain_is_refused(tmp_path: Path, path: str) -> None:
     """404, naming the domains."""
-    async with _playing(tmp_path) as office:
-        answer = await office.client.post(path, json={})
+    async with _running(tmp_path) as system:
+        answer = await system.client.post(path, json={})
         assert answer.status_code == 404
         assert "workflow" in answer.json()["error"]
-        assert (await office.client.get("/nothing")).status_code == 404
+        assert (await system.client.get("/nothing")).status_code == 404

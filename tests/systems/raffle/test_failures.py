@@ -13,7 +13,7 @@ from hopback.systems.database import Database
 from hopback.systems.raffle.dead_letters import dead_letter_consumer
 from hopback.systems.raffle.tables import METADATA, dropped
 from hopback.testing import AppTest, Fault, in_virtual_time
-from tests.systems.raffle.scene import playing, settings_in
+from tests.systems.raffle.running import running_raffle, settings_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ async def test_a_database_away_for_a_while_is_recovered_from_by_itself(
 ) -> None:
     """Scenario 1: retried after ten seconds with count and reason, inserted when it is back."""
     away = tmp_path / "away"
-    async with playing(settings_in(away, hardened=hardened)) as raffle:
+    async with running_raffle(settings_in(away, hardened=hardened)) as raffle:
         ids = [await raffle.create_user(name) for name in ("Ana", "Bruno")]
         await raffle.test.advance(5)
         waiting = raffle.resting("raffle_retry_10s")
@@ -50,7 +50,7 @@ async def test_a_database_away_for_long_sends_users_to_the_dlq_and_the_dlq_consu
     """Scenario 2: four runs, then the DLQ; started by hand, the DLQ consumer waits and inserts."""
     away = tmp_path / "away"
     settings = settings_in(away, hardened=hardened)
-    async with playing(settings) as raffle:
+    async with running_raffle(settings) as raffle:
         ids = [await raffle.create_user(name) for name in ("Ana", "Bruno", "Carla")]
         tally = await raffle.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 9, 3)
@@ -76,7 +76,7 @@ async def test_malformed_json_goes_to_the_dlq_and_is_dropped_there_with_a_note(
 ) -> None:
     """Scenario 3: rejected at once; the DLQ consumer logs its content, audits it and drops it."""
     settings = settings_in(tmp_path, hardened=hardened)
-    async with playing(settings) as raffle:
+    async with running_raffle(settings) as raffle:
         await raffle.enqueue(b'{"name": Ana')
         await raffle.enqueue({"id": "1", "name": "Ana", "email": "ana@email.com"})
         ana = await raffle.create_user("Ana")
@@ -99,7 +99,7 @@ async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
 ) -> None:
     """With the database away it stays in the DLQ."""
     settings = settings_in(tmp_path / "away")
-    async with playing(settings) as raffle:
+    async with running_raffle(settings) as raffle:
         await raffle.enqueue(b"no JSON")
         await raffle.test.drain()
         async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
@@ -112,7 +112,7 @@ async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
 @in_virtual_time
 async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(tmp_path: Path) -> None:
     """Scenario 4: a clear 503 instead of an id; when the broker is back the same request works."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         raffle.test.faults.chance(Fault.REFUSE_CONNECTION, 1)
         raffle.test.broker.cut()
         body = {"name": "Ana", "email": "ana@email.com"}
@@ -129,7 +129,7 @@ async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(tmp_path: P
 @in_virtual_time
 async def test_an_email_that_is_taken_is_a_data_error_of_its_row_alone(tmp_path: Path) -> None:
     """The others of its batch are inserted at once; it is retried, and its reason says why."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         await raffle.create_user("Ana")
         await raffle.test.drain()
         others = [await raffle.create_user(name) for name in ("Bruno", "Carla", "Davi")]
@@ -149,7 +149,7 @@ async def test_an_email_that_is_taken_is_a_data_error_of_its_row_alone(tmp_path:
 async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) -> None:
     """The DLQ consumer inserts the rest; the bad one stays in the DLQ, however often it is tried."""
     settings = settings_in(tmp_path)
-    async with playing(settings) as raffle:
+    async with running_raffle(settings) as raffle:
         await raffle.create_user("Ana")
         await raffle.test.drain()
         for name in ("ana", "bruno"):

@@ -15,7 +15,7 @@ from hopback.systems.raffle.consumer import consumer
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import AppTest, in_virtual_time
-from tests.systems.raffle.scene import playing, settings_in
+from tests.systems.raffle.running import running_raffle, settings_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @in_virtual_time
 async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> None:
     """200 with a UUID of version 4, a persistent message, and a second later a row."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         body = {"name": "João Silva", "email": "joao@email.com"}
         answer = await raffle.client.post("/api/v1/users", json=body)
         assert answer.status_code == 200
@@ -41,7 +41,7 @@ async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> No
 @in_virtual_time
 async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
     """The insert is idempotent by id, in one batch and in two."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         user = {"id": str(uuid.uuid4()), "name": "Ana", "email": "ana@email.com"}
         await raffle.enqueue(user)
         await raffle.enqueue(user)
@@ -71,7 +71,7 @@ async def test_a_request_that_makes_no_user_is_refused(
     tmp_path: Path, body: bytes, wrong: str
 ) -> None:
     """400, naming what is wrong; nothing is published."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         answer = await raffle.client.post("/api/v1/users", content=body)
         assert answer.status_code == 400
         assert wrong in answer.json()["error"]
@@ -81,7 +81,7 @@ async def test_a_request_that_makes_no_user_is_refused(
 @in_virtual_time
 async def test_a_request_that_is_too_large_is_refused(tmp_path: Path) -> None:
     """413, and it is not read to its end."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         answer = await raffle.client.post("/api/v1/users", content=b" " * 1_000_001)
         assert answer.status_code == 413
 
@@ -89,7 +89,7 @@ async def test_a_request_that_is_too_large_is_refused(tmp_path: Path) -> None:
 @in_virtual_time
 async def test_users_join_a_raffle_and_it_is_drawn_once(tmp_path: Path) -> None:
     """Two of three win; a second draw, a late entry and strangers are refused."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         users = [await raffle.create_user(name) for name in ("Ana", "Bruno", "Carla")]
         late = await raffle.create_user("Davi")
         await raffle.test.drain()
@@ -116,7 +116,7 @@ async def test_users_join_a_raffle_and_it_is_drawn_once(tmp_path: Path) -> None:
 @in_virtual_time
 async def test_unknown_raffles_and_users_are_not_found(tmp_path: Path) -> None:
     """404, in words."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         created = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
         url = f"/api/v1/raffles/{created.json()['id']}"
         answers = [
@@ -177,7 +177,7 @@ def test_everything_wrong_with_the_environment_is_said_at_once() -> None:
 async def test_another_ttl_than_the_live_queue_has_is_refused_naming_both(tmp_path: Path) -> None:
     """The queue is never recreated; the consumer does not start."""
     settings = settings_in(tmp_path)
-    async with playing(settings) as raffle:
+    async with running_raffle(settings) as raffle:
         broker = raffle.test.broker
     with pytest.raises(TopologyConflict) as refused:
         async with AppTest(consumer(replace(settings, retry_ttl_ms=5000)), broker=broker):
@@ -193,7 +193,7 @@ async def test_a_table_of_an_earlier_version_gets_its_new_columns(tmp_path: Path
     with sqlite3.connect(tmp_path / "raffle.db") as connection:
         connection.execute("CREATE TABLE users (id TEXT PRIMARY KEY, name TEXT, email TEXT UNIQUE)")
         connection.execute("INSERT INTO users VALUES (?, 'Old', 'old@email.com')", [old])
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         new = await raffle.create_user("New")
         await raffle.test.drain()
         assert (await raffle.user(old)).json()["insertedAt"] is None
@@ -203,7 +203,7 @@ async def test_a_table_of_an_earlier_version_gets_its_new_columns(tmp_path: Path
 @in_virtual_time
 async def test_the_time_of_a_draw_has_its_zone(tmp_path: Path) -> None:
     """On SQLite too, which keeps none."""
-    async with playing(settings_in(tmp_path)) as raffle:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
         user = await raffle.create_user("Ana")
         await raffle.test.drain()
         made = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})

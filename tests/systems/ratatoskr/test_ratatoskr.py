@@ -28,7 +28,7 @@ _QUEUE = "my-service.events"
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _RunningSystem:
     test: AppTest
     client: httpx.AsyncClient
 
@@ -51,9 +51,9 @@ class _Scene:
 
 
 @asynccontextmanager
-async def _playing(
+async def _running(
     folder: Path, *, hardened: bool = False, **changes: Any
-) -> AsyncIterator[_Scene]:
+) -> AsyncIterator[_RunningSystem]:
     settings = RatatoskrSettings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
     options = ServiceOptions(accept=SYSTEM.accepts)
     async with (
@@ -61,14 +61,14 @@ async def _playing(
         opened(api(settings, test.broker)) as web,
         httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://r") as client,
     ):
-        yield _Scene(test, client)
+        yield _RunningSystem(test, client)
 
 
 @_FORMS
 @in_virtual_time
 async def test_events_are_decoded_by_type_and_carried_out(tmp_path: Path, hardened: bool) -> None:
     """An order is placed, paid and shipped; all three queues are quorum queues."""
-    async with _playing(tmp_path, hardened=hardened) as shop:
+    async with _running(tmp_path, hardened=hardened) as shop:
         await shop.place("o1")
         await shop.test.drain()
         assert await shop.state("o1") == "placed"
@@ -87,7 +87,7 @@ async def test_a_transient_failure_comes_back_after_the_retry_delay(
     tmp_path: Path, hardened: bool
 ) -> None:
     """The warehouse is closed for eight seconds: the third run, ten seconds on, places the order."""
-    async with _playing(tmp_path, hardened=hardened) as shop:
+    async with _running(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")
         await shop.test.advance(8)
@@ -103,7 +103,7 @@ async def test_max_retries_park_and_the_dead_letter_counts_them(
     tmp_path: Path, hardened: bool
 ) -> None:
     """Closed for ever: four runs, then the DLQ with `x-retry-count` 3."""
-    async with _playing(tmp_path, hardened=hardened) as shop:
+    async with _running(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")
         tally = await shop.test.drain()
@@ -124,8 +124,8 @@ async def test_max_retries_park_and_the_dead_letter_counts_them(
 )
 @in_virtual_time
 async def test_a_permanent_failure_is_parked_at_once(tmp_path: Path, fields: Any) -> None:
-    """Validation cannot be mended by waiting: one run, then the DLQ."""
-    async with _playing(tmp_path) as shop:
+    """Validation cannot be repaired by waiting: one run, then the DLQ."""
+    async with _running(tmp_path) as shop:
         await shop.publish("order.placed", **fields)
         tally = await shop.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
@@ -135,7 +135,7 @@ async def test_a_permanent_failure_is_parked_at_once(tmp_path: Path, fields: Any
 @in_virtual_time
 async def test_a_payment_of_the_wrong_amount_changes_nothing(tmp_path: Path) -> None:
     """Parked, and the transaction is rolled back: the order is not paid, the event not marked."""
-    async with _playing(tmp_path) as shop:
+    async with _running(tmp_path) as shop:
         await shop.place("o1")
         await shop.test.drain()
         await shop.publish("payment.received", order="o1", cents=1)
@@ -146,7 +146,7 @@ async def test_a_payment_of_the_wrong_amount_changes_nothing(tmp_path: Path) -> 
 @in_virtual_time
 async def test_events_may_overtake_each_other(tmp_path: Path) -> None:
     """A payment before its order waits and is tried again."""
-    async with _playing(tmp_path) as shop:
+    async with _running(tmp_path) as shop:
         await shop.publish("payment.received", order="o1", cents=10)
         await shop.place("o1")
         tally = await shop.test.drain()
@@ -158,7 +158,7 @@ async def test_events_may_overtake_each_other(tmp_path: Path) -> None:
 @in_virtual_time
 async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened: bool) -> None:
     """The line breaks before the ack, and the client sends it again: the inbox knows both."""
-    async with _playing(tmp_path, hardened=hardened) as shop:
+    async with _running(tmp_path, hardened=hardened) as shop:
         shop.test.faults.inject(Fault.CUT_BEFORE_SETTLE)
         placed = {"order": "o1", "sku": "acorn", "quantity": 2}
         await shop.publish("order.placed", key="event-1", **placed)
@@ -196,7 +196,7 @@ async def test_a_dead_letter_names_the_field_that_is_wrong(
     tmp_path: Path, event: dict[str, Any], says: str
 ) -> None:
     """`type` tells which class was meant, so the reason is about that class."""
-    async with _playing(tmp_path) as shop:
+    async with _running(tmp_path) as shop:
         assert (await shop.client.post("/events", json=event)).status_code == 202
         await shop.test.drain()
         shop.test.assert_parked(_QUEUE, times=1, reason=says)
@@ -205,7 +205,7 @@ async def test_a_dead_letter_names_the_field_that_is_wrong(
 @in_virtual_time
 async def test_a_second_payment_is_permanent(tmp_path: Path) -> None:
     """The order is paid: no waiting makes it unpaid. What comes too early still waits."""
-    async with _playing(tmp_path) as shop:
+    async with _running(tmp_path) as shop:
         await shop.place("o1")
         for _ in range(2):
             await shop.publish("payment.received", order="o1", cents=10)
@@ -218,7 +218,7 @@ async def test_a_second_payment_is_permanent(tmp_path: Path) -> None:
 @in_virtual_time
 async def test_who_carries_the_retry_count(tmp_path: Path, hardened: bool) -> None:
     """Rejected, a message cannot get a header: only the dead letter has it. Hardened, every retry has."""
-    async with _playing(tmp_path, hardened=hardened) as shop:
+    async with _running(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")
         await shop.test.advance(1)
@@ -242,7 +242,7 @@ async def test_bad_requests_are_refused(
     tmp_path: Path, method: str, path: str, body: Any, status: int
 ) -> None:
     """4xx, with what was expected."""
-    async with _playing(tmp_path) as shop:
+    async with _running(tmp_path) as shop:
         answer = await shop.client.request(method, path, json=body)
         assert answer.status_code == status
         assert answer.json()["error"]

@@ -48,8 +48,8 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
     """The review shows differences and where originals go; the button counts what can be changed."""
     bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(7)]
     bodies[1] = b"no JSON"
-    letters = [dead_letter(number, body=body) for number, body in enumerate(bodies)]
-    async with admin(*letters, editing=True, exports=tmp_path) as stage:
+    dead_letters = [dead_letter(number, body=body) for number, body in enumerate(bodies)]
+    async with admin(*dead_letters, editing=True, exports=tmp_path) as stage:
         assert _FIELD in (await stage.client.post(_ACT, data=_SECOND)).text
         review = (await stage.client.post(_ACT, data=_review(_PATCH))).text
         assert review.count('<pre class="diff"') == 4

@@ -14,11 +14,11 @@ from tests.unit.admin.stage import DLQ, admin, dead_letter
 
 async def test_the_first_page_says_what_broke() -> None:
     """After a survey: each error once, with its number and its queues."""
-    letters = [
+    dead_letters = [
         replace(dead_letter(n, "KeyError" if n % 3 else "LookupError"), routing_key="mail.dlq")
         for n in range(9)
     ]
-    async with admin(*letters, extra=(Queue("mail"), Queue("mail.dlq"))) as stage:
+    async with admin(*dead_letters, extra=(Queue("mail"), Queue("mail.dlq"))) as stage:
         before = await stage.client.get("/")
         asked = await stage.client.post("/errors/survey")
         after = await stage.client.get(asked.headers["location"])
@@ -64,8 +64,8 @@ async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
 
 async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
     """The events tell the place; a session that begins there holds that message."""
-    letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
-    async with admin(*letters) as stage:
+    dead_letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
+    async with admin(*dead_letters) as stage:
         page = await stage.client.get("/search", params={"find": "C-00027"})
         events = await stage.client.get("/search/events", params={"find": "C-00027", "in": DLQ})
         told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
@@ -82,8 +82,8 @@ async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
 
 async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_at_once() -> None:
     """The messages with their error as they are found, then their groups; the job keeps the number."""
-    letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
-    async with admin(*letters) as stage:
+    dead_letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
+    async with admin(*dead_letters) as stage:
         job = await stage.operations.start(RedriveRequest(
             queue=DLQ, selection=FromHead(30), reason="x",
             target=Target(TargetKind.QUEUE, routing_key=DLQ),
@@ -116,12 +116,12 @@ async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
 
 async def test_groups_and_the_button_follow_the_filter() -> None:
     """Of what matches: the groups, by any header too, and one button for all of it."""
-    letters = [
+    dead_letters = [
         replace(one, properties=replace(one.properties, headers={
             **one.properties.headers, "x-tenant": "acme" if n % 2 else "globex"}))
         for n in range(6) for one in [dead_letter(n, "KeyError" if n < 2 else "LookupError")]
     ]  # fmt: skip
-    async with admin(*letters) as stage:
+    async with admin(*dead_letters) as stage:
         session = (await stage.session())["id"]
         asked = {"filter": "error:LookupError", "by": "header.x-tenant"}
         page = (await stage.client.get(f"/sessions/{session}", params=asked)).text

@@ -71,18 +71,18 @@ async def test_a_group_remembers_what_was_done_to_it() -> None:
         body = {
             "kind": "re-drive",
             "queue": DLQ,
-            "reason": "mended",
+            "reason": "repaired",
             "selection": {"session": session["id"], "filter": f"group:{chosen}"},
         }
         begun = await stage.client.post("/admin/dlq/jobs", json=body)
         assert begun.status_code == 202, begun.text
         await stage.operations.wait(begun.json()["id"])
-        await stage.operations.notes.add(DLQ, NewNote(chosen, "mended in 2.3"))
+        await stage.operations.notes.add(DLQ, NewNote(chosen, "repaired in 2.3"))
         found = await stage.client.get(f"{_QUEUE}/history", params={"group": chosen})
         other = await stage.client.get(f"{_QUEUE}/history", params={"group": groups[1].key})
     done = [(one["action"], one["reason"]) for one in found.json()["items"]]
     assert ("note.add", "") in done
-    assert ("job.start", "mended") in done
+    assert ("job.start", "repaired") in done
     assert other.json()["items"] == []
 
 

@@ -178,7 +178,7 @@ def _hostile(body: bytes, **properties: str) -> Message:
 
 
 @pytest.mark.parametrize(
-    "letter",
+    "hostile",
     [
         _hostile(_EVIL.encode()),
         _hostile(b'{"a": "</pre><script>alert(1)</script>"}'),
@@ -197,9 +197,9 @@ def _hostile(body: bytes, **properties: str) -> Message:
         "html", "json", "ansi", "rtl", "bytes", "utf8", "large", "deep", "gzip", "zlib", "liar", "empty"
     ],
 )  # fmt: skip
-async def test_hostile_content_is_shown_and_does_nothing(letter: Message) -> None:
+async def test_hostile_content_is_shown_and_does_nothing(hostile: Message) -> None:
     """In every form the page stays a page: no tag, no control, no turned text, bounded in size."""
-    async with admin(letter) as stage:
+    async with admin(hostile) as stage:
         session = await stage.session()
         item = (await stage.client.get(f"{session['url']}/messages")).json()["items"][0]
         page = f"/sessions/{session['id']}"
@@ -210,7 +210,7 @@ async def test_hostile_content_is_shown_and_does_nothing(letter: Message) -> Non
         ]
         api = await stage.client.get(f"{session['url']}/messages/{item['id']}")
         raw = await stage.client.get(f"{session['url']}/messages/{item['id']}/body")
-    assert raw.content == letter.body
+    assert raw.content == hostile.body
     assert (raw.headers["content-type"], api.status_code) == ("application/octet-stream", 200)
     for answer in (listed, *shown):
         assert answer.status_code == 200
@@ -260,19 +260,19 @@ async def test_thousands_of_headers_make_no_large_page() -> None:
     )
     async with admin(replace(dead_letter(1), properties=many)) as stage:
         session = await stage.session()
-        (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-        page = await stage.client.get(f"/sessions/{session['id']}/messages/{letter['id']}")
+        (item,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await stage.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
         assert "and 19,505 more" in page.text
         assert "hopback-failure" in page.text
         assert len(page.text) < 300_000
-        found = (await stage.client.get(f"{session['url']}/messages/{letter['id']}")).json()
+        found = (await stage.client.get(f"{session['url']}/messages/{item['id']}")).json()
         assert (len(found["headers"]), found["moreHeaders"]) == (500, 19_505)
 
 
 async def test_thousands_of_groups_make_no_large_page() -> None:
     """The largest are shown and the rest is counted; so in the API."""
-    letters = (dead_letter(n, error=f"Error{n}") for n in range(1100))
-    async with admin(*letters) as stage:
+    messages = (dead_letter(n, error=f"Error{n}") for n in range(1100))
+    async with admin(*messages) as stage:
         session = await stage.session(limit=1100)
         page = await stage.client.get(f"/sessions/{session['id']}?by=error")
         assert "and 1,000 smaller groups" in page.text

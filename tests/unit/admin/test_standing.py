@@ -87,8 +87,8 @@ async def test_a_stack_of_another_framework_is_a_stack() -> None:
     properties = Properties(headers={"x-exception-message": "no", "x-exception-stacktrace": stack})
     async with admin(replace(dead_letter(1), properties=properties)) as stage:
         session = await stage.session()
-        (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-        page = await stage.client.get(f"/sessions/{session['id']}/messages/{letter['id']}")
+        (item,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await stage.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
     shown = re.search(r'<pre class="trace"[^>]*>(.*?)</pre>', page.text, re.DOTALL)
     assert shown is not None
     assert shown.group(1).count("\n") == 2
@@ -105,8 +105,8 @@ async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
     stamped = replace(message.properties, timestamp=1_700_000_000)
     async with admin(replace(message, properties=stamped)) as stage:
         session = await stage.session()
-        (letter,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-        page = await stage.client.get(f"/sessions/{session['id']}/messages/{letter['id']}")
+        (item,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await stage.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
     assert "2023-11-14 22:13:20 UTC (1700000000)" in page.text
 
 

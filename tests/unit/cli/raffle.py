@@ -47,7 +47,7 @@ class Raffle:
         """Put dead letters of a consumer's into the dead-letter queue, number 0 first."""
         connection = await self.broker.connect("a consumer")
         channel = await connection.open_channel()
-        await asyncio.gather(*(channel.publish(_letter(n, failure)) for n in range(count)))
+        await asyncio.gather(*(channel.publish(_dead_letter(n, failure)) for n in range(count)))
         await connection.close()
 
     def held(self, queue: str) -> list[str]:
@@ -56,7 +56,7 @@ class Raffle:
         return [str(message.properties.message_id) for message in found.ready]
 
 
-def _letter(number: int, failure: dict[str, object]) -> Message:
+def _dead_letter(number: int, failure: dict[str, object]) -> Message:
     record = {
         "type": "shop.OutOfStock" if number % 2 else "TimeoutError",
         "message": "nothing left",

@@ -42,7 +42,7 @@ _Output = pytest.CaptureFixture[str]
 
 
 def _redrive(**more: Any) -> RedriveRequest:
-    return RedriveRequest(queue=DLQ, selection=FromHead(), reason="mended", **more)
+    return RedriveRequest(queue=DLQ, selection=FromHead(), reason="repaired", **more)
 
 
 def _again(ident: str) -> str:
@@ -388,7 +388,7 @@ async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
         print_job(job)
         said = capsys.readouterr().out
         assert "2/2" in said
-        assert "why       mended" in said
+        assert "why       repaired" in said
 
 
 @pytest.mark.parametrize(

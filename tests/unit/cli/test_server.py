@@ -76,7 +76,7 @@ async def _served(
 
 def _request(**more: Any) -> RedriveRequest:
     return RedriveRequest(
-        queue=DLQ, selection=FromHead(), reason="mended", **{"target": _INTO_MAIN, **more}
+        queue=DLQ, selection=FromHead(), reason="repaired", **{"target": _INTO_MAIN, **more}
     )
 
 

@@ -51,9 +51,9 @@ def test_what_kombu_made_is_read(serializer: str, compression: str | None) -> No
     delivery, stored = _made(_CALL, serializer=serializer, compression=compression)
     assert what_happened(read_dead_letter(delivery, 1), delivery).endswith(_SENTENCE)
     moved = Received("tasks.dlq", "", "tasks.dlq", json.dumps(stored).encode(), Properties())
-    letter = read_dead_letter(moved, 1)
-    assert (letter.type, letter.message_id) == ("shop.charge", "5f1d")
-    assert what_happened(letter, moved).endswith(_SENTENCE)
+    dead_letter = read_dead_letter(moved, 1)
+    assert (dead_letter.type, dead_letter.message_id) == ("shop.charge", "5f1d")
+    assert what_happened(dead_letter, moved).endswith(_SENTENCE)
 
 
 def test_values_that_json_has_no_type_for_are_shown_plainly() -> None:

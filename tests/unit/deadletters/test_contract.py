@@ -69,7 +69,7 @@ def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
     redrive = RedriveRequest(
         queue="q.dlq",
         selection=FromSession("s-1", ("1-a",)),
-        reason="mended",
+        reason="repaired",
         target=Target(TargetKind.QUEUE, routing_key="q", reset=True),
         pace=pace,
         max_redrives=None,

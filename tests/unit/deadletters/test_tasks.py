@@ -30,22 +30,22 @@ ConnectionError: no answer: 10.0.0.7
 """
 
 
-def _letter(body: bytes, headers: dict[str, Any] | None = None, kind: str = "") -> Received:
+def _dead_letter(body: bytes, headers: dict[str, Any] | None = None, kind: str = "") -> Received:
     properties = Properties(headers=headers or {}, content_type=kind or None)
     return Received("tasks.dlq", "", "tasks.dlq", body, properties)
 
 
 def _read(delivery: Received) -> tuple[str, str, str]:
     """Task, id, and the sentence about it."""
-    letter = read_dead_letter(delivery, 1)
-    assert last_failure(delivery) == (letter.fingerprint, letter.last_failed)
-    return letter.type, letter.message_id, what_happened(letter, delivery)
+    dead_letter = read_dead_letter(delivery, 1)
+    assert last_failure(delivery) == (dead_letter.fingerprint, dead_letter.last_failed)
+    return dead_letter.type, dead_letter.message_id, what_happened(dead_letter, delivery)
 
 
 def test_a_task_of_celery_is_shown_as_a_call() -> None:
     """Its name is its type, its arguments are read from JSON, and its retries are attempts."""
     body = json.dumps([[17], {"currency": "EUR"}, {"chord": None}]).encode()
-    delivery = _letter(body, _CELERY, "application/json")
+    delivery = _dead_letter(body, _CELERY, "application/json")
     kind, message_id, sentence = _read(delivery)
     assert (kind, message_id) == ("shop.charge", "5f1d")
     assert sentence.endswith('It is the Celery task shop.charge(17, currency="EUR").')
@@ -63,7 +63,7 @@ class _Bomb:
 def test_a_pickle_is_never_loaded(protocol: int) -> None:
     """The arguments are shown as the producer wrote them into the headers."""
     body = pickle.dumps([(17,), {"bomb": _Bomb()}, {}], protocol)
-    delivery = _letter(body, _CELERY, "application/x-python-serialize")
+    delivery = _dead_letter(body, _CELERY, "application/x-python-serialize")
     assert _read(delivery)[2].endswith(
         "It is the Celery task shop.charge((17,), {'currency': 'EUR'} "
         "(as its producer showed them: a pickle is not loaded))."
@@ -73,7 +73,7 @@ def test_a_pickle_is_never_loaded(protocol: int) -> None:
 def test_a_task_of_the_first_protocol() -> None:
     """Everything is in the body."""
     body = {"task": "shop.charge", "id": "5f1d", "args": [1], "kwargs": {}, "retries": 0}
-    kind, message_id, sentence = _read(_letter(json.dumps(body).encode()))
+    kind, message_id, sentence = _read(_dead_letter(json.dumps(body).encode()))
     assert (kind, message_id) == ("shop.charge", "5f1d")
     assert sentence.endswith("It is the Celery task shop.charge(1).")
 
@@ -89,16 +89,23 @@ def test_a_message_of_dramatiq_tells_what_was_raised() -> None:
         "message_id": "5f1d",
         "message_timestamp": 1_700_000_000_000,
     }
-    delivery = _letter(json.dumps(body).encode())
-    letter = read_dead_letter(delivery, 1)
-    assert last_failure(delivery) == (letter.fingerprint, letter.last_failed)
-    assert (letter.type, letter.message_id) == ("charge", "5f1d")
-    assert (letter.error, letter.error_message) == ("ConnectionError", "no answer: 10.0.0.7")
-    assert (letter.recorded_by, letter.attempts, letter.origin) == ("Dramatiq", 4, "default")
-    assert letter.last_failed == Moment(1_700_000_000)
-    assert 'Dramatiq task charge(17, currency="EUR")' in what_happened(letter, delivery)
+    delivery = _dead_letter(json.dumps(body).encode())
+    dead_letter = read_dead_letter(delivery, 1)
+    assert last_failure(delivery) == (dead_letter.fingerprint, dead_letter.last_failed)
+    assert (dead_letter.type, dead_letter.message_id) == ("charge", "5f1d")
+    assert (dead_letter.error, dead_letter.error_message) == (
+        "ConnectionError",
+        "no answer: 10.0.0.7",
+    )
+    assert (dead_letter.recorded_by, dead_letter.attempts, dead_letter.origin) == (
+        "Dramatiq",
+        4,
+        "default",
+    )
+    assert dead_letter.last_failed == Moment(1_700_000_000)
+    assert 'Dramatiq task charge(17, currency="EUR")' in what_happened(dead_letter, delivery)
     other = json.dumps(body | {"options": {"traceback": _TRACE.replace("charge", "refund")}})
-    assert read_dead_letter(_letter(other.encode()), 1).fingerprint != letter.fingerprint
+    assert read_dead_letter(_dead_letter(other.encode()), 1).fingerprint != dead_letter.fingerprint
 
 
 def test_of_a_long_traceback_the_end_is_kept() -> None:
@@ -125,13 +132,13 @@ def test_of_a_long_traceback_the_end_is_kept() -> None:
 )
 def test_whatever_it_holds_nothing_is_raised(body: dict[str, Any]) -> None:
     """What makes no sense reads as absent, and nothing grows without bound."""
-    delivery = _letter(json.dumps(body).encode())
-    letter = read_dead_letter(delivery, 1)
-    assert len(letter.type) <= 255
-    assert len(what_happened(letter, delivery)) < 5000
+    delivery = _dead_letter(json.dumps(body).encode())
+    dead_letter = read_dead_letter(delivery, 1)
+    assert len(dead_letter.type) <= 255
+    assert len(what_happened(dead_letter, delivery)) < 5000
 
 
 def test_another_message_is_no_task() -> None:
     """A header called task alone makes none."""
-    delivery = _letter(b'{"id": 1}', {"task": "cleaning"})
+    delivery = _dead_letter(b'{"id": 1}', {"task": "cleaning"})
     assert _read(delivery)[2] == "Nothing in it says why it is here."

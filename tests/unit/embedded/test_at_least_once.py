@@ -12,7 +12,7 @@ _SAFE = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_a_letter_waits_unseen_until_its_target_exists(version: str) -> None:
+def test_a_dead_letter_waits_unseen_until_its_target_exists(version: str) -> None:
     """Tried again every 180 seconds; its time of death stays that of the death."""
     client = Client(Stage(version))
     client.quorum("q", to("dead", message_ttl=1000, **_SAFE))
@@ -28,7 +28,7 @@ def test_a_letter_waits_unseen_until_its_target_exists(version: str) -> None:
     assert client.stage.lost() == []
 
 
-def test_a_full_target_keeps_the_letter_in_its_source() -> None:
+def test_a_full_target_keeps_the_dead_letter_in_its_source() -> None:
     """Refused, it is tried again and taken when there is room."""
     client = Client(Stage())
     client.classic("dead", {"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -70,7 +70,7 @@ def test_a_cycle_is_stuck_for_ever_and_counts_towards_the_length() -> None:
     assert client.put("q", "3") == [EventKind.REFUSED]
 
 
-def test_only_thirty_two_letters_are_under_way_at_once() -> None:
+def test_only_thirty_two_dead_letters_are_under_way_at_once() -> None:
     """Behind as many stuck ones, even a letter that has a home must wait."""
     client = Client(Stage())
     client.exchange("dlx")

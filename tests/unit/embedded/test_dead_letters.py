@@ -27,8 +27,8 @@ def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
     client.bind("in", "q", "k")
     client.put("k", exchange="in", expiration="60000", headers={"mine": "kept"})
     _reject(client, "q")
-    letter = client.get("dead")
-    assert deaths(letter) == [
+    dead_letter = client.get("dead")
+    assert deaths(dead_letter) == [
         {
             "count": 1,
             "reason": "rejected",
@@ -39,15 +39,15 @@ def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
             "original-expiration": "60000",
         }
     ]
-    assert type(deaths(letter)[0]["count"]) is int
-    assert type(deaths(letter)[0]["time"]) is Timestamp
+    assert type(deaths(dead_letter)[0]["count"]) is int
+    assert type(deaths(dead_letter)[0]["time"]) is Timestamp
     first = {
-        name: letter.properties.headers[f"x-first-death-{name}"]
+        name: dead_letter.properties.headers[f"x-first-death-{name}"]
         for name in ("exchange", "queue", "reason")
     }
     assert first == {"exchange": "in", "queue": "q", "reason": "rejected"}
-    assert letter.properties.headers["mine"] == "kept"
-    assert ("x-last-death-queue" in letter.properties.headers) == (version not in _SCRAMBLING)
+    assert dead_letter.properties.headers["mine"] == "kept"
+    assert ("x-last-death-queue" in dead_letter.properties.headers) == (version not in _SCRAMBLING)
 
 
 def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
@@ -60,12 +60,16 @@ def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
     client.put("q", "body", expiration="5000", delivery_mode=2, message_id="1", user_id="guest")
     client.channel.nack(client.get("q").tag, requeue=True)
     _reject(client, "q")
-    letter = client.get("dead")
+    dead_letter = client.get("dead")
     expected = Properties(
-        headers=letter.properties.headers, delivery_mode=2, message_id="1", user_id="guest"
+        headers=dead_letter.properties.headers, delivery_mode=2, message_id="1", user_id="guest"
     )
-    assert letter.properties == expected
-    assert (letter.exchange, letter.routing_key, letter.redelivered) == ("dlx", "q", False)
+    assert dead_letter.properties == expected
+    assert (dead_letter.exchange, dead_letter.routing_key, dead_letter.redelivered) == (
+        "dlx",
+        "q",
+        False,
+    )
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
@@ -137,8 +141,8 @@ def test_a_published_x_death_counts_only_on_some_versions(version: str) -> None:
     client.put("q")
     for _ in range(2):
         _reject(client, "q")
-        letter = client.drain("dead")[0]
-        client.put("q", headers=letter.properties.headers)
+        dead_letter = client.drain("dead")[0]
+        client.put("q", headers=dead_letter.properties.headers)
     assert deaths(client.drain("q")[0])[0]["count"] == (
         1 if version in ("3.13", "4.0.5", "4.3.6") else 2
     )
@@ -158,9 +162,9 @@ def test_a_published_x_death_is_delivered_unchanged_until_the_next_death(version
     taken = client.get("q")
     assert taken.properties.headers == foreign
     client.channel.nack(taken.tag, requeue=False)
-    letter = client.get("dead")
-    assert [death["queue"] for death in deaths(letter)] == ["q"]
-    assert letter.properties.headers["x-first-death-queue"] == "q"
+    dead_letter = client.get("dead")
+    assert [death["queue"] for death in deaths(dead_letter)] == ["q"]
+    assert dead_letter.properties.headers["x-first-death-queue"] == "q"
 
 
 @pytest.mark.parametrize(
@@ -230,9 +234,9 @@ def test_a_dead_letter_key_takes_cc_away_only_on_old_versions(version: str, kept
     assert [len(client.stage.ready(name)) for name in ("q", "copy", "blind")] == [1, 1, 1]
     assert "BCC" not in client.get("blind").properties.headers
     _reject(client, "q")
-    letter = client.get("dead")
-    assert ("CC" in letter.properties.headers) == kept
-    assert deaths(letter)[0]["routing-keys"] == ["q", "copy"]
+    dead_letter = client.get("dead")
+    assert ("CC" in dead_letter.properties.headers) == kept
+    assert deaths(dead_letter)[0]["routing-keys"] == ["q", "copy"]
 
 
 def test_without_a_dead_letter_key_all_original_keys_are_used() -> None:
@@ -314,7 +318,7 @@ def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
     assert len(died) == length
 
 
-def test_a_letter_that_an_old_broker_sends_round_for_ever_lets_others_live() -> None:
+def test_a_dead_letter_that_an_old_broker_sends_round_for_ever_lets_others_live() -> None:
     """The scrambled order hides the cycle: here as there the letter goes round, but time goes on."""
     client = Client(Stage("3.10.8"))
     client.classic("a", to("b", message_ttl=0))

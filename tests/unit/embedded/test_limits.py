@@ -25,7 +25,7 @@ def test_drop_head_lets_the_oldest_die(kind: QueueType, limit: dict[str, int]) -
     client.put("q", "4")
     client.channel.nack(taken.tag, requeue=True)
     assert (client.stage.ready("q"), client.stage.ready("dead")) == (["3", "4"], ["1", "2"])
-    assert {deaths(letter)[0]["reason"] for letter in client.drain("dead")} == {"maxlen"}
+    assert {deaths(dead_letter)[0]["reason"] for dead_letter in client.drain("dead")} == {"maxlen"}
 
 
 def test_reject_publish_of_a_classic_queue_is_exact() -> None:

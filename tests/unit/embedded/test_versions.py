@@ -46,9 +46,9 @@ async def _redrive(channel: EmbeddedChannel) -> object:
     await channel.publish(Message("", "main"))
     for _ in range(2):
         channel.nack((await _take(channel, "main")).tag, requeue=False)
-        letter = await _take(channel, "dead")
-        channel.ack(letter.tag)
-        await channel.publish(Message("", "main", b"", letter.properties))
+        dead_letter = await _take(channel, "dead")
+        channel.ack(dead_letter.tag)
+        await channel.publish(Message("", "main", b"", dead_letter.properties))
     return deaths(await _take(channel, "main"))[0]["count"]
 
 
@@ -78,8 +78,8 @@ async def _copies(channel: EmbeddedChannel) -> int:
     await channel.publish(Message("", "source", b"", properties))
     channel.nack((await _take(channel, "source")).tag, requeue=False)
     await pass_time(1)
-    letter = await _take(channel, "parked")
-    await channel.publish(Message("", "source", b"", letter.properties))
+    dead_letter = await _take(channel, "parked")
+    await channel.publish(Message("", "source", b"", dead_letter.properties))
     return (await channel.declare_queue(Queue("copy"), passive=True)).messages
 
 

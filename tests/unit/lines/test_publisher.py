@@ -186,7 +186,7 @@ async def test_a_closed_publisher_refuses() -> None:
 
 
 async def test_a_line_that_ended_for_good_says_why() -> None:
-    """What no new connection can mend reaches the next sender, not only a log."""
+    """What no new connection can repair reaches the next sender, not only a log."""
     broker = _Broker()
     broker.failure = TopologyError("not like this")
     publisher = Publisher(broker, timeout=5)

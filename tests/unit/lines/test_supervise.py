@@ -172,7 +172,7 @@ async def test_a_session_that_fails_is_tried_again_and_logged(
     await task
 
 
-async def test_what_no_connection_can_mend_ends_the_loop() -> None:
+async def test_what_no_connection_can_repair_ends_the_loop() -> None:
     """A conflict of topologies is raised, after the connection was closed."""
     world = _World(_Broker(), failures=[TopologyConflict("queue differs")])
     with pytest.raises(TopologyConflict):

@@ -62,7 +62,7 @@ class Cut(Exception):
 
 
 @pytest.mark.parametrize("after", range(1, 12))
-async def test_an_interrupted_apply_is_mended_by_the_next(
+async def test_an_interrupted_apply_is_repaired_by_the_next(
     connection: Connection, after: int
 ) -> None:
     """Wherever it stops, running it again leaves everything as desired."""

@@ -54,7 +54,7 @@ async def test_a_service_that_consumes_is_alive_and_ready() -> None:
 
 @in_virtual_time
 async def test_a_broker_that_is_away_ends_readiness_and_not_liveness() -> None:
-    """A restart mends nothing there, however long it takes."""
+    """A restart repairs nothing there, however long it takes."""
     async with AppTest(_app()) as test:
         health = _health(test)
         asking = asyncio.create_task(health.run())
@@ -71,7 +71,7 @@ async def test_a_broker_that_is_away_ends_readiness_and_not_liveness() -> None:
 
 @in_virtual_time
 async def test_a_consumer_that_stays_lost_ends_liveness() -> None:
-    """Not at once: it is being restored. After the patience is over a restart may mend it."""
+    """Not at once: it is being restored. After the patience is over a restart may repair it."""
     async with AppTest(_app()) as test:
         now = 0.0
         health = Health(test.service, time=lambda: now, patience=60)

@@ -120,7 +120,7 @@ async def open_shop(
 
 def redrive(**changes: Any) -> RedriveRequest:
     """A request to re-drive everything in the dead-letter queue."""
-    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "mended", "by": ANN}
+    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "repaired", "by": ANN}
     return RedriveRequest(**plain | changes)
 
 

@@ -156,8 +156,8 @@ async def test_what_cannot_be_delivered_when_it_is_due_rests_where_it_is_seen() 
         await channel.delete_queue("elsewhere")
         await test.drain()
         test.assert_parked(DUE, times=1, reason="elsewhere")
-        (letter,) = test.dead_letters(DUE)
-        assert letter.body == b'{"n":1}'
+        (dead_letter,) = test.dead_letters(DUE)
+        assert dead_letter.body == b'{"n":1}'
 
 
 @in_virtual_time

@@ -265,7 +265,7 @@ async def test_errors_of_check_refuse_the_start_unless_accepted_by_name() -> Non
 
 @in_virtual_time
 async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
-    """No new connection can mend it, so it ends the run; both lines are closed."""
+    """No new connection can repair it, so it ends the run; both lines are closed."""
     broker = EmbeddedBroker()
     connection = await broker.connect()
     channel = await connection.open_channel()

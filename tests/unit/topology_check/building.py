@@ -1,4 +1,4 @@
-"""Small topologies to break and to mend."""
+"""Small topologies to break and to repair."""
 
 from __future__ import annotations
 

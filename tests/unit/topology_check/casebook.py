@@ -33,11 +33,11 @@ __all__ = [
 
 
 class Case(NamedTuple):
-    """A hazard, what is said of it, and the same thing mended."""
+    """A hazard, what is said of it, and the same thing repaired."""
 
     rule: str
     broken: Topology
-    mended: Topology
+    repaired: Topology
     severity: str
     place: str
     says: str

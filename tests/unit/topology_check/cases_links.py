@@ -1,4 +1,4 @@
-"""Hazards of shovels, federation and operator policies, each broken and mended."""
+"""Hazards of shovels, federation and operator policies, each broken and repaired."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hazards of messages on their way, each broken and mended."""
+"""Hazards of messages on their way, each broken and repaired."""
 
 from __future__ import annotations
 

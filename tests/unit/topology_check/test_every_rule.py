@@ -1,4 +1,4 @@
-"""Every rule: it sees its hazard in a small topology, and is silent when that is mended."""
+"""Every rule: it sees its hazard in a small topology, and is silent when that is repaired."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_the_rule_sees_its_hazard(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_the_rule_is_silent_when_it_is_mended(case: Case) -> None:
+def test_the_rule_is_silent_when_it_is_repaired(case: Case) -> None:
     """On the version in question, and for all versions unless the rule knows better."""
-    assert found(case.mended, case.rule, case.version) == []
+    assert found(case.repaired, case.rule, case.version) == []
 
 
 def test_every_rule_has_its_case() -> None:
@@ -64,7 +64,7 @@ def test_every_rule_has_its_case() -> None:
 
 
 def test_the_sound_topology_is_sound() -> None:
-    """What most cases are mended to has nothing wrong with it at all."""
+    """What most cases are repaired to has nothing wrong with it at all."""
     assert check(sound()) == ()
 
 

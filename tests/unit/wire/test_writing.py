@@ -37,7 +37,7 @@ class _Nobody:
         """Nothing."""
 
 
-def test_reading_between_a_wish_to_write_and_the_writing_adds_no_further_writes() -> None:
+def test_reading_between_asking_to_write_and_the_writing_adds_no_further_writes() -> None:
     """Ten speakers that say something in every turn need one write a turn, also after ten arrivals."""
 
     async def run() -> int:

@@ -40,7 +40,7 @@ class DeadLetterer:
         self.do(lambda: self._move(queue, entry, reason))
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do it now, or after what is being done: one letter may lead to the death of others."""
+        """Do it now, or after what is being done: one dead letter may lead to the death of others."""
         self._waiting.append(work)
         if self._busy:
             return
@@ -56,19 +56,19 @@ class DeadLetterer:
             self._drop(entry, queue, Loss.NO_DEAD_LETTER_EXCHANGE)
             return
         try:
-            letter = _dead_letter(queue, entry, reason)
+            dead_letter = _dead_letter(queue, entry, reason)
         except MalformedDeaths:
             queue.crash(entry)
             return
-        targets = self._node.targets(letter)
+        targets = self._node.targets(dead_letter)
         if not targets:
-            known = self._node.knows_exchange(letter.exchange)
+            known = self._node.knows_exchange(dead_letter.exchange)
             lost = Loss.UNROUTABLE_DEAD_LETTER if known else Loss.MISSING_EXCHANGE
             self._drop(entry, queue, lost)
         for target in targets:
-            if is_cycle(letter, target.name):
+            if is_cycle(dead_letter, target.name):
                 self._drop(entry, queue, Loss.CYCLE)
-            elif not target.take_dead_letter(letter):
+            elif not target.take_dead_letter(dead_letter):
                 self._drop(entry, queue, Loss.FULL)
 
     def _drop(self, entry: Entry, queue: LiveQueue, loss: Loss) -> None:
@@ -79,7 +79,7 @@ class DeadLetterer:
 def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredContent:
     """The dead letter that a copy becomes; MalformedDeaths where an old broker stumbles."""
     settings = queue.settings
-    letter = bury(
+    dead_letter = bury(
         entry.content,
         queue.name,
         reason,
@@ -88,11 +88,11 @@ def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredConten
         now=queue.node.now(),
         profile=queue.profile,
     )
-    letter.parent = entry.number
-    letter.redelivered = entry.redelivered and queue.profile.carries_redelivered
+    dead_letter.parent = entry.number
+    dead_letter.redelivered = entry.redelivered and queue.profile.carries_redelivered
     if queue.profile.carries_failures:
-        letter.failed, letter.acquired = queue.handed_on(entry, reason)
-    return letter
+        dead_letter.failed, dead_letter.acquired = queue.handed_on(entry, reason)
+    return dead_letter
 
 
 class KeptDeadLetter:
@@ -112,7 +112,7 @@ class KeptDeadLetter:
 class AtLeastOnce:
     """The dead letters of an at-least-once queue, kept until every target has taken them.
 
-    A letter that finds no target, or only such as would close a cycle, stays forever: that is
+    A dead letter that finds no target, or only such as would close a cycle, stays forever: that is
     how RabbitMQ jams, too.
     """
 
@@ -129,7 +129,7 @@ class AtLeastOnce:
         return len(self._waiting) + len(self._under_way)
 
     @property
-    def letters(self) -> list[KeptDeadLetter]:
+    def dead_letters(self) -> list[KeptDeadLetter]:
         """All of them, those under way first."""
         return [*self._under_way, *self._waiting]
 
@@ -143,8 +143,8 @@ class AtLeastOnce:
     def abandon(self, loss: Loss) -> None:
         """Let all of them go."""
         self._queue.ticks.before_change()
-        for letter in self.letters:
-            self._tell(EventKind.DROPPED, letter.entry, loss)
+        for dead_letter in self.dead_letters:
+            self._tell(EventKind.DROPPED, dead_letter.entry, loss)
         self._waiting.clear()
         self._under_way.clear()
         self._alarm.clear()
@@ -152,29 +152,33 @@ class AtLeastOnce:
 
     def _work(self) -> None:
         while self._waiting and len(self._under_way) < _WINDOW:
-            letter = self._waiting.popleft()
-            if not self._pass_on(letter):
-                self._under_way.append(letter)
+            dead_letter = self._waiting.popleft()
+            if not self._pass_on(dead_letter):
+                self._under_way.append(dead_letter)
         if self._under_way:
             self._alarm.set(self._queue.node.now() + _RETRY_S)
 
     def _retry(self) -> None:
         self._queue.ticks.before_change()
-        self._under_way = [letter for letter in self._under_way if not self._pass_on(letter)]
+        self._under_way = [
+            dead_letter for dead_letter in self._under_way if not self._pass_on(dead_letter)
+        ]
         self._work()
 
-    def _pass_on(self, letter: KeptDeadLetter) -> bool:
+    def _pass_on(self, dead_letter: KeptDeadLetter) -> bool:
         """Offer it to each target that has not taken it; whether it is done with."""
         try:
             # The dead letter as such, made once for each way it is sent.
             settings = self._queue.settings
             way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
-            if letter.content is None or letter.way != way:
-                letter.content = _dead_letter(self._queue, letter.entry, letter.reason)
-                letter.way = way
-            content = letter.content
+            if dead_letter.content is None or dead_letter.way != way:
+                dead_letter.content = _dead_letter(
+                    self._queue, dead_letter.entry, dead_letter.reason
+                )
+                dead_letter.way = way
+            content = dead_letter.content
         except MalformedDeaths:
-            self._done(letter, EventKind.DROPPED, Loss.CRASH)
+            self._done(dead_letter, EventKind.DROPPED, Loss.CRASH)
             return True
         targets = [
             target
@@ -182,16 +186,16 @@ class AtLeastOnce:
             if not is_cycle(content, target.name)
         ]
         for target in targets:
-            if target.name not in letter.taken_by and target.take_confirmed(content):
-                letter.taken_by.add(target.name)
-        if not targets or any(target.name not in letter.taken_by for target in targets):
+            if target.name not in dead_letter.taken_by and target.take_confirmed(content):
+                dead_letter.taken_by.add(target.name)
+        if not targets or any(target.name not in dead_letter.taken_by for target in targets):
             return False
-        self._done(letter, EventKind.FORWARDED, letter.reason)
+        self._done(dead_letter, EventKind.FORWARDED, dead_letter.reason)
         return True
 
-    def _done(self, letter: KeptDeadLetter, kind: EventKind, reason: str) -> None:
-        self.byte_count -= len(letter.entry.content.body)
-        self._tell(kind, letter.entry, reason)
+    def _done(self, dead_letter: KeptDeadLetter, kind: EventKind, reason: str) -> None:
+        self.byte_count -= len(dead_letter.entry.content.body)
+        self._tell(kind, dead_letter.entry, reason)
 
     def _tell(self, kind: EventKind, entry: Entry, reason: str) -> None:
         journal = self._queue.node.journal

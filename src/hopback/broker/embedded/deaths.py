@@ -64,7 +64,7 @@ def bury(
     if routing_key is not None and profile.removes_cc:
         further = taken_off(headers, further, "CC")
     headers = dict(sorted(headers.items()))
-    letter = StoredContent(
+    dead_letter = StoredContent(
         content.body,
         with_headers(content.properties, headers, keep_expiration=False, further=further),
         headers,
@@ -73,9 +73,9 @@ def bury(
         content.origin,
         () if profile.scrambles_deaths else tuple(deaths),
     )
-    letter.buried_at = now
-    letter.hops = content.hops + 1 if content.buried_at == now else 1
-    return letter
+    dead_letter.buried_at = now
+    dead_letter.hops = content.hops + 1 if content.buried_at == now else 1
+    return dead_letter
 
 
 def is_cycle(content: StoredContent, queue: str) -> bool:

@@ -64,7 +64,7 @@ class PublishChecker:
         self._count = 0
 
     def take(self, message: Message, properties: Properties, user: str) -> StoredContent:
-        """The message as the broker keeps it; Refusal if it is not to be had."""
+        """The message as the broker keeps it; Refusal if it does not take it."""
         self._check(message, properties, user)
         if properties.opaque_headers:
             # No client sends what it could not read: it would not get over the wire either.

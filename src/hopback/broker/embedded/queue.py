@@ -185,7 +185,7 @@ class LiveQueue:
         self.ready.push(entry)
         self.byte_count += len(content.body)
         if content.hops > _MOST_HOPS:
-            # Old brokers can be made to send a letter round without end; give others a turn.
+            # Old brokers can be made to send a dead letter round without end; give others a turn.
             self._alarm.set(self.node.now() + _REST_S)
             return
         self._distribute()

@@ -96,7 +96,7 @@ def _queue(queue: LiveQueue, unacked: Iterable[Entry]) -> QueueSnapshot:
         durable=queue.durable,
         ready=_stored(queue.ready),
         unacked=_stored(unacked),
-        held=_stored(letter.entry for letter in queue.safe.letters),
+        held=_stored(dead_letter.entry for dead_letter in queue.safe.dead_letters),
         delayed=_stored(queue.delays.entries),
         consumers=tuple(consumer.tag for consumer in queue.ring.consumers),
     )

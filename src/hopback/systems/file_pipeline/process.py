@@ -101,7 +101,7 @@ class Process:
                 made = {"width": width, "height": height, "size": size}
                 return replace(self, thumbnail=made)
             case MetadataExtracted(metadata=metadata):
-                # Of the bytes that were looked at: somebody may have mended the file since it came in.
+                # Of the bytes that were looked at: somebody may have repaired the file since it came in.
                 seen = {name: metadata[name] for name in ("size", "sha256") if name in metadata}
                 return replace(self, metadata=metadata, **seen)
             case ProcessingFailed(stage=stage, reason=reason):

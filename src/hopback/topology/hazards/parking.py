@@ -95,7 +95,7 @@ def _leaving(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(queue.name),
                 "This dead-letter queue has a dead-letter exchange itself: a message that is"
-                " rejected, expires or is looked at too often moves on without anybody's wish.",
+                " rejected, expires or is looked at too often moves on though nobody asked for it.",
                 "Take its dead-letter exchange away.",
             )
 

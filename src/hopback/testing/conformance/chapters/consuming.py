@@ -381,7 +381,7 @@ async def consumer_cancelled_by_timeout(subject: Subject) -> None:
     await subject.pause(0.3)
     equal("deliveries", listener.bodies(), "m")
     await listener.channel.declare_queue(Queue(subject.name()))
-    equal("still to be had", (await subject.take(queue)).redelivered, True)
+    equal("still there", (await subject.take(queue)).redelivered, True)
 
 
 @row(

@@ -138,7 +138,7 @@ async def count_of_deaths(subject: Subject) -> None:
 
 @row("1.4", "The newest death stands first; before 4.0 the others are in no useful order")
 async def order_of_deaths(subject: Subject) -> None:
-    names = [subject.name(letter) for letter in "abcd"]
+    names = [subject.name(each) for each in "abcd"]
     for name, target in pairwise(names):
         await subject.classic(to(target, message_ttl=30), name=name)
     await subject.classic(name=names[3])

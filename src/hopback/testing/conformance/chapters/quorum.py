@@ -299,7 +299,7 @@ async def held_until_repaired(subject: Subject) -> None:
     await subject.put(queue)
     await lap(subject, queue)
     await subject.stays(queue, 0, 0.5)
-    equal("to be had", await subject.channel.get(queue), None)
+    equal("there", await subject.channel.get(queue), None)
     await subject.classic(name=dead)
     found = await subject.take_done(dead, within=3 * subject.timings.dead_letter_retry + 10)
     equal("reason", deaths(found)[0]["reason"], "rejected")

@@ -102,7 +102,7 @@ async def held_and_returned(subject: Subject) -> None:
         equal("redelivered at first", held.redelivered, False)
         equal("ready", await subject.count(queue), 0)
         other = await subject.open_channel()
-        equal("to be had", await other.get(queue), None)
+        equal("there", await other.get(queue), None)
         subject.channel.nack(held.tag, requeue=True)
         again = await subject.take(queue, channel=other)
         equal("redelivered", again.redelivered, True)

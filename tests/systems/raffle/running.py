@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-__all__ = ["Scene", "playing", "settings_in"]
+__all__ = ["RunningRaffle", "running_raffle", "settings_in"]
 
 
 def settings_in(folder: Path, **changes: Any) -> RaffleSettings:
@@ -27,7 +27,7 @@ def settings_in(folder: Path, **changes: Any) -> RaffleSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class RunningRaffle:
     """The raffle at work: what its consumer does, and a client of its API."""
 
     test: AppTest
@@ -56,7 +56,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def playing(settings: RaffleSettings) -> AsyncIterator[Scene]:
+async def running_raffle(settings: RaffleSettings) -> AsyncIterator[RunningRaffle]:
     """Run consumer and API."""
     async with (
         AppTest(consumer(settings)) as test,
@@ -65,4 +65,4 @@ async def playing(settings: RaffleSettings) -> AsyncIterator[Scene]:
             transport=httpx.ASGITransport(web), base_url="http://raffle.test"
         ) as client,
     ):
-        yield Scene(test, client, settings)
+        yield RunningRaffle(test, client, settings)
