@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,10 +11,14 @@ import pytest
 from hopback.broker.apply import apply, live_plan, restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.deadletters.contract import Price
+from hopback.deadletters.requests import Window
+from hopback.deadletters.search import SearchRequest
+from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
-from hopback.message import Message
-from hopback.topology.model import Policy
+from hopback.message import Message, Properties
+from hopback.topology.model import Policy, Queue, QueueType
 from tests.harness.versions import SUITES, installations
 
 if TYPE_CHECKING:
@@ -63,3 +69,44 @@ async def test_a_dead_letter_queue_can_be_looked_at_for_ever(
         await channel.publish(Message("", "q.dlq", b"at risk again"))
         assert await look(connection, "q.dlq", 22) == 21
     await connection.close()
+
+
+async def test_looking_under_a_limit_counts_nothing_where_a_nack_is_not_counted(
+    start_rabbitmq: Callable[..., RabbitNode],
+) -> None:
+    """Surveys, searches and sessions, oftener than the limit: all there, in order, and none counted."""
+    node = start_rabbitmq(installation=installations()["forky"])
+    broker, count = RabbitMQ(node.url), 1500
+    connection = await broker.connect("test")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("q"))
+    await channel.declare_queue(Queue("q.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 4}))
+    sent = (Message("", "q.dlq", b"%d" % n, Properties(delivery_mode=2)) for n in range(count))
+    await asyncio.gather(*map(channel.publish, sent))
+    async with (
+        Management(ManagementAddress.derive(None, node.management_url)) as management,
+        Operations(broker, management=management) as operations,
+    ):
+        detail = await operations.queue("q.dlq")
+        assert (detail.cost.price, detail.job_cost.price) == (Price.FREE, Price.REFUSED)
+        for number in range(6):
+            found = await operations.survey("q.dlq")
+            assert (found.seen, found.complete) == (count, True)
+            session = await operations.open_session("q.dlq", Window(limit=100, skip=200 * number))
+            await operations.release(session.id)
+        assert await _looked_at(operations, count) == [b"%d" % number for number in range(count)]
+        for _ in range(6):  # Who leaves early puts what was read behind what came back before.
+            async with aclosing(operations.search(SearchRequest("1"))) as progress:
+                await anext(progress)
+        seen = await _looked_at(operations, count)
+        assert sorted(map(int, seen)) == list(range(count))
+    await connection.close()
+
+
+async def _looked_at(operations: Operations, count: int) -> list[bytes]:
+    session = await operations.open_session("q.dlq", Window(limit=count))
+    found = (await operations.messages(session.id, size=count)).dead_letters
+    assert [one.delivery_count for one in found] == [0] * count
+    bodies = [operations.delivery(session.id, one.id).body for one in found]
+    await operations.release(session.id)
+    return bodies

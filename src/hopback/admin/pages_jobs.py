@@ -178,7 +178,7 @@ async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> R
             trouble = trouble or str(error)
     return _shown(
         visit, kind, form, 1, trouble,
-        depth=detail.depth.ready, cost=detail.cost, held=held, matching=matching,
+        depth=detail.depth.ready, cost=detail.job_cost, held=held, matching=matching,
         busy=detail.active_job,
     )  # fmt: skip
 

@@ -132,9 +132,10 @@ def refusals_explained(queue: str) -> Iterator[None]:
         raise CommandFailed(str(refused), do=do, code=Exit.NOT_ALLOWED) from refused
 
 
-async def lift_if_needed(dead_letters: DeadLetters, queue: str) -> None:
-    """Lift the delivery limit of a queue by a policy, if looking at it could lose messages."""
-    if (await dead_letters.queue(queue)).cost.price is Price.REFUSED:
+async def lift_if_needed(dead_letters: DeadLetters, queue: str, *, job: bool = False) -> None:
+    """Lift the delivery limit of a queue by a policy, if a look, or a job, could lose messages."""
+    detail = await dead_letters.queue(queue)
+    if (detail.job_cost if job else detail.cost).price is Price.REFUSED:
         await dead_letters.lift_limit(queue, reason="to look at it")
 
 

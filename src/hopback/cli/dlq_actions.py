@@ -405,7 +405,7 @@ async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoi
                 code=Exit.CONFLICT,
             )
     if choices.lift and not choices.dry_run:
-        await lift_if_needed(dead_letters, request.queue)
+        await lift_if_needed(dead_letters, request.queue, job=True)
     reason = request.reason.strip() or _PLANNED
     return await dead_letters.plan(structs.replace(request, reason=reason))
 

@@ -110,6 +110,11 @@ class Cost(_AnswerStruct, frozen=True):
     remedy: str = ""
     can_lift: bool = False
 
+    @property
+    def is_by_nack(self) -> bool:
+        """Whether it is free because what was held goes back by `basic.nack`: closing would be counted."""
+        return self.price is Price.FREE and self.limit is not None
+
 
 class Depth(_AnswerStruct, frozen=True):
     """How many messages a queue holds, who says so and how old that may be. None: nobody says.
@@ -213,7 +218,8 @@ class QueueDetail(QueueSummary, frozen=True, kw_only=True):
     """Everything about one dead-letter queue that can be known without looking into it.
 
     `type` is None where only its name is known. `limit` is the effective delivery limit, None for
-    none. `limit_lifted` says that Hopback lifted it by policy; `can_lift` that it could.
+    none. `limit_lifted` says that Hopback lifted it by policy; `can_lift` that it could. `cost` is that of
+    looking, `job_cost` that of a job, which may be killed with messages in its hands.
     """
 
     type: QueueType | None
@@ -221,6 +227,7 @@ class QueueDetail(QueueSummary, frozen=True, kw_only=True):
     limit_lifted: bool = False
     can_lift: bool = False
     cost: Cost
+    job_cost: Cost
     targets: tuple[TargetChoice, ...]
     broker_version: str
 

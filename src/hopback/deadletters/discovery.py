@@ -23,12 +23,12 @@ from hopback.topology.model import QueueType
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
 from hopback.topology.roles import QueueRole, dead_letter_owners, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
+from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hopback.topology.model import Queue, Topology
-    from hopback.version import BrokerVersion
 
 
 __all__ = [
@@ -48,11 +48,12 @@ MANY_LOOKS = 1000
 
 
 def cost_of_looking(
-    queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = ""
+    queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = "", killed: bool = False
 ) -> Cost:
     """What one browse session costs; `queue` with its policy applied, None if it is not known.
 
-    `why_not_lifted` says why no policy can lift its delivery limit; empty if one can.
+    `why_not_lifted` says why no policy can lift its delivery limit; empty if one can. `killed`: what it costs
+    if its connection ends before anything can be given back, as that of a job may.
     """
     if queue is None:
         return _unknown(version)
@@ -74,7 +75,22 @@ def cost_of_looking(
             Price.FREE,
             "free: a classic queue counts no deliveries; only the redelivered flag is set",
         )
-    return _quorum(queue, delivery_limit(queue, version), why_not_lifted)
+    limit = delivery_limit(queue, version)
+    if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
+        # A lost connection is counted still: a limit of which that is half is none to look under.
+        is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
+        if not spent(1, limit) and not is_delayed:
+            return Cost(
+                Price.FREE,
+                "free: what is held goes back by basic.nack, which this broker does not count; only a"
+                f" connection that is lost meanwhile costs each message one of {limit} deliveries",
+                limit,
+            )
+    return _quorum(queue, limit, why_not_lifted)
+
+
+_NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
+"""From then on a nack with requeue is no failed delivery; a reject, a closed channel and a crash are."""
 
 
 def spent_too_much(delivery_count: int, cost: Cost) -> bool:

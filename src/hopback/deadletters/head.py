@@ -23,16 +23,29 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from hopback.errors import BrokerError
+from hopback.broker.limits import spent
+from hopback.deadletters.message import delivery_count
+from hopback.errors import BrokerError, UnsafeOperation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
     from hopback.broker.port import Broker, Channel
+    from hopback.deadletters.contract import Cost
     from hopback.message import Delivery
 
 
-__all__ = ["ROOM_BYTES", "Head", "Held", "Source", "Turns", "held_size", "rough_size", "walk"]
+__all__ = [
+    "ROOM_BYTES",
+    "Head",
+    "Held",
+    "Source",
+    "Turns",
+    "check_spent",
+    "held_size",
+    "rough_size",
+    "walk",
+]
 
 
 # Measured with CPython 3.11 on 64 bits, rounded up.
@@ -214,6 +227,7 @@ class Head:
         self._kept = 0
         self._late_acks: list[int] = []
         self._lost: BrokerError | None = None
+        self._last_tag = 0
         self._bytes = 0
         self.fresh: bool = False
         self.taken: int = 0
@@ -269,6 +283,13 @@ class Head:
         """Return when the broker has read every ack."""
         await self._end_consumer()
         await _round_trip(self._channel)
+
+    async def give_back(self) -> None:
+        """Return all that is held, in order, by one nack: where closing the channel would be counted."""
+        await self._end_consumer()
+        if self._last_tag:
+            self._channel.nack(self._last_tag, requeue=True, multiple=True)
+            await _round_trip(self._channel)
 
     async def round_out(self, ready: int | None = None) -> bool:
         """Hold on beyond the count until a message comes that never came back before.
@@ -359,6 +380,7 @@ class Head:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.taken += 1
+        self._last_tag = delivery.tag
         self.fresh = self.fresh or not delivery.redelivered
         self._arrived.append(delivery)
         self._news.set()
@@ -400,12 +422,16 @@ _WALK_ROOM_BYTES = 16 * 1024 * 1024
 """A queue is read faster than it is understood: no more than this may wait for us."""
 
 
-async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Delivery, None]:
+async def walk(
+    broker: Broker, queue: str, count: int, cost: Cost
+) -> AsyncGenerator[Delivery, None]:
     """The first `count` messages, in order; close the generator to give them back, in order.
 
-    Of a quorum queue more may be held than are shown, so that the order is kept.
+    Of a quorum queue more may be held than are shown, so that the order is kept. `cost` says how they go
+    back; UnsafeOperation for a message that a lost connection could bring to its delivery limit.
     """
     connection = await broker.connect(f"hopback look {queue}")
+    head: Head | None = None
     try:
         head = Head(
             await connection.open_channel(),
@@ -417,8 +443,23 @@ async def walk(broker: Broker, queue: str, count: int) -> AsyncGenerator[Deliver
         turns = Turns()
         while (delivery := await head.next()) is not None:
             head.keep(delivery.tag)
+            if cost.is_by_nack:
+                check_spent(queue, delivery, cost)
             yield delivery
             await turns.after(rough_size(delivery))
         await head.round_out()
     finally:
+        if cost.is_by_nack and head is not None:
+            with suppress(BrokerError):  # a connection that is gone has given everything back
+                await head.give_back()
         await connection.close()
+
+
+def check_spent(queue: str, delivery: Delivery, cost: Cost) -> None:
+    """UnsafeOperation if a message has used up half of its delivery limit: it is not looked at again."""
+    count = 0 if cost.limit is None else delivery_count(delivery)
+    if spent(count, cost.limit):
+        raise UnsafeOperation(
+            f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
+            f" removes it after {cost.limit}; lift the limit before looking again"
+        )

@@ -378,14 +378,15 @@ class JobRunner:
         await run.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))
 
     def _watch(self, job: JobRecord, snapshot: BrokerSnapshot) -> Watch:
-        spec = job.spec
+        spec, cost = job.spec, snapshot.cost(job.queue)
+        may_look = spec.forced or cost.price is not Price.REFUSED
         return Watch(
             self._broker,
             job.queue,
             job.id,
             ready=snapshot.ready,
             timer=WatchTimer(snapshot.one(job.queue), spec.pace.watch_s),
-            may_look=spec.forced or snapshot.cost(job.queue).price is not Price.REFUSED,
+            cost=cost if may_look else None,
             in_order=snapshot.is_classic(job.queue),
         )
 

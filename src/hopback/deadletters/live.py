@@ -102,11 +102,13 @@ class BrokerSnapshot:
             arguments=effective_arguments(with_policy, self.operator_policies, self.version),
         )
 
-    def cost(self, name: str) -> Cost:
-        """What one browse session costs each message of a queue."""
+    def cost(self, name: str, *, killed: bool = False) -> Cost:
+        """What one browse session costs each message of a queue, or one that is `killed`, as a job may be."""
         lifting = self.lifting_policy(name)
         why_not = lifting if isinstance(lifting, str) else ""
-        return cost_of_looking(self.effective(name), self.version, why_not_lifted=why_not)
+        return cost_of_looking(
+            self.effective(name), self.version, why_not_lifted=why_not, killed=killed
+        )
 
     def lifting_policy(self, name: str) -> Policy | str:
         """The policy that would lift the limit, or why none can."""

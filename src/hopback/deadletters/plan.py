@@ -377,10 +377,11 @@ class Planner:
         if held is None and request.expected_count is not None and selection.filter:
             # How many of the first messages the filter wants; costs one look.
             spec = JobSpec(JobKind.DISCARD, request.queue, "", selection)
-            source = (await self._live.snapshot()).one(request.queue)
+            snapshot = await self._live.snapshot()
+            source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
             dry_run = DryRun(spec, source, parse_filter(selection.filter), self._clock.now())
             async with aclosing(
-                walk(self._live.broker, request.queue, selection.count)
+                walk(self._live.broker, request.queue, selection.count, cost)
             ) as messages:
                 async for delivery in messages:
                     dry_run.see(delivery)
@@ -426,12 +427,13 @@ class Planner:
         """
         check_request(request)
         snapshot = await self._live.snapshot(count=request.queue)
-        source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
+        source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
+        look = snapshot.cost(request.queue)
         selection, held = await self._selected(request, snapshot.ready)
         spec = self._spec_of(request, selection, snapshot, broker, "JOB")
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
-        warnings = [*await self._run_dry(dry_run, spec, cost, held), *_warnings(spec, cost)]
+        warnings = [*await self._run_dry(dry_run, spec, look, held), *_warnings(spec, cost)]
         if dry_run.unread:
             which = _counted(dry_run.unread, "has", "have")
             warnings.append(
@@ -514,7 +516,7 @@ class Planner:
             return [f"no message was looked at: {cost.text}"]
         selected = spec.selection.count
         count = min(selected, self._settings.scan)
-        async with aclosing(walk(self._live.broker, spec.queue, count)) as messages:
+        async with aclosing(walk(self._live.broker, spec.queue, count, cost)) as messages:
             async for delivery in messages:
                 dry_run.see(delivery)
         unread = _unread(dry_run.not_looked_into)
@@ -550,7 +552,7 @@ def _check_returns(
     """
     by_filter = selection.filter and selection.digests is None
     if by_filter or (isinstance(request, RedriveRequest) and held is None):
-        check_cost(snapshot.cost(request.queue), forced=request.forced)
+        check_cost(snapshot.cost(request.queue, killed=True), forced=request.forced)
 
 
 def _warnings(spec: JobSpec, cost: Cost) -> list[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from hopback.clock import Clock
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
@@ -153,7 +154,7 @@ class Search:
         for source in sources:
             count = found.get(source.name, 0)
             if count:
-                looking = self._through(source, count)
+                looking = self._through(source, count, snapshot.cost(source.name))
                 async with aclosing(looking):
                     async for told in looking:
                         yield told
@@ -210,11 +211,11 @@ class Search:
         return found, tuple(skipped)
 
     async def _through(
-        self, source: DeadLetterQueue, count: int
+        self, source: DeadLetterQueue, count: int, cost: Cost
     ) -> AsyncGenerator[SearchProgress, None]:
         loop, place = asyncio.get_running_loop(), 0
         due = loop.time()
-        async with aclosing(walk(self._live.broker, source.name, count)) as messages:
+        async with aclosing(walk(self._live.broker, source.name, count, cost)) as messages:
             async for delivery in messages:
                 place += 1
                 self._seen += 1

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.broker.port import Broker
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import SelectionSnapshot
@@ -75,7 +76,7 @@ class Watch:
     """Compares a queue with what should be left in it.
 
     New messages stand behind old ones: they can be told apart only when nothing old is ready. Then
-    they are looked at and given back, which costs them one delivery count, so only if `may_look`. A
+    they are looked at and given back, unless that could lose some: then `cost` is None. A
     quorum queue hands out first what came back first: while a job holds some of it (`in_order` is
     then False), a look would put the new before the old.
     """
@@ -88,7 +89,7 @@ class Watch:
         *,
         ready: int,
         timer: WatchTimer,
-        may_look: bool,
+        cost: Cost | None,
         in_order: bool = False,
     ) -> None:
         self.timer = timer
@@ -98,7 +99,7 @@ class Watch:
         self._queue = queue
         self._job = job
         self._ready = ready
-        self._may_look = may_look
+        self._cost = cost
 
     async def look(self, taken: int, *, holding: bool) -> Arrivals:
         """What arrived; `taken` is how many the job has taken, `holding` whether it has some still."""
@@ -110,13 +111,13 @@ class Watch:
         finally:
             await connection.close()
         arrived = max(state.messages - expected, 0)
-        may_look = self._may_look and (self._in_order or not holding)
         if not arrived:
             return Arrivals(0, 0, state.messages)
-        if expected or not may_look:
+        if expected or self._cost is None or (holding and not self._in_order):
             return Arrivals(arrived, None, state.messages)
         seen = found = 0
-        async with aclosing(walk(self._broker, self._queue, min(arrived, _LOOKED_AT))) as messages:
+        count = min(arrived, _LOOKED_AT)
+        async with aclosing(walk(self._broker, self._queue, count, self._cost)) as messages:
             async for delivery in messages:
                 seen += 1
                 found += delivery.properties.headers.get(REDRIVE_JOB) == self._job

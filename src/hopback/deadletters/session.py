@@ -15,11 +15,9 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from hopback.deadletters.contract import Group, Groups, Moment, Page, Price, SessionView
-from hopback.deadletters.discovery import spent_too_much
 from hopback.deadletters.filters import EVERYTHING, Judgement, value_in
-from hopback.deadletters.head import ROOM_BYTES, Head, Turns, held_size, rough_size
+from hopback.deadletters.head import ROOM_BYTES, Head, Turns, check_spent, held_size, rough_size
 from hopback.deadletters.message import (
-    delivery_count,
     last_failure,
     plain_text,
     read_dead_letter,
@@ -123,6 +121,7 @@ class BrowseSession:
         self._clock = clock
         self._dead_letters: list[DeadLetter] = []
         self._deliveries: dict[str, Delivery] = {}
+        self._head: Head | None = None
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -139,7 +138,7 @@ class BrowseSession:
         most = ROOM_BYTES if not self.window.skip else _PASSING_BYTES
         room = min(most, self.window.max_bytes)
         head = Head(self._channel, self.source.name, count, _PREFETCH, room_bytes=room)
-        turns = Turns()
+        self._head, turns = head, Turns()
         while self.held_bytes < self.window.max_bytes:
             delivery = await head.next()
             if delivery is None:
@@ -176,13 +175,8 @@ class BrowseSession:
         self._check_spent(delivery)
 
     def _check_spent(self, delivery: Delivery) -> None:
-        count = 0 if self.cost.limit is None else delivery_count(delivery)
-        if not self.forced and spent_too_much(count, self.cost):
-            raise UnsafeOperation(
-                f"looking at {self.source.name!r} stopped: a message was delivered"
-                f" {count} times already and the queue removes it after"
-                f" {self.cost.limit}; lift the limit before looking again"
-            )
+        if not self.forced:
+            check_spent(self.source.name, delivery, self.cost)
 
     # --- looking
 
@@ -307,6 +301,8 @@ class BrowseSession:
     async def _close(self) -> None:
         """Close in order; a connection that is gone has given everything back already."""
         with suppress(BrokerError):
+            if self._head is not None and self.cost.is_by_nack:
+                await self._head.give_back()
             await self._channel.close()
         with suppress(BrokerError):
             await self._connection.close()
@@ -423,6 +419,7 @@ class Sessions:
         check_cost(cost, forced=forced)
         self._check(window)
         connection = await self._broker.connect(f"hopback browse {source.name}")
+        session: BrowseSession | None = None
         try:
             session = BrowseSession(
                 f"s-{token_hex(8)}",
@@ -437,7 +434,7 @@ class Sessions:
             )
             await session.fill()
         except BaseException:
-            await connection.close()
+            await (connection.close() if session is None else session.release("it was not filled"))
             raise
         self._sessions[session.id] = session
         # The oldest of those that are over go; why the others ended can still be told.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.clock import Clock
-    from hopback.deadletters.contract import Group, QueueSummary
+    from hopback.deadletters.contract import Cost, Group, QueueSummary
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.journal import Journal
     from hopback.deadletters.live import LiveQueues
@@ -201,20 +201,21 @@ class Surveys:
             fresh = last is not None and not_after is not None and last.at > not_after
             if fresh or await self._why_not(one) or not one.messages_ready:
                 continue
-            found = await self._survey(snapshot.one(one.queue), one.messages_ready, last)
+            source, cost = snapshot.one(one.queue), snapshot.cost(one.queue)
+            found = await self._survey(source, cost, one.messages_ready, last)
             documents = {one.queue: encode(found).decode()}
             await self._journal.remember(self._broker, _SURVEY, documents, self._clock.now())
         return await self.errors()
 
     async def _survey(
-        self, source: DeadLetterQueue, ready: int, last: _QueueSurvey | None
+        self, source: DeadLetterQueue, cost: Cost, ready: int, last: _QueueSurvey | None
     ) -> _QueueSurvey:
         began, grouping, seen = (
             self._clock.now(),
             Grouping(GroupBy.FINGERPRINT, _MOST_GROUPS * 10),
             0,
         )
-        async with aclosing(walk(self._live.broker, source.name, ready)) as messages:
+        async with aclosing(walk(self._live.broker, source.name, ready, cost)) as messages:
             async for delivery in messages:
                 seen += 1
                 grouping.see(delivery, seen, source)

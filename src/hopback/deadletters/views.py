@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
+    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord
@@ -127,6 +128,7 @@ class Views:
             type=None if queue is None else queue.type,
             limit=cost.limit,
             cost=cost,
+            job_cost=snapshot.cost(found.name, killed=True),
             targets=await self._targets(snapshot, found),
             broker_version=str(snapshot.version),
             limit_lifted=self._live.is_lifted(snapshot, found.name),
@@ -200,9 +202,9 @@ class Views:
         self, queue: str, wanted: Filter, limit: int | None, *, forced: bool
     ) -> AsyncGenerator[bytes, None]:
         """The messages that match, as lines; given back when the last was read."""
-        source, count, _ = await self._may_walk(queue, limit, forced=forced)
+        source, count, cost = await self._may_walk(queue, limit, forced=forced)
         place, now = 0, self._clock.now()
-        async with aclosing(walk(self._live.broker, queue, count)) as messages:
+        async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
             async for delivery in messages:
                 place += 1
                 dead_letter = read_dead_letter(delivery, place, source)
@@ -221,14 +223,14 @@ class Views:
 
     async def _may_walk(
         self, queue: str, limit: int | None, *, forced: bool
-    ) -> tuple[DeadLetterQueue, int, int]:
-        """The queue, how many to take of how many; UnsafeOperation if looking could lose something."""
+    ) -> tuple[DeadLetterQueue, int, Cost]:
+        """The queue, how many to take, and what that costs; UnsafeOperation if it could lose something."""
         snapshot = await self._live.snapshot()
-        source = snapshot.one(queue)
-        check_cost(snapshot.cost(queue), forced=forced)
+        source, cost = snapshot.one(queue), snapshot.cost(queue)
+        check_cost(cost, forced=forced)
         depth, _ = await self._live.depth(queue)
         ready = depth.ready or 0
-        return source, ready if limit is None else min(limit, ready), ready
+        return source, ready if limit is None else min(limit, ready), cost
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Showing": "Views"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hopback.deadletters.contract import Price
@@ -26,7 +28,11 @@ def limited(limit: int) -> Queue:
         (Queue("d"), V43, Price.FREE, None),
         (QUORUM, V310, Price.FREE, None),
         (QUORUM, V40, Price.REFUSED, 20),
-        (QUORUM, V43, Price.REFUSED, 20),
+        (QUORUM, V43, Price.FREE, 20),
+        (limited(2), V43, Price.REFUSED, 2),
+        (limited(3), V43, Price.FREE, 3),
+        (replace(QUORUM, arguments={"x-delayed-retry-type": "all"}), V43, Price.REFUSED, 20),
+        (replace(QUORUM, arguments={"x-delayed-retry-type": "failed"}), V43, Price.FREE, 20),
         (limited(-1), V40, Price.FREE, None),
         (limited(-1), V310, Price.REFUSED, 0),
         (limited(20), V310, Price.REFUSED, 20),
@@ -45,6 +51,14 @@ def test_the_price(
     assert (cost.price, cost.limit) == (price, limit)
     assert cost.text
     assert bool(cost.remedy) == (price is Price.REFUSED)
+
+
+def test_a_job_that_is_killed_cannot_give_back_by_nack() -> None:
+    """What costs nothing to look at may still be too dear for a job."""
+    cost = cost_of_looking(QUORUM, V43, killed=True)
+    assert (cost.price, cost.limit, cost.is_by_nack) == (Price.REFUSED, 20, False)
+    assert cost_of_looking(QUORUM, V43).is_by_nack
+    assert not cost_of_looking(Queue("d"), V43).is_by_nack
 
 
 @pytest.mark.parametrize("version", [V310, V40, V43])

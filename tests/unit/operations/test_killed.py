@@ -98,7 +98,8 @@ async def _killed_and_resumed(shop: Shop, steps: _Steps, ident: str, kills: list
 
 async def _browsed(shop: Shop) -> None:
     """Everything was looked at once, and came back."""
-    assert [delivery async for delivery in walk(shop.broker, DLQ, _COUNT)]
+    cost = (await shop.operations.queue(DLQ)).cost
+    assert [delivery async for delivery in walk(shop.broker, DLQ, _COUNT, cost)]
 
 
 def _parked(*, twins: bool) -> list[Message]:
