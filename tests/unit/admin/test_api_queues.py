@@ -94,7 +94,7 @@ async def test_a_bad_filter_is_refused_at_once_with_its_term() -> None:
 async def test_looking_that_could_lose_messages_is_refused_with_its_price() -> None:
     """A quorum queue with the default limit of 20: 409 and the remedy; by lifting, it can be done."""
     risky = Queue("plain.dlq", QueueType.QUORUM), Queue("plain", QueueType.QUORUM)
-    async with admin(extra=risky) as stage:
+    async with admin(extra=risky, version="4.0") as stage:
         refused = await stage.client.post("/admin/dlq/queues/plain.dlq/sessions", json={})
         assert (refused.status_code, refused.json()["code"]) == (409, "unsafe")
         peek = await stage.client.get("/admin/dlq/queues/plain.dlq/messages")

@@ -242,6 +242,31 @@ async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
 
 
 @in_virtual_time
+async def test_under_a_limit_what_was_held_goes_back_by_nack_where_that_is_not_counted() -> None:
+    """A hundred sessions, surveys and searches of RabbitMQ 4.3 use up nothing; a crash uses up one."""
+    async with open_shop("ratatoskr", version=V43) as shop:
+        await shop.park(5)
+        for _ in range(100):
+            session = await shop.operations.open_session(DLQ, Window(limit=3))
+            await shop.operations.release(session.id)
+            assert (await shop.operations.survey(DLQ)).seen == 5
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
+        session = await shop.operations.open_session(DLQ)
+        page = await shop.operations.messages(session.id)
+        assert [one.delivery_count for one in page.dead_letters] == [0] * 5
+        for _ in range(9):
+            shop.broker.cut()
+            await asyncio.sleep(1)
+            session = await shop.operations.open_session(DLQ)
+        shop.broker.cut()
+        await asyncio.sleep(1)
+        for look in (shop.operations.open_session, shop.operations.survey):
+            with pytest.raises(UnsafeOperation, match="delivered 10 times already"):
+                await look(DLQ)
+        assert len(shop.bodies(DLQ)) == 5
+
+
+@in_virtual_time
 async def test_a_limit_that_no_policy_lifts_is_told() -> None:
     """An operator policy stays in force, and before 4.0 no policy means no limit."""
     async with open_shop("ratatoskr", version=V4) as shop:
