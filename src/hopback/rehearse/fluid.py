@@ -96,7 +96,6 @@ class Flow:
         self._copies: dict[tuple[str, int], Stream] = {}
         self._redriven = Stream(self.grain)
         self.returning: list[Stream] = [Stream(self.grain) for _ in station.waits]
-        self._shortest = min((wait.delay_s for wait in station.waits), default=math.inf)
         self._backlog = Backlog()
         self._conditions = _conditions(station, horizon)
         self._place = 0
@@ -132,14 +131,13 @@ class Flow:
         while self.now < until - TINY:
             nearest = self._next_change(until)
             rates, fed, nearest = self._inflow(nearest)
-            returned, change = self._returned(rates)
+            returned, _ = self._add(self.returning, rates, math.inf)
             conditions = self._conditions[self._place]
             capacity, nearest = self._capacity(conditions, nearest)
             if self._is_full:
                 rates, fed = self._refuse(rates, fed, capacity)
             inflow = sum(rates)
-            if not self._is_steady(rates, inflow, capacity, conditions):
-                nearest = min(nearest, change)
+            nearest = min(nearest, self._next_return(rates, inflow, capacity, conditions))
             span = self._span(inflow, capacity, nearest, conditions)
             out = self._serve(rates, inflow, capacity, span)
             self._count(fed, returned, span)
@@ -166,13 +164,6 @@ class Flow:
         redriven, nearest = self._add((self._redriven,), rates, nearest)
         copied, nearest = self._add(self._copies.values(), rates, nearest)
         return rates, [published, copied, redriven], nearest
-
-    def _returned(self, rates: list[float]) -> tuple[float, float]:
-        """Add what comes back from the retry queues to `rates`; its sum, and until when it holds.
-
-        That is no longer than the shortest wait: what fails from now on may come back then.
-        """
-        return self._add(self.returning, rates, self.now + self._shortest)
 
     def _add(
         self, streams: Iterable[Stream], rates: list[float], nearest: float
@@ -286,26 +277,27 @@ class Flow:
             span = min(span, max(left, TINY * 10))
         return max(span, TINY * 2)
 
-    def _is_steady(
+    def _next_return(
         self, rates: list[float], inflow: float, capacity: float, conditions: _Conditions
-    ) -> bool:
-        """Whether what goes into every retry queue is what comes out of it, now and for good."""
-        if self._backlog.amount > TINY or inflow > capacity:
-            return False
+    ) -> float:
+        """Until when the retry queues give back what they give back now.
+
+        That is no longer than a wait: what fails from now on comes back then. It is for good where as much
+        goes into a retry queue as comes out of it, and no backlog changes the mixture.
+        """
+        now, nearest = self.now, math.inf
+        calm = self._backlog.amount <= TINY and inflow <= capacity
         leaving = self._to_waits(rates, conditions.fail)
-        for stream, gone in zip(self.returning, leaving, strict=True):
-            total = sum(gone)
-            found = stream.stretches[0] if stream.stretches else None
-            if found is None:
-                if total > 0:
-                    return False
-            elif (
-                len(stream.stretches) > 1
-                or found.begin > self.now + TINY
-                or not alike(found, gone, total)
-            ):
-                return False
-        return True
+        for wait, stream, gone in zip(self.station.waits, self.returning, leaving, strict=True):
+            total, flows = sum(gone), stream.at(now)
+            if flows is None:
+                if total > 0 or not calm:
+                    nearest = min(nearest, now + wait.delay_s)
+            elif flows.begin > now + TINY:
+                nearest = min(nearest, flows.begin, now + wait.delay_s)
+            elif not calm or len(stream.stretches) > 1 or not alike(flows, gone, total):
+                nearest = min(nearest, flows.end, now + wait.delay_s)
+        return nearest
 
     def _serve(
         self, rates: list[float], inflow: float, capacity: float, span: float

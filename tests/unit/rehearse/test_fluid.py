@@ -7,7 +7,19 @@ import pytest
 from hopback.designs.event_bus import event_bus
 from hopback.designs.recommended import recommended
 from hopback.policy.breaker import BreakerPolicy
-from hopback.rehearse import Crash, EngineKind, Forecast, RedriveWave, Slowdown, rehearse
+from hopback.rehearse import (
+    Crash,
+    EngineKind,
+    Forecast,
+    Load,
+    RateStep,
+    RedriveWave,
+    Scenario,
+    Slowdown,
+    rehearse,
+)
+from hopback.rehearse.fluid import Flow
+from hopback.rehearse.station import stations_of
 from tests.unit.rehearse.worlds import scenario
 
 _ORDERS = recommended("orders")
@@ -153,3 +165,15 @@ def test_a_peak_between_two_samples_is_seen() -> None:
         forecast = rehearse(_ORDERS, played, engine)
         assert forecast.queue("orders.retry.30s").peak >= 10, engine
         assert forecast.stations[0].most_retrying >= 10
+
+
+def test_a_day_takes_few_steps_though_some_runs_fail() -> None:
+    """A retry queue into which goes what comes out of it does not make steps of its short wait."""
+    hours = tuple(RateStep(3600.0 * hour, 100.0 + hour) for hour in range(24))
+    day = Scenario((Load("orders", hours, fail=0.05, concurrency=40),), duration_s=86_400.0)
+    (station,) = stations_of(_ORDERS, day)
+    flow = Flow(station, day.duration_s)
+    flow.advance(day.duration_s)
+    assert flow.totals.published == pytest.approx(3600 * sum(step.rate for step in hours))
+    corners = len(flow.log.runs.moments)
+    assert corners < 24 * 10, "a change of the rate, and its return from each of three waits"
