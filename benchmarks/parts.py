@@ -21,7 +21,12 @@ from hopback.deadletters.message import content_digest, read_dead_letter
 from hopback.deadletters.requests import GroupBy
 from hopback.deadletters.selection import mark_of
 from hopback.deadletters.session import Grouping
+from hopback.headers import failure_from_exception
 from hopback.message import Properties
+from hopback.policy.decide import decide
+from hopback.policy.decision import Publish
+from hopback.policy.effects import Occasion, effects
+from hopback.policy.outcome import Retry
 from hopback.policy.redrive import RedriveOccasion, Redriver
 from hopback.runtime.answer import ConsumeSession, HeldDelivery
 from hopback.runtime.handler import HandlerOptions, inspect_handler
@@ -34,7 +39,7 @@ from hopback.wire.frames import content_frames
 from hopback.wire.properties import encode_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
 
     from hopback.message import Message
 
@@ -116,6 +121,47 @@ def _parts(*, real: bool) -> Iterator[tuple[str, float]]:
         yield name, _best(work, real=real, decoded=decoded)
 
 
+def _raised() -> ValueError:
+    """An exception as a handler raises it, three frames deep."""
+
+    def ask() -> None:
+        raise ValueError("the warehouse does not know article 4711")
+
+    def handle() -> None:
+        ask()
+
+    try:
+        handle()
+    except ValueError as error:
+        return error
+
+
+def _steps() -> Iterator[tuple[str, float]]:
+    """The steps of a failing run that is retried, each by itself."""
+    plan, error, version = _plan(3), _raised(), BrokerVersion(3, 10, 8)
+    occasion = Occasion(
+        1_800_000_000.0, "worker-1", failure_from_exception(error), lineage="0" * 24
+    )
+    decision = decide(_deliveries(real=False)[0], Retry("no"), plan, version=version)
+    first = effects(decision, _deliveries(real=False)[0], plan, occasion)[0]
+    if not isinstance(first, Publish):
+        raise TypeError(f"expected a publish, got {first}")
+    message = first.message
+
+    rows: tuple[tuple[str, Callable[[list[Delivered]], object]], ...] = (
+        ("of that the record of the exception",
+         lambda them: [failure_from_exception(error) for _ in them]),
+        ("of that the decision",
+         lambda them: [decide(one, Retry("no"), plan, version=version) for one in them]),
+        ("of that what is written on the message",
+         lambda them: [effects(decision, one, plan, occasion) for one in them]),
+        ("of that its encoding",
+         lambda them: [encode_properties(message.properties) for _ in them]),
+    )  # fmt: skip
+    for name, work in rows:
+        yield name, _best(work, real=False, decoded=True)
+
+
 class _Nowhere:
     """A channel that settles at once."""
 
@@ -167,10 +213,6 @@ async def _failing(attempts: int) -> float:
     return min(passes)
 
 
-def _run(work: Coroutine[Any, Any, float]) -> float:
-    return asyncio.run(work)
-
-
 def main() -> int:
     """Measure, print a table, and write it down if that is wanted."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__)
@@ -178,8 +220,9 @@ def main() -> int:
     chosen = parser.parse_args()
     plain, real = dict(_parts(real=False)), dict(_parts(real=True))
     failing = {
-        "a failing run, retried: record, decide, write, publish, ack": _run(_failing(3)),
-        "a failing run, parked": _run(_failing(1)),
+        "a failing run, retried: record, decide, write, publish, ack": asyncio.run(_failing(3)),
+        **dict(_steps()),
+        "a failing run, parked": asyncio.run(_failing(1)),
     }
     stamp = stamp_now("", os.getloadavg()[0])
     lines = [
