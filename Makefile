@@ -95,6 +95,7 @@ bench: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root),
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client chroots
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks --brokers 4.0,4.3 --main
+	$(BIN)/python -m benchmarks.parts --write
 	$(BIN)/python -m benchmarks.batches
 	$(BIN)/python -m benchmarks.server --write
 	$(BIN)/python -m benchmarks.restarts
