@@ -21,6 +21,7 @@ from hopback.admin.services import need_target
 from hopback.deadletters.codec import read_patch
 from hopback.deadletters.contract import Price
 from hopback.deadletters.requests import (
+    LONGEST_FOUND_WATCH_S,
     LONGEST_WATCH_S,
     RAMP,
     DiscardRequest,
@@ -192,6 +193,7 @@ async def _second(
     return _shown(
         visit, kind, form, 2, trouble,
         targets=detail.targets, busy=detail.active_job, longest_watch=LONGEST_WATCH_S,
+        found_watch=LONGEST_FOUND_WATCH_S,
         editing=editing, bad_change=bad_change,
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BY_DESIGN",
     "HIGHEST_RATE",
+    "LONGEST_FOUND_WATCH_S",
     "LONGEST_WATCH_S",
     "MOST_HELD",
     "MOST_IN_FLIGHT",
@@ -68,6 +69,10 @@ HIGHEST_RATE = 1_000_000
 
 LONGEST_WATCH_S = 86_400
 """Seconds between two stages of a ramp: a day, beyond which nobody waits for a job."""
+
+
+LONGEST_FOUND_WATCH_S = 480
+"""The same where nobody asks for more: three of them end before a broker takes back what is held (30 min)."""
 
 
 MOST_HELD = 10_000
@@ -235,8 +240,8 @@ class Pace(_Asked, frozen=True):
 
     `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
     job waits `watch_s` seconds and stops if messages come back; None waits as long as the design lets
-    a message try, at most two minutes. `tries` is how often a refused message is sent again before the
-    job stops; the waits between them grow from `pause_s`.
+    a message try, at most eight minutes. `tries` is how often a refused message is sent again before
+    the job stops; the waits between them grow from `pause_s`.
     """
 
     rate: Rate | None = None

@@ -27,7 +27,7 @@ from zlib import crc32
 from hopback.deadletters.head import walk
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
-from hopback.deadletters.requests import LONGEST_WATCH_S
+from hopback.deadletters.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
 from hopback.headers import deaths
 from hopback.headers.names import REDRIVE_JOB, X_DEATH
 from hopback.renamed import OldNameLookup, old_names
@@ -376,8 +376,6 @@ class SelectedMessages:
 
 _CONSUMER_S = 5.0  # a consumer takes a message and fails within seconds
 _SLACK = 1.5  # a broker expires messages late under load, and consumers have others to handle
-_LONGEST_S = 480.0
-"""Unless somebody asks for more: three stages of it end before a broker takes back what is held (30 min)."""
 _USUAL_LAPS = 3  # what most consumers are told; used where neither plan nor messages tell
 _MOST_LAPS = 100  # a larger number in a header counts something else
 _COUNTERS = (
@@ -443,13 +441,13 @@ class WatchTimer:
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
         planned, words = max(ways, key=lambda way: way[0])
         needed = planned * _SLACK + _CONSUMER_S
-        if needed <= _LONGEST_S:
+        if needed <= LONGEST_FOUND_WATCH_S:
             return WatchTime(needed, needed, f"{_spoken(needed)}: {words}")
         return WatchTime(
-            _LONGEST_S,
+            LONGEST_FOUND_WATCH_S,
             needed,
-            f"{_spoken(_LONGEST_S)}, though {words}: a message may need {_spoken(needed)} until it is"
-            " dead again; ask for a longer watch to see all of that",
+            f"{_spoken(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need {_spoken(needed)}"
+            " until it is dead again; ask for a longer watch to see all of that",
         )
 
     def _by_plan(self) -> tuple[float, str]:

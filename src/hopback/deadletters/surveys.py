@@ -51,6 +51,7 @@ _MOST_GROUPS = 200  # of one queue: the rest of a long tail says nothing on a fi
 _NEW_S = 86_400.0  # since yesterday
 _SAMPLE_S = 300.0  # between two depths that are kept
 _FINE = 288  # of them for a day
+_DRAWN = 48  # points of a day in a line that is as wide as a word or two
 _COARSE_S = 3600.0  # an hour between older ones
 _COARSE = 720  # of those for a month
 
@@ -154,6 +155,8 @@ class Surveys:
         self._held = held
         self.every_s: float | None = None
         """How often queues are surveyed by themselves; None: only when somebody asks."""
+        self.recent: dict[str, QueueTrend] = {}
+        """The last day of each queue, as drawn in a list; read from the store with each sample."""
 
     # --- surveys
 
@@ -269,21 +272,21 @@ class Surveys:
     async def trend(self, queue: str) -> QueueTrend:
         """How the depth of one queue went."""
         kept = (await self._read(_TREND, QueueTrend)).get(queue, QueueTrend(queue))
-        since = self._clock.now() - _NEW_S
-        recent = [one for one in kept.samples if one.at >= since]
-        grown = (max(b.messages - a.messages, 0) for a, b in pairwise(recent))
-        return QueueTrend(queue, kept.samples, sum(grown))
+        day = _last_day(kept, self._clock.now())
+        return QueueTrend(queue, kept.samples, day.arrived)
 
     async def sample(self) -> None:
         """Keep how deep each queue is now, unless that was done a moment ago."""
         now, kept = self._clock.now(), await self._read(_TREND, QueueTrend)
         changed: dict[str, str] = {}
         for one in await self._queues():
-            past = kept.get(one.queue, QueueTrend(one.queue)).samples
+            past = kept.setdefault(one.queue, QueueTrend(one.queue)).samples
             if one.messages is None or (past and now - past[-1].at < _SAMPLE_S * 0.9):
                 continue
             samples = _thinned((*past, TrendSample(Moment(now), one.messages)))
-            changed[one.queue] = encode(QueueTrend(one.queue, samples)).decode()
+            kept[one.queue] = QueueTrend(one.queue, samples)
+            changed[one.queue] = encode(kept[one.queue]).decode()
+        self.recent = {queue: _last_day(trend, now) for queue, trend in kept.items()}
         await self._journal.remember(self._broker, _TREND, changed, now)
 
     async def keep(self, every_s: float | None) -> None:
@@ -344,6 +347,15 @@ def _together(kept: dict[str, _QueueSurvey], now: float) -> tuple[ErrorGroup, ..
             )
         )
     return tuple(sorted(made, key=lambda one: (-one.count, one.fingerprint)))
+
+
+def _last_day(trend: QueueTrend, now: float) -> QueueTrend:
+    """The samples of the last day, a few of them, and how much arrived between all of them."""
+    recent = [one for one in trend.samples if one.at >= now - _NEW_S]
+    arrived = sum(max(b.messages - a.messages, 0) for a, b in pairwise(recent))
+    step = max(-(-len(recent) // _DRAWN), 1)
+    # From the end: the newest is drawn in any case.
+    return QueueTrend(trend.queue, tuple(recent[::-step][::-1]), arrived)
 
 
 def _thinned(samples: tuple[TrendSample, ...]) -> tuple[TrendSample, ...]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hopback.deadletters.requests import FromHead, RedriveRequest, Target, TargetKind
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType
+from tests.harness.seeded import publish
 from tests.unit.admin.stage import DLQ, admin, dead_letter
 
 
@@ -46,6 +47,25 @@ async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
     assert "no consumer" not in ignored.text
     assert "is ignored" in ignored.text
     assert wrong.status_code == 400
+
+
+async def test_the_list_draws_the_last_day_from_the_store() -> None:
+    """Depth and arrivals since before the service began: what fell meanwhile does not hide what came."""
+    async with admin(*(dead_letter(n) for n in range(5))) as stage:
+        surveys = stage.operations.surveys
+        for count in (4, 0, 3):
+            await surveys.sample()
+            stage.clock.advance(3600)
+            await publish(stage.broker, *(dead_letter(n) for n in range(count)))
+        connection = await stage.broker.connect("somebody")
+        await (await connection.open_channel()).purge_queue(DLQ)
+        await publish(stage.broker, dead_letter(1))
+        await surveys.sample()
+        surveys.recent.clear()  # as in a process that has just begun
+        await surveys.sample()
+        page = (await stage.client.get("/")).text
+    assert "<polyline points=" in page
+    assert "-4 in the last 3 h; 4 came" in page
 
 
 async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:

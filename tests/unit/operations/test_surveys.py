@@ -137,6 +137,8 @@ async def test_depths_are_kept_and_surveys_come_by_themselves(tmp_path: Path) ->
             assert (await operations.errors()).survey_s == 600.0
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+            day = operations.surveys.recent["orders.dlq"]
+            assert ([one.messages for one in day.samples][::3], day.arrived) == ([5, 5, 7], 2)
         async with site.operations() as later:
             trend = await later.trend("orders.dlq")
             assert [one.messages for one in trend.samples] == [5, 5, 5, 5, 7, 7, 7]
