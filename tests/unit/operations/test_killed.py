@@ -183,6 +183,31 @@ async def _told_by_each_run(step: int) -> bool:
         return certain is not None and certain.done < stopped.counts.done
 
 
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+@in_virtual_time
+async def test_a_job_whose_messages_were_published_anew_takes_no_other(limit: int | None) -> None:
+    """Those that were on their way count as done and stay in the queue; none is lost, no other is taken."""
+    steps = _Steps()
+    async with open_shop(journal=steps.journal, settings=Settings(per_turn=3)) as shop:
+        parked = _parked(twins=False)
+        await shop.publish(parked)
+        steps.broker, shop.broker.faults = shop.broker, steps
+        steps.kill_at(64)
+        asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        job = await shop.operations.wait((await shop.operations.start(asked)).id)
+        assert job.state is JobState.INTERRUPTED
+        left = [Message("", DLQ, one.body, one.properties) for one in shop.queue(DLQ).ready]
+        connection = await shop.broker.connect("somebody")
+        await (await connection.open_channel()).purge_queue(DLQ)
+        await shop.publish(left)
+        done = await shop.operations.wait((await shop.operations.resume(job.id)).id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, limit or _COUNT)
+        moved, rest = set(shop.bodies(MAIN)), set(shop.bodies(DLQ))
+        assert moved | rest == {message.body for message in parked}
+        assert moved <= {message.body for message in parked[:limit]}
+        assert len(rest & {message.body for message in parked[:limit]}) <= len(left)
+
+
 @pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 def test_a_discard_killed_at_each_step(browsed: bool, limit: int | None) -> None:
