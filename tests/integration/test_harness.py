@@ -165,7 +165,7 @@ def test_they_can_in_a_run_that_was_started_to_ignore_it() -> None:
         sys.executable,
         "-m",
         "pytest",
-        "-q",
+        *("-q", "-p", "no:schemathesis"),
         this,
     ]
     ran = subprocess.run(ignoring, capture_output=True, text=True, check=False)
