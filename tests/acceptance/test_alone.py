@@ -1,4 +1,4 @@
-"""`make test` runs a few failed tests once more, alone: chance is named, a broken test stays broken."""
+"""How `make test` runs its tests: some wait while others compute, and a few that failed run again, alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.harness.lanes import chosen, that_wait
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FAILS_ONCE = """
@@ -63,3 +65,14 @@ def test_many_failures_are_no_chance(tmp_path: Path) -> None:
     ran = _run(tmp_path, _FAILS_ALWAYS.format(number=6))
     assert ran.returncode == 1
     assert "once more" not in ran.stdout
+
+
+def test_half_of_the_workers_take_what_waits_and_the_others_the_rest() -> None:
+    """The longest first; and anything, when there is no more of that."""
+    groups = ["a", "matrix_waits-5", "b", "storm_waits-60"]
+    waits = that_wait(groups)
+    assert waits == ["storm_waits-60", "matrix_waits-5"]
+    assert chosen(groups, waits, is_to_wait=True) == "storm_waits-60"
+    assert chosen(groups, waits, is_to_wait=False) == "a"
+    assert chosen(["a", "b"], [], is_to_wait=True) == "a"
+    assert chosen(waits, waits, is_to_wait=False) == "storm_waits-60"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
-__all__ = ["Lanes", "hand_on_waits"]
+__all__ = ["Lanes", "chosen", "hand_on_waits", "that_wait"]
 
 _WAITS = re.compile(r"waits-(\d+)")
 
@@ -35,7 +35,7 @@ def hand_on_waits(items: Iterable[pytest.Item]) -> None:
         if mark is None:
             continue
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(re.sub(r"\W+", "-", item.nodeid)))
+            item.add_marker(pytest.mark.xdist_group(re.sub(r"\W+", "-", item.name)))
         item.add_marker(pytest.mark.xdist_group(f"waits-{mark.args[0]}"))
 
 
@@ -45,19 +45,28 @@ def _seconds(group: str) -> int:
     return int(found[1]) if found else 0
 
 
+def that_wait(groups: Iterable[str]) -> list[str]:
+    """Those of the groups that wait, the longest first."""
+    return sorted(filter(_seconds, groups), key=_seconds, reverse=True)
+
+
+def chosen(groups: Iterable[str], waits: list[str], *, is_to_wait: bool) -> str:
+    """The group that a worker takes next: of its own kind, as long as there is one."""
+    if waits and is_to_wait:
+        return waits[0]
+    others = (group for group in groups if group not in waits)
+    return next(others, None) or waits[0]
+
+
 class Lanes(LoadGroupScheduling):  # type: ignore[misc]
-    """Gives a worker of each half what it is there for, and anything when there is no more of that."""
+    """Half of the workers, those who came first, wait; the others compute."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         waits = [group for group in self._that_wait if group in self.workqueue]
         is_to_wait = self.nodes.index(node) < len(self.nodes) // 2
-        others = (group for group in self.workqueue if group not in waits)
-        chosen = waits[0] if waits and is_to_wait else next(others, waits[0] if waits else None)
-        if chosen is not None:
-            self.workqueue.move_to_end(chosen, last=False)
+        self.workqueue.move_to_end(chosen(self.workqueue, waits, is_to_wait=is_to_wait), last=False)
         super()._assign_work_unit(node)
 
     @cached_property
     def _that_wait(self) -> list[str]:
-        """The groups that wait, the longest first. Asked when all of them are still there."""
-        return sorted(filter(_seconds, self.workqueue), key=_seconds, reverse=True)
+        return that_wait(self.workqueue)  # asked first when all of them are there

@@ -271,6 +271,7 @@ async def test_a_missing_permission_is_told(
     await connection.close()
 
 
+@pytest.mark.waits(20)
 async def test_a_restarted_broker_loses_nothing(
     start_rabbitmq: Callable[..., RabbitNode],
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_changed_copy_is_sent_and_the_original_stays(
 
 
 @_WAYS
+@pytest.mark.waits(18)
 def test_a_limit_is_lifted_for_a_look_and_restored(
     by: str, capsys: _Output, tmp_path: Path
 ) -> None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # One PostgreSQL.
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("high-availability")]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.waits(30),
+    pytest.mark.xdist_group("high-availability"),
+]
 
 _DLQ, _MAIN, _COUNT, _IN_FLIGHT = "orders.dlq", "orders", 600, 20
 _RATE = 200.0  # messages a second: the job takes some seconds, in which things go wrong

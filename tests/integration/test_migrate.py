@@ -71,6 +71,7 @@ def command(rabbitmq: SharedNode, url: str, *more: str) -> Sequence[str]:
     return ["--broker", url, "--management", rabbitmq.management_url, *more]
 
 
+@pytest.mark.waits(17)
 async def test_the_event_bus_becomes_hardened_with_its_messages(
     rabbitmq: SharedNode, amqp_url: str
 ) -> None:

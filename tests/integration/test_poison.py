@@ -62,6 +62,7 @@ _APP = """
 """
 
 
+@pytest.mark.waits(27)
 async def test_poison_takes_nobody_along(amqp_url: str, tmp_path: Path) -> None:
     """A prefetch of 40, a limit of 10, a kill and an exit: both are parked, and no other."""
     await _poisoned(amqp_url, tmp_path)

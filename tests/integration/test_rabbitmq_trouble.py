@@ -33,6 +33,7 @@ def node(start_rabbitmq: Callable[..., RabbitNode]) -> RabbitNode:
     return start_rabbitmq(timings=Timings(consumer_timeout_ms=1000))
 
 
+@pytest.mark.waits(20)
 async def test_trouble_is_seen_and_survived(node: RabbitNode) -> None:
     """One node, because starting one takes seconds; each trouble leaves it sound for the next."""
     connection = await RabbitMQ(node.url).connect()

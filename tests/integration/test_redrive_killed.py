@@ -57,6 +57,7 @@ async def test_killed_ten_times_on_other_versions(
     await _killed_and_resumed(node.url, node.management, "/", tmp_path)
 
 
+@pytest.mark.waits(25)
 async def test_the_command_waits_for_a_broker_that_was_killed(
     start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
 ) -> None:

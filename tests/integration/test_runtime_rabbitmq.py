@@ -236,6 +236,7 @@ async def test_an_exchange_that_is_gone_closes_a_channel_and_comes_back(amqp_url
 
 
 @pytest.mark.parametrize("form", ["old", "new"])
+@pytest.mark.waits(12)
 async def test_a_queue_in_migration_is_left_to_the_migration(
     rabbitmq: SharedNode, vhost: str, amqp_url: str, form: str
 ) -> None:
