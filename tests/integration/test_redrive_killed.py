@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.broker
 
-COUNT, LARGE, KILLS, IN_FLIGHT = 8_000, 20, 10, 200
+COUNT, LARGE, KILLS, IN_FLIGHT = 12_000, 20, 10, 200
 DLQ, MAIN = "orders.dlq", "orders"
 
 
@@ -115,7 +115,7 @@ async def _killed_and_resumed(url: str, management: Management, vhost: str, fold
     for _ in range(KILLS):
         moved = await _depth(connection, MAIN)
         process = await _spawn(url, folder)
-        aim = moved + chance.randint(300, COUNT // KILLS)
+        aim = moved + chance.randint(300, 500)  # many more move before it is dead
         kills += await _killed_when(process, _reached(connection, aim))
     process = await _spawn(url, folder)
     out, _ = await process.communicate()
