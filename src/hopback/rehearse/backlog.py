@@ -77,5 +77,6 @@ class Backlog:
                 head.first_in += (head.last_in - head.first_in) * gone
                 head.amount -= taken
             left -= taken
-        self.amount = max(0.0, self.amount - (wanted - left))
+        # Of millions that came in and left, the sum is off by more than TINY; no slice means none.
+        self.amount = max(0.0, self.amount - (wanted - left)) if self._slices else 0.0
         return wanted - left

@@ -287,16 +287,19 @@ class Flow:
         """
         now, nearest = self.now, math.inf
         calm = self._backlog.amount <= TINY and inflow <= capacity
+        # Nothing fails where nothing runs: a breaker is open, or nobody is there.
+        fails = capacity > 0 and (conditions.fail > 0 or self.poisoned)
         leaving = self._to_waits(rates, conditions.fail)
         for wait, stream, gone in zip(self.station.waits, self.returning, leaving, strict=True):
             total, flows = sum(gone), stream.at(now)
+            again = now + wait.delay_s if fails else math.inf
             if flows is None:
                 if total > 0 or not calm:
-                    nearest = min(nearest, now + wait.delay_s)
+                    nearest = min(nearest, again)
             elif flows.begin > now + TINY:
-                nearest = min(nearest, flows.begin, now + wait.delay_s)
+                nearest = min(nearest, flows.begin, again)
             elif not calm or len(stream.stretches) > 1 or not alike(flows, gone, total):
-                nearest = min(nearest, flows.end, now + wait.delay_s)
+                nearest = min(nearest, flows.end, again)
         return nearest
 
     def _serve(

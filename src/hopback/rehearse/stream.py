@@ -64,6 +64,9 @@ class Stream:
 
 
 def alike(last: Stretch, rates: list[float], total: float) -> bool:
-    """Whether rates are so near to those of a stretch that they are one."""
-    most = SAME * max(last.total, total)
+    """Whether rates are so near to those of a stretch that they are one.
+
+    Averages of a flow that has ended come near to nothing and never reach it: that is nothing, too.
+    """
+    most = max(SAME * max(last.total, total), TINY)
     return all(abs(a - b) <= most for a, b in zip(last.rates, rates, strict=True))

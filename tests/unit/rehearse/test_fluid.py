@@ -177,3 +177,21 @@ def test_a_day_takes_few_steps_though_some_runs_fail() -> None:
     assert flow.totals.published == pytest.approx(3600 * sum(step.rate for step in hours))
     corners = len(flow.log.runs.moments)
     assert corners < 24 * 10, "a change of the rate, and its return from each of three waits"
+
+
+@pytest.mark.parametrize("breaker", [None, BreakerPolicy()])
+@pytest.mark.parametrize("wait_ms", [10, 30])
+def test_a_wait_shorter_than_a_step_makes_no_endless_steps(
+    wait_ms: int, breaker: BreakerPolicy | None
+) -> None:
+    """What came back after the outage fades out; what a breaker kept is worked off in few steps."""
+    orders = recommended("orders", tiers_ms=[wait_ms], attempts=2)
+    played = scenario(
+        outage=(300.0, 2400.0), rate=500.0, processes=4, concurrency=40, breaker=breaker
+    )
+    (station,) = stations_of(orders, played)
+    flow = Flow(station, played.duration_s)
+    flow.advance(played.duration_s)
+    if breaker is None:
+        assert flow.totals.parked == pytest.approx(500 * 2400, rel=0.001)
+    assert len(flow.log.runs.moments) < 20_000, "a step for each wait would make over 80,000"
