@@ -170,6 +170,7 @@ async def _board(visit: Visit) -> Response:
         sources=", ".join(sorted({row.summary.depth.source for row in rows})),
         candidates=await _candidates(visit),
         errors=errors[:_SHOWN_ERRORS],
+        surveying=None if several else visit.operations.surveys.running,
         surveyed=_top_errors(errors),
         surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from hopback.cli.dlq_print import ago, count_of, form_option, output
-from hopback.cli.terminal import safe, table
+from hopback.cli.terminal import on_terminal, safe, table
 from hopback.cli.where import where_options, with_dead_letters
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from hopback.deadletters.surveys import ErrorOverview
 
 __all__ = ["errors", "list_errors"]
+
+_TELL_S = 1.0  # between two questions how far it is: reading what is kept costs as much as a list
 
 
 @click.command(short_help="List the errors of all queues.")
@@ -36,7 +39,18 @@ def errors(survey: bool, form: str, where: Where) -> None:
 
 async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
     """Print the errors."""
-    found = await dead_letters.errors(survey=survey)
+    asked = asyncio.ensure_future(dead_letters.errors(survey=survey))
+    try:
+        while survey and on_terminal() and not (await asyncio.wait({asked}, timeout=_TELL_S))[0]:
+            running = (await dead_letters.errors()).running
+            if running is not None:
+                share = f"{running.seen:,} of {count_of(running.total)} looked at"
+                click.echo(
+                    f"\x1b[2K{safe(share)}, now in {safe(running.queue)}\r", nl=False, err=True
+                )
+        found = await asked
+    finally:
+        asked.cancel()
     output(form, found if form == "json" else found.items, lambda: _print(found, time.time()))
 
 

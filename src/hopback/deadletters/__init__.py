@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         ErrorOverview,
         QueueTrend,
         SurveyedQueue,
+        SurveyProgress,
         TrendSample,
     )
 
@@ -164,6 +165,7 @@ __all__ = [
     "SkippedQueue",
     "SqlJournal",
     "Survey",
+    "SurveyProgress",
     "SurveyedQueue",
     "Target",
     "TargetChoice",
@@ -191,6 +193,7 @@ _HOMES = {
         "ErrorOverview",
         "QueueTrend",
         "SurveyedQueue",
+        "SurveyProgress",
         "TrendSample",
     ),
     "hopback.deadletters.contract": (

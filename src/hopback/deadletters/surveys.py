@@ -38,6 +38,7 @@ __all__ = [
     "ErrorInQueue",
     "ErrorOverview",
     "QueueTrend",
+    "SurveyProgress",
     "SurveyedQueue",
     "Surveys",
     "TrendSample",
@@ -94,16 +95,26 @@ class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
     why_not: str = ""
 
 
+class SurveyProgress(Struct, frozen=True, rename="camel"):
+    """How far a survey is that runs: in which queue, and how many messages it has seen of all."""
+
+    queue: str
+    seen: int
+    total: int
+
+
 class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
     """The errors of all surveyed queues, the most frequent first.
 
-    `survey_s` is how often queues are surveyed, None where that is not switched on.
+    `survey_s` is how often queues are surveyed, None where that is not switched on; `running` is how far
+    the survey is that runs in the process that answers.
     """
 
     items: tuple[ErrorGroup, ...] = ()
     queues: tuple[SurveyedQueue, ...] = ()
     messages: int = 0
     survey_s: float | None = field(default=None, name="surveySeconds")
+    running: SurveyProgress | None = None
 
 
 class TrendSample(Struct, frozen=True, rename="camel"):
@@ -155,6 +166,9 @@ class Surveys:
         self._held = held
         self.every_s: float | None = None
         """How often queues are surveyed by themselves; None: only when somebody asks."""
+        self.running: SurveyProgress | None = None
+        """How far the survey is that runs now."""
+        self._turn = asyncio.Lock()
         self.recent: dict[str, QueueTrend] = {}
         """The last day of each queue, as drawn in a list; read from the store with each sample."""
 
@@ -180,6 +194,7 @@ class Surveys:
             ),
             messages=sum(kept[name].seen for name in kept if name in why_not),
             survey_s=self.every_s,
+            running=self.running,
         )
 
     async def by_queue(self) -> dict[str, tuple[Moment, tuple[ErrorGroup, ...]]]:
@@ -197,18 +212,31 @@ class Surveys:
 
     async def run(self, *, not_after: float | None = None) -> ErrorOverview:
         """Survey every queue that may be; those that were surveyed after `not_after` are left out."""
+        async with self._turn:  # two at once would hold each other's messages
+            try:
+                await self._run(not_after)
+            finally:
+                self.running = None
+        return await self.errors()
+
+    async def _run(self, not_after: float | None) -> None:
         kept = await self._kept()
         snapshot = await self._live.snapshot()
+        wanted = []
         for one in await self._queues():
             last = kept.get(one.queue)
             fresh = last is not None and not_after is not None and last.at > not_after
-            if fresh or await self._why_not(one) or not one.messages_ready:
-                continue
+            if not fresh and one.messages_ready and not await self._why_not(one):
+                wanted.append(one)
+        self.running = SurveyProgress("", 0, sum(one.messages_ready or 0 for one in wanted))
+        for one in wanted:
+            last = kept.get(one.queue)
+            if not one.messages_ready or await self._why_not(one):
+                continue  # a job has begun there meanwhile
             source, cost = snapshot.one(one.queue), snapshot.cost(one.queue)
             found = await self._survey(source, cost, one.messages_ready, last)
             documents = {one.queue: encode(found).decode()}
             await self._journal.remember(self._broker, _SURVEY, documents, self._clock.now())
-        return await self.errors()
 
     async def _survey(
         self, source: DeadLetterQueue, cost: Cost, ready: int, last: _QueueSurvey | None
@@ -223,8 +251,11 @@ class Surveys:
                 seen += 1
                 grouping.see(delivery, seen, source)
                 # Asking the time for each message would cost as much as grouping it.
-                if seen % 256 == 0 and self._clock.now() - began > _MOST_HELD_S:
-                    break
+                if seen % 256 == 0:
+                    self._tell(source.name, 256)
+                    if self._clock.now() - began > _MOST_HELD_S:
+                        break
+        self._tell(source.name, seen % 256)
         now = self._clock.now()
         met = () if last is None else last.groups
         before = {one.fingerprint: one.first_seen or Moment(now) for one in met}
@@ -240,6 +271,10 @@ class Surveys:
             took_s=round(now - began, 3),
             groups=groups,
         )
+
+    def _tell(self, queue: str, more: int) -> None:
+        if self.running is not None:
+            self.running = replace(self.running, queue=queue, seen=self.running.seen + more)
 
     async def _why_not(self, one: QueueSummary) -> str:
         """Why a queue is not surveyed; empty if it is."""

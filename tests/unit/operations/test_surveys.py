@@ -71,7 +71,17 @@ async def test_errors_of_all_queues_are_told_and_survive_a_restart(tmp_path: Pat
         await site.fail("billing.dlq", "TimeoutError", 3)
         await site.fail("mail.dlq", "Bounced", 2)
         async with site.operations() as first:
-            found = await first.errors(survey=True)
+            asked = asyncio.create_task(first.errors(survey=True))
+            steps = set[tuple[str, int, int]]()
+            while not asked.done():
+                running = (await first.errors()).running
+                steps |= (
+                    set() if running is None else {(running.queue, running.seen, running.total)}
+                )
+            found = await asked
+            assert {total for _, _, total in steps} == {10}
+            assert {queue for queue, _, _ in steps} & {"billing.dlq", "mail.dlq", "orders.dlq"}
+            assert found.running is None
         assert [(one.error, one.count, one.is_new) for one in found.items] == [
             ("TimeoutError", 8, False),
             ("Bounced", 2, False),
