@@ -88,7 +88,14 @@ class Demo:
         folder = self._folder()
         await self._open_broker()
         web = DemoWeb(self._metrics)
-        url = await self._listen(web)
+        host, port = self._settings.http
+        refuse_public(host, asks_who=False)
+        try:
+            listening = open_socket(host, port)
+        except OSError as error:
+            raise cannot_listen((host, port), error.strerror or str(error)) from error
+        await self._stack.enter_async_context(serve_on(web, listening))
+        url = f"http://{url_host(host, listening.getsockname()[1])}"
         systems = []
         for name in self._settings.names:
             system = load_system(name)
@@ -141,16 +148,6 @@ class Demo:
             "cannot listen on any port of this machine for the broker",
             do="End what holds the ports, or name a RabbitMQ with --broker.",
         )
-
-    async def _listen(self, web: DemoWeb) -> str:
-        host, port = self._settings.http
-        refuse_public(host, asks_who=False)
-        try:
-            listening = open_socket(host, port)
-        except OSError as error:
-            raise cannot_listen((host, port), error.strerror or str(error)) from error
-        await self._stack.enter_async_context(serve_on(web, listening))
-        return f"http://{url_host(host, listening.getsockname()[1])}"
 
     def _stage(self, system: System, folder: Path, url: str) -> Host:
         own = private_folder(folder / system.name)

@@ -79,24 +79,20 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
     if form == "json":
         output(form, hits, lambda: None)
     elif form == "table" and last is not None:
-        _print(hits, last)
+        if hits:
+            rows = [
+                (one.queue, one.id, one.error, hit.excerpt or one.error_message)
+                for hit in hits
+                for one in (hit.dead_letter,)
+            ]
+            table(("queue", "id", "error", "text"), rows)
+        shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
+        click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
+        if last.not_looked_into:
+            click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
+        for one in last.skipped:
+            click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
+        if hits:
+            first = hits[0].dead_letter
+            click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))
     return 0 if last is None else last.matching
-
-
-def _print(hits: list[SearchHit], last: SearchProgress) -> None:
-    if hits:
-        rows = [
-            (one.queue, one.id, one.error, hit.excerpt or one.error_message)
-            for hit in hits
-            for one in (hit.dead_letter,)
-        ]
-        table(("queue", "id", "error", "text"), rows)
-    shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
-    click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
-    if last.not_looked_into:
-        click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
-    for one in last.skipped:
-        click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
-    if hits:
-        first = hits[0].dead_letter
-        click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))

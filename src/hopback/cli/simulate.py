@@ -123,20 +123,16 @@ def _print(timeline: Timeline, form: str) -> None:
 
         document(sequence_of(timeline))
     else:
-        _print_entries(timeline)
+        # Three columns; under an entry, where there are any, the headers that count.
+        queues = max(len(entry.queue) for entry in timeline.entries)
+        times = max(len(format_duration(entry.at_ms)) for entry in timeline.entries)
+        for entry in timeline.entries:
+            at = format_duration(entry.at_ms).rjust(times)
+            click.echo(f"{at}  {safe(entry.queue).ljust(queues)}  {safe(entry.told)}")
+            if entry.headers:
+                told = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
+                click.echo(f"{' ' * times}    {safe(told)}")
         click.echo(f"\n{safe(_summary(timeline))}")
-
-
-def _print_entries(timeline: Timeline) -> None:
-    """Three columns; under an entry, where there are any, the headers that count."""
-    queues = max(len(entry.queue) for entry in timeline.entries)
-    times = max(len(format_duration(entry.at_ms)) for entry in timeline.entries)
-    for entry in timeline.entries:
-        at = format_duration(entry.at_ms).rjust(times)
-        click.echo(f"{at}  {safe(entry.queue).ljust(queues)}  {safe(entry.told)}")
-        if entry.headers:
-            told = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
-            click.echo(f"{' ' * times}    {safe(told)}")
 
 
 def _summary(timeline: Timeline) -> str:

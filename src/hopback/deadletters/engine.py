@@ -285,7 +285,14 @@ class Engine:
         """Try again what failed, then see whether somebody wants us to wait or to end."""
         self._check()
         if self._troubled:
-            await self._repair()
+            # Try again what failed, one at a time, in order.
+            await self._drain()
+            self._check()
+            self._troubled.sort(key=lambda item: item.delivery.tag)
+            await self._action.reopen()
+            while self._troubled:
+                await self._again(self._troubled[0])
+                del self._troubled[0]
         await self._heard()
         # Write the progress down now and then.
         if self._clock.now() - self._told >= _PROGRESS_S:
@@ -408,7 +415,7 @@ class Engine:
         await self._room()
 
     async def _room(self) -> None:
-        # If the channel has ended, sending fails now, and `_repair` finds out why.
+        # If the channel has ended, sending fails now, and `reopen` finds out why.
         with suppress(BrokerError):
             await self._action.room()
 
@@ -466,16 +473,6 @@ class Engine:
             await self._landing()
 
     # --- trouble
-
-    async def _repair(self) -> None:
-        """Try again what failed, one at a time, in order."""
-        await self._drain()
-        self._check()
-        self._troubled.sort(key=lambda item: item.delivery.tag)
-        await self._action.reopen()
-        while self._troubled:
-            await self._again(self._troubled[0])
-            del self._troubled[0]
 
     async def _again(self, item: _Item) -> None:
         """Send one message that failed; a fault of its own counts for it alone."""

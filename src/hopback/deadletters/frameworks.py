@@ -363,7 +363,14 @@ def task_call(headers: Headers, content_type: str | None, parsed: object) -> Tas
         if isinstance(parsed.get("actor_name"), str) and isinstance(parsed.get("options"), dict):
             return _dramatiq(parsed, parsed["options"])
         if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
-            return _celery_1(parsed)
+            # Protocol 1: everything in the body.
+            return TaskCall(
+                "Celery",
+                clipped(parsed["task"], _NAME_BYTES),
+                clipped(_text_of(parsed.get("id")), _NAME_BYTES),
+                clipped(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
+                _count(parsed.get("retries")),
+            )
     return None
 
 
@@ -382,17 +389,6 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
         clipped(_text_of(headers.get("id")), _NAME_BYTES),
         clipped(arguments.strip(), _ARGUMENTS_BYTES),
         _count(headers.get("retries")),
-    )
-
-
-def _celery_1(body: dict[str, Any]) -> TaskCall:
-    """Protocol 1: everything in the body."""
-    return TaskCall(
-        "Celery",
-        clipped(body["task"], _NAME_BYTES),
-        clipped(_text_of(body.get("id")), _NAME_BYTES),
-        clipped(_call(body["args"], body["kwargs"]), _ARGUMENTS_BYTES),
-        _count(body.get("retries")),
     )
 
 

@@ -280,7 +280,25 @@ class JobRunner:
 
     async def _tell_end(self, job: JobRecord) -> None:
         """An entry of the audit for a job that has ended, or stopped."""
-        await self._journal.write(_ending(job, self._clock.now()), job.spec.broker)
+        good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
+        await self._journal.write(
+            AuditEntry(
+                at=Moment(self._clock.now()),
+                by=job.spec.by.name or job.spec.by.id,
+                action="job.end",
+                queue=job.queue,
+                job=job.id,
+                reason=job.reason,
+                result="ok" if good else "failed",
+                details={
+                    "kind": job.kind,
+                    "state": job.state,
+                    # What is 0 or not known says nothing in an audit.
+                    **{name: count for name, count in structs.asdict(job.counts).items() if count},
+                },
+            ),
+            job.spec.broker,
+        )
 
     async def _end(self, run: JobRun, state: JobState, reason: str) -> None:
         """Write down that a run could not go on, unless it is somebody else's already."""
@@ -531,26 +549,6 @@ def _anew(job: JobRecord) -> JobRecord:
         certain = counts.selected - counts.skipped - counts.failed - len(mark.window)
         counts = structs.replace(counts, done=max(certain, 0), returned=0)
     return replace(job, run=job.run + 1, certain=counts)
-
-
-def _ending(job: JobRecord, now: float) -> AuditEntry:
-    """What the audit says of a job that has ended, or stopped."""
-    good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
-    # What was counted; what is 0 or not known says nothing in an audit.
-    return AuditEntry(
-        at=Moment(now),
-        by=job.spec.by.name or job.spec.by.id,
-        action="job.end",
-        queue=job.queue,
-        job=job.id,
-        reason=job.reason,
-        result="ok" if good else "failed",
-        details={
-            "kind": job.kind,
-            "state": job.state,
-            **{name: count for name, count in structs.asdict(job.counts).items() if count},
-        },
-    )
 
 
 def _prefetch(spec: JobSpec) -> int:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.patch import ChangeSample
-    from hopback.deadletters.requests import FromHead, Pace, Request, Settings, Who
+    from hopback.deadletters.requests import FromHead, Request, Settings, Who
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
     from hopback.topology.plan import Redrive
@@ -99,10 +99,7 @@ def check_request(request: Request) -> None:
     if limit is not None and limit < 1:
         raise BadRequest("limit", f"1 or more, got {limit}")
     parse_filter(request.selection.filter)
-    _check_pace(request.pace)
-
-
-def _check_pace(pace: Pace) -> None:
+    pace = request.pace
     if pace.rate is not None and not 0 < pace.rate <= HIGHEST_RATE:
         raise BadRequest("rate", f"messages per second above 0, got {pace.rate:g}")
     if not 1 <= pace.in_flight <= MOST_IN_FLIGHT:

@@ -171,7 +171,9 @@ def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision
     by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
     if by is Leave.PUBLISH and not _count_fits(case, counted=counted):
         return _park(case, f"{reason} ({_NO_ROOM})")
-    route = _route(tier, case.reading.origin[1])
+    route = next(
+        (one for one in tier.routes if topic_matches(one.pattern, case.reading.origin[1])), None
+    )
     if route is None:
         return _park(case, f"{reason} (no way into a retry queue fits its routing key)")
     return decided.Retry(tier, route, by, case.attempt, reason, counted)
@@ -206,10 +208,6 @@ def _is_trusted(case: _Case) -> bool:
 def _count_fits(case: _Case, *, counted: bool) -> bool:
     mark = count_mark(case.reading, case.attempt, counted=counted)
     return can_retry(case.reading.delivery.properties, mark, case.reading.history)
-
-
-def _route(tier: Tier, routing_key: str) -> Route | None:
-    return next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
 
 
 def _seconds(value: float) -> float:

@@ -82,7 +82,11 @@ def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
     if len(candidates) == 1:
         return next(iter(candidates.values()))
     headers = delivery.properties.headers
-    named = (last_death_queue(headers), marked_queue(headers), *_died_in(delivery))
+    named = (
+        last_death_queue(headers),
+        marked_queue(headers),
+        *(death.queue for death in deaths(headers)),
+    )
     return next((candidates[name] for name in named if name in candidates), None)
 
 
@@ -138,7 +142,9 @@ class Redriver:
         self._job = clipped(occasion.job, _TEXT_BYTES)
         # The counts begin anew: only then are they the same for every message.
         self._is_simple = target.reset and not occasion.stamped
-        self._careful = _headers_that_need_care(plan)
+        # Ours, the broker's and the design's: where one is present, the long way is taken.
+        design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
+        self._careful = frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
         self._shared: dict[tuple[str, str], SharedHeaders] = {}
 
     def message(self, delivery: Delivery) -> Message:
@@ -183,12 +189,6 @@ class Redriver:
         if len(self._shared) < _SHARED_ROUTES:
             self._shared[exchange, routing_key] = made
         return made
-
-
-def _headers_that_need_care(plan: Plan) -> frozenset[str]:
-    """Ours, the broker's and the design's: where one is present, the long way is taken."""
-    design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
-    return frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
 
 
 def _are_harmless(headers: Headers) -> bool:
@@ -240,7 +240,3 @@ def _stamps(
         "x-original-routing-key": routing_key,
     }
     return {name: clipped(text, _TEXT_BYTES) for name, text in said.items() if text}
-
-
-def _died_in(delivery: Delivery) -> tuple[str, ...]:
-    return tuple(death.queue for death in deaths(delivery.properties.headers))

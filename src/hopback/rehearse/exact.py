@@ -260,7 +260,19 @@ class _Run:
 
     def _sample(self, moment: float) -> None:
         for counter in self.counters:
-            counter.capacity = _capacity_at(counter.station, moment)
+            # Runs per second that the consumers could start, an open breaker left aside.
+            load = counter.station.load
+            seconds, alive = load.handler_s, load.processes
+            for slow in counter.station.slowdowns:
+                if slow.start_s <= moment < slow.start_s + slow.length_s:
+                    seconds *= slow.factor
+            for outage in counter.station.outages:
+                if outage.start_s <= moment < outage.end_s and outage.handler_s is not None:
+                    seconds += (outage.handler_s - seconds) * outage.share
+            for crash in counter.station.crashes:
+                if crash.start_s <= moment < crash.start_s + crash.restart_s:
+                    alive -= crash.processes
+            counter.capacity = load.slots / load.processes * max(0, alive) / max(seconds, 1e-6)
             counter.sample(moment)
         if self._progress is not None:
             self._progress(moment / self._scenario.duration_s)
@@ -475,19 +487,3 @@ def _moments(
             if at >= end:
                 break
             yield at, 1
-
-
-def _capacity_at(station: Station, moment: float) -> float:
-    """Runs per second that the consumers could start, an open breaker left aside."""
-    load = station.load
-    seconds, alive = load.handler_s, load.processes
-    for slow in station.slowdowns:
-        if slow.start_s <= moment < slow.start_s + slow.length_s:
-            seconds *= slow.factor
-    for outage in station.outages:
-        if outage.start_s <= moment < outage.end_s and outage.handler_s is not None:
-            seconds += (outage.handler_s - seconds) * outage.share
-    for crash in station.crashes:
-        if crash.start_s <= moment < crash.start_s + crash.restart_s:
-            alive -= crash.processes
-    return load.slots / load.processes * max(0, alive) / max(seconds, 1e-6)

@@ -256,7 +256,11 @@ class Consumer:
             session = ConsumeSession(await connection.open_channel(), connection.version)
             self._session = session
             ending = await self._consume(session, self._ending)
-            await self._linger(session, hurried=ending.lost)
+            # The channel may be good though its consumer is not: let what runs settle on it.
+            await self._stop_taking()
+            self._work.withdraw()
+            limit = self._world.backoff.most if ending.lost else None
+            await first_of(self._work.finish(), session.ended.wait(), within=limit)
             return ending
         except BrokerError as error:
             return _Ending(str(error), lost=True)
@@ -288,13 +292,6 @@ class Consumer:
             return await ending
         finally:
             closed.cancel()
-
-    async def _linger(self, session: ConsumeSession, *, hurried: bool) -> None:
-        """The channel may be good though its consumer is not: let what runs settle on it."""
-        await self._stop_taking()
-        self._work.withdraw()
-        limit = self._world.backoff.most if hurried else None
-        await first_of(self._work.finish(), session.ended.wait(), within=limit)
 
     async def _end(self, session: ConsumeSession | None) -> None:
         intake, self._intake = self._intake, None

@@ -185,19 +185,16 @@ class Pool(Generic[T]):
             self._idle.pop().set_result(None)
         elif len(self._tasks) < self._size:
             self._called = True
-            self._hire()
+            # Whoever calls may be a worker that a handler has tainted: its context stays its own.
+            context = self._context.copy()
+            task = asyncio.get_running_loop().create_task(
+                self._work(), name=self._name, context=context
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._on_end)
 
     def _may_start(self) -> bool:
         return self._lanes.has_ready and len(self._running) < self._limit
-
-    def _hire(self) -> None:
-        # Whoever calls may be a worker that a handler has tainted: its context stays its own.
-        context = self._context.copy()
-        task = asyncio.get_running_loop().create_task(
-            self._work(), name=self._name, context=context
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._on_end)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """Nothing of ours should raise in a worker; if it does, that is said at once."""
@@ -216,7 +213,9 @@ class Pool(Generic[T]):
             while self._may_start():
                 await self._handle_next(me)
                 if copy_context() != clean or me.cancelling():
-                    self._leave(me)
+                    # A tainted context ends with its task; another worker takes its place.
+                    self._tasks.discard(me)
+                    self._wake()
                     return
             await self._rest()
 
@@ -250,11 +249,6 @@ class Pool(Generic[T]):
         finally:
             if call.done():
                 self._called = False
-
-    def _leave(self, me: asyncio.Task[None]) -> None:
-        """A tainted context ends with its task; another worker takes its place."""
-        self._tasks.discard(me)
-        self._wake()
 
     def _settle_quiet(self) -> None:
         if not self._running:

@@ -110,23 +110,20 @@ class Relay:
         now = self._time()
         self._resting = {one: until for one, until in self._resting.items() if until > now}
         try:
-            return await self._drain(claimed)
+            # Everything in the claimed slots, page by page, for as long as the lease is ours.
+            moved, after, held_up = 0, 0, set[str]()
+            while await self._outbox.renew(claimed):
+                page = await self._outbox.pending(claimed, self._most, after=after)
+                this = await self._send(page, held_up)
+                await self._outbox.settle(this.published, this.failed)
+                moved += len(this.published)
+                self.published += len(this.published)
+                if this.offline or len(page) < self._most:
+                    break
+                after = page[-1].id
+            return moved
         finally:
             await self._outbox.release(claimed)
-
-    async def _drain(self, claimed: Sequence[int]) -> int:
-        """Everything in the claimed slots, page by page, for as long as the lease is ours."""
-        moved, after, held_up = 0, 0, set[str]()
-        while await self._outbox.renew(claimed):
-            page = await self._outbox.pending(claimed, self._most, after=after)
-            this = await self._send(page, held_up)
-            await self._outbox.settle(this.published, this.failed)
-            moved += len(this.published)
-            self.published += len(this.published)
-            if this.offline or len(page) < self._most:
-                break
-            after = page[-1].id
-        return moved
 
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
         """Publish side by side, of one key one after another; what has failed before goes alone."""

@@ -107,7 +107,12 @@ class Settling:
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer; False if it stays where it was, and that was said."""
         if answer.error is not None:
-            self._tell(answer.error, answer, taken)
+            # Show the exception of a failed run to whoever wants to see it.
+            if self._world.witness is not None:
+                self._world.witness(answer.error)
+            if self._failed is not None:
+                context = Context(taken.delivery, self.plan, self._publish)
+                self._failed.tell(answer.error, answer.failure, context)
         try:
             decision = self._decided(taken, answer)
             await self._carried_out(self._effects(taken, answer, decision), taken, answer)
@@ -122,14 +127,6 @@ class Settling:
         if self._world.bus.active:
             self._record(taken, answer, decision, duration)
         return not isinstance(decision, decided.Keep)
-
-    def _tell(self, error: BaseException, answer: Answer, taken: HeldDelivery) -> None:
-        """Show the exception of a failed run to whoever wants to see it."""
-        if self._world.witness is not None:
-            self._world.witness(error)
-        if self._failed is not None:
-            context = Context(taken.delivery, self.plan, self._publish)
-            self._failed.tell(error, answer.failure, context)
 
     def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
         """Say that a delivery was not settled: the broker will deliver it again."""
@@ -224,16 +221,13 @@ class Settling:
                 case Publish(message=message):
                     await self._publish_at_last(message, taken, answer)
                 case Hold(delay=delay):
-                    await self._hold(taken, delay)
+                    self._holding += 1
+                    try:
+                        await _pause(taken, delay)
+                    finally:
+                        self._holding -= 1
                 case _:
                     assert_never(step)
-
-    async def _hold(self, taken: HeldDelivery, delay: float) -> None:
-        self._holding += 1
-        try:
-            await _pause(taken, delay)
-        finally:
-            self._holding -= 1
 
     async def _publish_at_last(self, message: Message, taken: HeldDelivery, answer: Answer) -> None:
         """Publish until the broker has confirmed, or the delivery is no longer ours."""
@@ -247,7 +241,10 @@ class Settling:
                     self.held += failures == 1
                     self.trouble = f"{type(error).__name__}: {error}"
                     wait = self._world.backoff.delay(failures, self._world.chance())
-                    self._record_held(taken, answer, error, wait)
+                    failed = _failure_fields(answer, f"{type(error).__name__}: {error}")
+                    self._world.bus.emit(
+                        "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
+                    )
                     await _pause(taken, wait)
         finally:
             self.held -= failures > 0
@@ -282,14 +279,6 @@ class Settling:
                 return {}
             case _:
                 assert_never(decision)
-
-    def _record_held(
-        self, taken: HeldDelivery, answer: Answer, error: BrokerError, wait: float
-    ) -> None:
-        failed = _failure_fields(answer, f"{type(error).__name__}: {error}")
-        self._world.bus.emit(
-            "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
-        )
 
     def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
         """What every event of a delivery has."""

@@ -419,21 +419,16 @@ class OneByOne:
         if self._key is None:
             self._pool.submit(taken)
         else:
-            self._submit_in_order(taken, self._key)
-
-    def _submit_in_order(
-        self, taken: HeldDelivery, key_of: Callable[[Delivery], str | None]
-    ) -> None:
-        """A message whose key cannot be told has failed: in no lane is it in order."""
-        try:
-            key = key_of(taken.delivery)
-            if key is not None and not isinstance(key, str):
-                raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
-        except Exception as error:
-            failed = taken.with_answer(answer_for(error, self._rules))
-            self._pool.submit(failed)
-        else:
-            self._pool.submit(taken, key)
+            # A message whose key cannot be told has failed: in no lane is it in order.
+            try:
+                key = self._key(taken.delivery)
+                if key is not None and not isinstance(key, str):
+                    raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
+            except Exception as error:
+                failed = taken.with_answer(answer_for(error, self._rules))
+                self._pool.submit(failed)
+            else:
+                self._pool.submit(taken, key)
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
         """Settle it by this answer."""

@@ -219,7 +219,14 @@ class AppTest(EventRecord):
         since, self._counted = self.events[self._counted :], len(self.events)
         shown, self._shown = self.failures[self._shown :], len(self.failures)
         if reraise:
-            _raise_first(shown, since)
+            # The first exception; where a handler only said so, the reason it gave.
+            if shown:
+                if len(shown) > 1:
+                    shown[0].add_note(f"and {len(shown) - 1} more failed runs")
+                raise shown[0]
+            said = [one for one in since if one.name in ("delivery.retried", "delivery.parked")]
+            if said:
+                raise AssertionError(said[0].told)
         # That a delayed message was sent on is no outcome of its own: it is handled where it went.
         return tally_of(
             one for one in since if (one.name, one.fields.get("queue")) != ("delivery.done", DUE)
@@ -328,17 +335,6 @@ class AppTest(EventRecord):
             raise AssertionError(
                 f"{queue}: {found} parked, but its dead-letter queue has {resting}"
             )
-
-
-def _raise_first(failures: list[BaseException], events: list[Happening]) -> None:
-    """The first exception; where a handler only said so, the reason it gave."""
-    if failures:
-        if len(failures) > 1:
-            failures[0].add_note(f"and {len(failures) - 1} more failed runs")
-        raise failures[0]
-    said = [one for one in events if one.name in ("delivery.retried", "delivery.parked")]
-    if said:
-        raise AssertionError(said[0].told)
 
 
 # --- live -----------------------------------------------------------------------------------------

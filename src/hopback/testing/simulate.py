@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.fields import Headers
     from hopback.message import Delivery
-    from hopback.policy.decision import Decision, Effect
+    from hopback.policy.decision import Decision
     from hopback.testing.script import Script
     from hopback.topology.entrance import Entrance
     from hopback.topology.model import Topology
@@ -192,47 +192,43 @@ class _Player:
         self._add(TimelineStep.RUN, delivery.queue, text, delivery.properties.headers)
         occasion = Occasion(now=asyncio.get_running_loop().time(), host="simulated")
         for effect in effects(decision, delivery, self._plan, occasion):
-            await self._carry_out(effect, delivery)
+            match effect:
+                case Publish(message=message):
+                    await self._channel.publish(message)
+                case Hold(delay=seconds):
+                    await asyncio.sleep(seconds)
+                case Settle(how=Settlement.ACK):
+                    self._channel.ack(delivery.tag)
+                case Settle(how=how):
+                    self._channel.nack(delivery.tag, requeue=how is Settlement.RELEASE)
+                case _:
+                    assert_never(effect)
         if isinstance(decision, decided.Ack):
             self._add(TimelineStep.DONE, delivery.queue, "")
-
-    async def _carry_out(self, effect: Effect, delivery: Delivery) -> None:
-        match effect:
-            case Publish(message=message):
-                await self._channel.publish(message)
-            case Hold(delay=seconds):
-                await asyncio.sleep(seconds)
-            case Settle(how=Settlement.ACK):
-                self._channel.ack(delivery.tag)
-            case Settle(how=how):
-                self._channel.nack(delivery.tag, requeue=how is Settlement.RELEASE)
-            case _:
-                assert_never(effect)
 
     def _note(self, event: Event) -> None:
         """Write down what the broker tells of our message."""
         if event.kind is EventKind.ENQUEUED:
-            self._note_arrival(event)
+            if event.queue == self._plan.queue:
+                step = TimelineStep.RETURNED if self._runs else TimelineStep.PUBLISHED
+                self._add(step, event.queue, _way(event))
+            elif event.queue in self._waits:
+                self._add(
+                    TimelineStep.WAITS, event.queue, format_duration(self._waits[event.queue])
+                )
+            elif event.queue == DUE:
+                self._add(TimelineStep.DUE, event.queue, "")
+            elif event.queue == self._plan.parking.queue:
+                self._add(TimelineStep.PARKED, event.queue, "", event.headers)
+            else:
+                step = TimelineStep.EXTRA if self._runs else TimelineStep.COPY
+                self._add(step, event.queue, _way(event), event.headers)
         elif event.kind is EventKind.REQUEUED:
             self._add(TimelineStep.RETURNED, event.queue, "by release")
         elif event.kind is EventKind.DROPPED:
             self._add(
                 TimelineStep.LOST, event.queue or self._plan.queue, event.reason, event.headers
             )
-
-    def _note_arrival(self, event: Event) -> None:
-        if event.queue == self._plan.queue:
-            step = TimelineStep.RETURNED if self._runs else TimelineStep.PUBLISHED
-            self._add(step, event.queue, _way(event))
-        elif event.queue in self._waits:
-            self._add(TimelineStep.WAITS, event.queue, format_duration(self._waits[event.queue]))
-        elif event.queue == DUE:
-            self._add(TimelineStep.DUE, event.queue, "")
-        elif event.queue == self._plan.parking.queue:
-            self._add(TimelineStep.PARKED, event.queue, "", event.headers)
-        else:
-            step = TimelineStep.EXTRA if self._runs else TimelineStep.COPY
-            self._add(step, event.queue, _way(event), event.headers)
 
     def _add(
         self, step: TimelineStep, queue: str, text: str, headers: Headers | None = None

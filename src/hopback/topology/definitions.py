@@ -131,47 +131,39 @@ def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
     """An object as we write it; `vhost` is named only in files of a whole broker."""
     home: dict[str, object] = {} if vhost is None else {"vhost": vhost}
     if isinstance(item, Binding):
-        return {"source": item.source, **home, **_binding_fields(item)}
+        return {
+            "source": item.source,
+            **home,
+            "destination": item.destination,
+            "destination_type": "exchange" if item.to_exchange else "queue",
+            "routing_key": item.routing_key,
+            "arguments": thaw(item.arguments),
+        }
     if isinstance(item, Exchange):
-        return {"name": item.name, **home, **_exchange_fields(item)}
+        return {
+            "name": item.name,
+            **home,
+            "type": str(item.type),
+            "durable": item.durable,
+            "auto_delete": item.auto_delete,
+            "internal": item.internal,
+            "arguments": thaw(item.arguments),
+        }
     if isinstance(item, Queue):
-        return {"name": item.name, **home, **_queue_fields(item)}
-    return {**home, "name": item.name, **_policy_fields(item)}
-
-
-def _exchange_fields(exchange: Exchange) -> dict[str, object]:
+        return {
+            "name": item.name,
+            **home,
+            "durable": item.durable,
+            "auto_delete": item.auto_delete,
+            "arguments": thaw(item.declared_arguments),
+        }
     return {
-        "type": str(exchange.type),
-        "durable": exchange.durable,
-        "auto_delete": exchange.auto_delete,
-        "internal": exchange.internal,
-        "arguments": thaw(exchange.arguments),
-    }
-
-
-def _queue_fields(queue: Queue) -> dict[str, object]:
-    return {
-        "durable": queue.durable,
-        "auto_delete": queue.auto_delete,
-        "arguments": thaw(queue.declared_arguments),
-    }
-
-
-def _binding_fields(binding: Binding) -> dict[str, object]:
-    return {
-        "destination": binding.destination,
-        "destination_type": "exchange" if binding.to_exchange else "queue",
-        "routing_key": binding.routing_key,
-        "arguments": thaw(binding.arguments),
-    }
-
-
-def _policy_fields(policy: Policy) -> dict[str, object]:
-    return {
-        "pattern": policy.pattern,
-        "apply-to": policy.apply_to,
-        "definition": thaw(policy.definition),
-        "priority": policy.priority,
+        **home,
+        "name": item.name,
+        "pattern": item.pattern,
+        "apply-to": item.apply_to,
+        "definition": thaw(item.definition),
+        "priority": item.priority,
     }
 
 

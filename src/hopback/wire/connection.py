@@ -347,7 +347,13 @@ class WireConnection:
         self._check_place(channel, method, self.role.other)
         arguments = decode_arguments(method, payload)
         self._advance(channel, method, self.role.other, arguments)
-        self._answer(channel, method, arguments)
+        # Some requests have only one answer.
+        if method.name == "channel.close":
+            self.send(channel.number, "channel.close-ok")
+        elif method.name == "channel.flow" and self.role is Side.CLIENT:
+            self.send(channel.number, "channel.flow-ok", active=arguments["active"])
+        elif method.name == "basic.cancel" and self.role is Side.CLIENT and not arguments["nowait"]:
+            self.send(channel.number, "basic.cancel-ok", consumer_tag=arguments["consumer_tag"])
         events.append(MethodReceived(channel.number, method.name, arguments))
 
     def _on_settlement(
@@ -386,7 +392,10 @@ class WireConnection:
         if following is not None:
             self._assembler.drop(channel)
             channel.enter(following)
-            self._keep(channel)
+            if channel.state is ChannelState.CLOSED:
+                self.channels.pop(channel.number, None)
+            else:
+                self.channels[channel.number] = channel
         elif method.is_reply:
             self._expect_reply(channel, sender, method.name)
             if method.name == "basic.recover-ok":
@@ -399,27 +408,12 @@ class WireConnection:
                 )
             owed.append(method.replies)
 
-    def _keep(self, channel: ChannelCore) -> None:
-        if channel.state is ChannelState.CLOSED:
-            self.channels.pop(channel.number, None)
-        else:
-            self.channels[channel.number] = channel
-
     def _expect_reply(self, channel: ChannelCore, sender: Side, name: str) -> None:
         owed = channel.owed[sender]
         if not owed or name not in owed[0]:
             expected = " or ".join(owed[0]) if owed else "no reply"
             raise Broken(ReplyCode.COMMAND_INVALID, f"expected {expected}, got {name}")
         owed.popleft()
-
-    def _answer(self, channel: ChannelCore, method: MethodSpec, arguments: dict[str, Any]) -> None:
-        """Some requests have only one answer."""
-        if method.name == "channel.close":
-            self.send(channel.number, "channel.close-ok")
-        elif method.name == "channel.flow" and self.role is Side.CLIENT:
-            self.send(channel.number, "channel.flow-ok", active=arguments["active"])
-        elif method.name == "basic.cancel" and self.role is Side.CLIENT and not arguments["nowait"]:
-            self.send(channel.number, "basic.cancel-ok", consumer_tag=arguments["consumer_tag"])
 
     # --- commands in, bytes out
 

@@ -238,7 +238,7 @@ def decode_arguments(method: MethodSpec, payload: bytes) -> dict[str, Any]:
 def _decode_argument(kind: str, payload: bytes, position: int) -> tuple[Any, int]:
     if kind == "shortstr":
         end = position + 1 + payload[position]
-        return _text(payload, position + 1, end), end
+        return _checked(payload, position + 1, end).decode("utf-8", "surrogateescape"), end
     if kind == "longstr":
         start = position + 4
         end = start + int(_LENGTH.unpack_from(payload, position)[0])
@@ -253,10 +253,6 @@ def _checked(payload: bytes, start: int, end: int) -> bytes:
     if end > len(payload):
         raise ProtocolError(f"expected {end - start} bytes, got {len(payload) - start}")
     return payload[start:end]
-
-
-def _text(payload: bytes, start: int, end: int) -> str:
-    return _checked(payload, start, end).decode("utf-8", "surrogateescape")
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Role": "Side"})

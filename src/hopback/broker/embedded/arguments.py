@@ -169,7 +169,7 @@ def inequivalent_argument(
     """The first argument that differs, among those that the broker compares."""
     for name in names:
         new, old = _seen(received, name), _seen(current, name)
-        if _same(new, old):
+        if new == old and isinstance(new, bool) == isinstance(old, bool):
             continue
         if new is None or old is None:
             said = f"received {_valued(new)} but current is {_valued(old)}"
@@ -182,10 +182,6 @@ def _seen(arguments: Headers, name: str) -> FieldValue:
     """The argument as the broker compares it: an explicit classic type is none."""
     value = arguments.get(name)
     return None if name == "x-queue-type" and value == "classic" else value
-
-
-def _same(one: FieldValue, other: FieldValue) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _valued(value: FieldValue) -> str:

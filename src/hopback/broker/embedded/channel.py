@@ -241,7 +241,14 @@ class EmbeddedChannel:
                 properties = addressed
                 message = replace(message, properties=properties)
             if not message.exchange and message.routing_key.startswith(f"{REPLY_TO}."):
-                self._reply(fate, message, mandatory=mandatory)
+                # Hand a direct reply to whoever asked; with `mandatory` RabbitMQ returns it in any
+                # case.
+                asker = self._replies.asker(message.routing_key)
+                if asker is not None:
+                    asker.channel.take_reply(message)
+                self._put(
+                    self._confirm, (fate, EventKind.RETURNED if mandatory else EventKind.DROPPED)
+                )
                 return
         if properties.delivery_mode is None:
             if properties is not self._plain[0]:
@@ -254,13 +261,6 @@ class EmbeddedChannel:
         except Refusal:
             return  # the channel is being told, and ends this fate with the others
         self._put(self._confirm, (fate, verdict))
-
-    def _reply(self, fate: Future[None], message: Message, *, mandatory: bool) -> None:
-        """Hand a direct reply to whoever asked; with `mandatory` RabbitMQ returns it in any case."""
-        asker = self._replies.asker(message.routing_key)
-        if asker is not None:
-            asker.channel.take_reply(message)
-        self._put(self._confirm, (fate, EventKind.RETURNED if mandatory else EventKind.DROPPED))
 
     def _confirmed(self, said: tuple[Future[None], EventKind]) -> None:
         fate, verdict = said

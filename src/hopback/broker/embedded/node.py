@@ -208,7 +208,19 @@ class Node:
             place, "quorum" if kind == "quorum" else "classic", arguments, self.profile
         )
         if kind == "quorum":
-            _check_quorum(queue, place)
+            # Quorum queues are durable, shared, permanent and named by their users.
+            if not queue.name:
+                raise precondition_failed(
+                    "Cannot declare a server-named queue for type rabbit_quorum_queue"
+                )
+            refused = {
+                "non-durable": not queue.durable,
+                "exclusive-owner": queue.exclusive,
+                "auto-delete": queue.auto_delete,
+            }
+            for name, given in refused.items():
+                if given:
+                    raise precondition_failed(f"invalid property '{name}' for {place}")
 
     def _create(self, session: Session, queue: Queue, name: str) -> LiveQueue:
         arguments = queue.declared_arguments
@@ -311,19 +323,3 @@ def _check_same(queue: Queue, found: LiveQueue, session: Session, place: str) ->
     refusal = inequivalent_argument(place, queue.declared_arguments, found.arguments)
     if refusal is not None:
         raise refusal
-
-
-def _check_quorum(queue: Queue, place: str) -> None:
-    """Quorum queues are durable, shared, permanent and named by their users."""
-    if not queue.name:
-        raise precondition_failed(
-            "Cannot declare a server-named queue for type rabbit_quorum_queue"
-        )
-    refused = {
-        "non-durable": not queue.durable,
-        "exclusive-owner": queue.exclusive,
-        "auto-delete": queue.auto_delete,
-    }
-    for name, given in refused.items():
-        if given:
-            raise precondition_failed(f"invalid property '{name}' for {place}")

@@ -188,20 +188,16 @@ class RabbitChannel:
         elif event.name == "channel.close-ok":
             self.end(None)
         elif event.name == "basic.cancel":
-            self._on_cancel(event.arguments["consumer_tag"])
+            # The broker ended the consumer. RabbitMQ 4.3 keeps a consumer that timed out and
+            # delivers to it again after a late ack, so we cancel it ourselves as well; a tag that
+            # is gone is no error.
+            tag = event.arguments["consumer_tag"]
+            self._core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
+            consumer = self._consumers.pop(tag.encode("utf-8", "surrogateescape"), None)
+            if consumer is not None and consumer.on_cancel is not None:
+                self._loop.call_soon(consumer.on_cancel, tag)
         elif event.name != "channel.flow":
             self._answer(event.arguments)
-
-    def _on_cancel(self, tag: str) -> None:
-        """The broker ended the consumer.
-
-        RabbitMQ 4.3 keeps a consumer that timed out and delivers to it again after a late ack, so
-        we cancel it ourselves as well; a tag that is gone is no error.
-        """
-        self._core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
-        consumer = self._consumers.pop(tag.encode("utf-8", "surrogateescape"), None)
-        if consumer is not None and consumer.on_cancel is not None:
-            self._loop.call_soon(consumer.on_cancel, tag)
 
     # --- declarations
 

@@ -244,7 +244,15 @@ class Api:
         match path:
             case ["api", *rest]:
                 caller.check_management()
-                return self._manage(rest, request, caller)
+                if request.method in ("GET", "HEAD"):
+                    if rest[0] in ("health", "healthchecks"):
+                        told = health(self._broker, rest)
+                        well = told["status"] == "ok"
+                        return _json(
+                            told, HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+                        )
+                    return _json(self._get(rest, request, caller))
+                return self._change(request, rest, caller)
             case ["clock"] if request.method in ("GET", "HEAD"):
                 return _json(
                     {
@@ -265,15 +273,6 @@ class Api:
             case [""]:
                 return _json({"product": "hopback broker", "api": "/api/overview"})
         raise Missing
-
-    def _manage(self, path: list[str], request: Request, caller: Caller) -> Response:
-        if request.method in ("GET", "HEAD"):
-            if path[0] in ("health", "healthchecks"):
-                told = health(self._broker, path)
-                well = told["status"] == "ok"
-                return _json(told, HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE)
-            return _json(self._get(path, request, caller))
-        return self._change(request, path, caller)
 
     # Reading.
 

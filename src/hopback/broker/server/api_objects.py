@@ -130,21 +130,17 @@ def _policy_of(found: LiveQueue, kind: str) -> _Object:
     kinds = frozenset({"all", "queues", f"{kind}_queues"})
     user = policy_for(policies.all(), found.name, kinds)
     operator = policy_for(policies.operators(), found.name, kinds)
-    return {
-        "policy": None if user is None else user.name,
-        "operator_policy": None if operator is None else operator.name,
-        "effective_policy_definition": _merged(user, operator),
-    }
-
-
-def _merged(user: Policy | None, operator: Policy | None) -> _Object:
-    """The user's keys, and the operator's, of which the smaller number holds."""
+    # The user's keys, and the operator's, of which the smaller number holds.
     merged: _Object = {} if user is None else table(user.definition)
     for key, value in {} if operator is None else operator.definition.items():
         known = merged.get(key)
         both = isinstance(known, int) and isinstance(value, int)
         merged[key] = min(known, value) if both else plain(value)  # type: ignore[type-var]
-    return merged
+    return {
+        "policy": None if user is None else user.name,
+        "operator_policy": None if operator is None else operator.name,
+        "effective_policy_definition": merged,
+    }
 
 
 def _exchanges(_broker: ServedBroker, node: Node) -> list[_Object]:

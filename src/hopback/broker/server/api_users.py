@@ -130,18 +130,8 @@ def delete_users(broker: ServedBroker, asked: _Json) -> None:
 
 
 def _account(asked: _Json) -> Account:
-    tags = _tags(asked.get("tags", ""))
-    hashed, password = asked.get("password_hash"), asked.get("password", "")
-    if isinstance(hashed, str):
-        algorithm = asked.get("hashing_algorithm", "rabbit_password_hashing_sha256")
-        return Account(hashed, tags, str(algorithm))
-    if not isinstance(password, str):
-        raise ValueError("expected a password that is text")
-    return Account.with_password(password, tags)
-
-
-def _tags(told: object) -> tuple[str, ...]:
-    """Tags are a list, or, as it was before 3.9, one text with commas."""
+    # Tags are a list, or, as it was before 3.9, one text with commas.
+    told = asked.get("tags", "")
     parts: Iterable[object] = told.split(",") if isinstance(told, str) else ()
     if isinstance(told, list):
         parts = told
@@ -153,7 +143,14 @@ def _tags(told: object) -> tuple[str, ...]:
             raise ValueError(f"expected tags that are text, got {part!r}")
         if part.strip():
             found.append(part.strip())
-    return tuple(found)
+    tags = tuple(found)
+    hashed, password = asked.get("password_hash"), asked.get("password", "")
+    if isinstance(hashed, str):
+        algorithm = asked.get("hashing_algorithm", "rabbit_password_hashing_sha256")
+        return Account(hashed, tags, str(algorithm))
+    if not isinstance(password, str):
+        raise ValueError("expected a password that is text")
+    return Account.with_password(password, tags)
 
 
 def put_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:

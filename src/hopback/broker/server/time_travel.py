@@ -138,19 +138,17 @@ class VirtualTime:
         if not 0 <= seconds <= _LONGEST_S:
             raise ValueError(f"expected 0 to {_LONGEST_S:.0f} seconds, got {seconds!r}")
         async with self._turning:
-            return await self._advance(self.clock.now() + seconds)
-
-    async def _advance(self, moment: float) -> Advanced:
-        deadlines, patience = 0, _PATIENCE_S
-        patience -= await self._settled(patience)
-        while (due := self._next()) is not None and due <= moment:
-            if self._pass(due):
-                patience -= await self._settled(patience)
-            deadlines += 1
-            if deadlines % _A_TURN == 0:
-                await asyncio.sleep(0)
-        self.clock.advance_to(max(moment, self.clock.now()))
-        return Advanced(self.clock.now(), deadlines)
+            moment = self.clock.now() + seconds
+            deadlines, patience = 0, _PATIENCE_S
+            patience -= await self._settled(patience)
+            while (due := self._next()) is not None and due <= moment:
+                if self._pass(due):
+                    patience -= await self._settled(patience)
+                deadlines += 1
+                if deadlines % _A_TURN == 0:
+                    await asyncio.sleep(0)
+            self.clock.advance_to(max(moment, self.clock.now()))
+            return Advanced(self.clock.now(), deadlines)
 
     def _next(self) -> float | None:
         return None if self._broker is None else self._broker.node.next_deadline()

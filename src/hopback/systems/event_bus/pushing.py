@@ -80,25 +80,25 @@ class _Follower:
     async def _follow(self, app: App) -> None:
         while True:
             try:
-                await self._compare(app, self.registry.targets())
+                wanted = self.registry.targets()
+                for service, (target, _, task) in list(self._at_work.items()):
+                    if service not in wanted:
+                        await self._end(service)
+                        await self._unbind(app, service)
+                    elif target != wanted[service] or task.done():
+                        await self._end(service)
+                for service, target in wanted.items():
+                    if service not in self._at_work:
+                        pusher = _pusher(
+                            f"event-bus {service}", {service: target}, hardened=self.hardened
+                        )
+                        running = app.running_service.beside(pusher)
+                        task = asyncio.create_task(running.run(), name=f"push to {service}")
+                        self._at_work[service] = (target, running, task)
+                        _LOG.warning("%s is registered: its events go to %s", service, target.url)
             except Exception:
                 _LOG.exception("the services are compared again in a moment")
             await asyncio.sleep(_LOOK_S)
-
-    async def _compare(self, app: App, wanted: Mapping[str, PushTarget]) -> None:
-        for service, (target, _, task) in list(self._at_work.items()):
-            if service not in wanted:
-                await self._end(service)
-                await self._unbind(app, service)
-            elif target != wanted[service] or task.done():
-                await self._end(service)
-        for service, target in wanted.items():
-            if service not in self._at_work:
-                pusher = _pusher(f"event-bus {service}", {service: target}, hardened=self.hardened)
-                running = app.running_service.beside(pusher)
-                task = asyncio.create_task(running.run(), name=f"push to {service}")
-                self._at_work[service] = (target, running, task)
-                _LOG.warning("%s is registered: its events go to %s", service, target.url)
 
     async def _end(self, service: str) -> None:
         """Let what runs end in order; what was not pushed stays in the service's queue."""

@@ -52,25 +52,21 @@ async def _traffic(host: Host) -> None:
             if number % 7 == 3:
                 await publisher.publish(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
             if number % 5 == 4:
-                await _raffle(client)
+                # A raffle among three new users, drawn when all of them are inserted.
+                created = await client.post("/api/v1/raffles", json={"name": "A bicycle"})
+                raffle = f"/api/v1/raffles/{created.json()['id']}"
+                tag = random.getrandbits(32)
+                users = [
+                    await client.post(
+                        "/api/v1/users", json={"name": name, "email": f"{name}.{tag}@example.org"}
+                    )
+                    for name in random.sample(_NAMES, 3)
+                ]
+                await asyncio.sleep(_EVERY)
+                for user in users:
+                    await client.post(f"{raffle}/entries", json={"userId": user.json()["id"]})
+                await client.post(f"{raffle}/draw", json={"winners": 1})
             await asyncio.sleep(_EVERY)
-
-
-async def _raffle(client: httpx.AsyncClient) -> None:
-    """A raffle among three new users, drawn when all of them are inserted."""
-    created = await client.post("/api/v1/raffles", json={"name": "A bicycle"})
-    raffle = f"/api/v1/raffles/{created.json()['id']}"
-    tag = random.getrandbits(32)
-    users = [
-        await client.post(
-            "/api/v1/users", json={"name": name, "email": f"{name}.{tag}@example.org"}
-        )
-        for name in random.sample(_NAMES, 3)
-    ]
-    await asyncio.sleep(_EVERY)
-    for user in users:
-        await client.post(f"{raffle}/entries", json={"userId": user.json()["id"]})
-    await client.post(f"{raffle}/draw", json={"winners": 1})
 
 
 SYSTEM = System(

@@ -50,7 +50,24 @@ async def apply_event(tx: Transaction, event: Event) -> None:
     """Carry an event out; Refused or NotYet if that cannot be done."""
     match event:
         case OrderPlaced():
-            await _place(tx, event)
+            if event.sku not in _PRICES:
+                raise OrderRefused(f"sku: expected one of {', '.join(_PRICES)}")
+            if not 1 <= event.quantity <= 1000:
+                raise OrderRefused("quantity: expected 1 to 1000")
+            if bool((await tx.execute(select(_warehouse.c.closed))).scalar()):
+                raise NotYet("the warehouse is closed")
+            known = (
+                await tx.execute(select(_orders.c.id).where(_orders.c.id == event.order))
+            ).first()
+            if known is not None:
+                raise OrderRefused(f"order {event.order} is placed already, by another event")
+            row = {
+                "id": event.order,
+                "sku": event.sku,
+                "quantity": event.quantity,
+                "state": "placed",
+            }
+            await tx.execute(insert(_orders).values(row))
         case PaymentReceived():
             order = await _advance(tx, event.order, "placed", "paid")
             price = _PRICES[order["sku"]] * order["quantity"]
@@ -58,20 +75,6 @@ async def apply_event(tx: Transaction, event: Event) -> None:
                 raise OrderRefused(f"cents: expected {price}, got {event.cents}")
         case OrderShipped():
             await _advance(tx, event.order, "paid", "shipped")
-
-
-async def _place(tx: Transaction, event: OrderPlaced) -> None:
-    if event.sku not in _PRICES:
-        raise OrderRefused(f"sku: expected one of {', '.join(_PRICES)}")
-    if not 1 <= event.quantity <= 1000:
-        raise OrderRefused("quantity: expected 1 to 1000")
-    if bool((await tx.execute(select(_warehouse.c.closed))).scalar()):
-        raise NotYet("the warehouse is closed")
-    known = (await tx.execute(select(_orders.c.id).where(_orders.c.id == event.order))).first()
-    if known is not None:
-        raise OrderRefused(f"order {event.order} is placed already, by another event")
-    row = {"id": event.order, "sku": event.sku, "quantity": event.quantity, "state": "placed"}
-    await tx.execute(insert(_orders).values(row))
 
 
 async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> dict[str, Any]:
