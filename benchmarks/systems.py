@@ -210,61 +210,98 @@ def _id(name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> str:
             return str(answer["id"])
 
 
+class WebPart:
+    """Asks a web part over connections that are kept. httpx took as much of a core as all web parts."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, request: httpx.Request) -> tuple[int, dict[str, Any]]:
+        """Status and content of the answer; OSError or EOFError where there is none."""
+        body = request.read()
+        head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        reader, writer = await self._connection()
+        writer.write(head.encode() + b"\r\n" + body)
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)
+                content = await reader.readexactly(int(length[1]) if length else 0)
+        except BaseException:
+            writer.close()
+            raise
+        self._idle.append((time.monotonic(), reader, writer))
+        status = int(answer.split(b" ", 2)[1])
+        return status, json.loads(content) if status in (200, 202) else {}
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            since, reader, writer = self._idle.pop()
+            if time.monotonic() - since < 3 and not reader.at_eof():  # uvicorn closes it after 5 s
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+    def close(self) -> None:
+        """Close what is kept."""
+        for _, _, writer in self._idle:
+            writer.close()
+
+
 async def _produce(parts: Parts, seconds: float, outcome: Outcome) -> None:
     """Send at the rate, whatever the answers take; now and then follow one to its effect."""
     name, rate = parts.name, RATES[parts.name]
-    limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE)
     room, sent, following = asyncio.Semaphore(_AT_ONCE), set(), set()
-    async with httpx.AsyncClient(
-        base_url=parts.url, trust_env=False, limits=limits, timeout=60
-    ) as client:
-        if name == "event-bus":
-            refuse = {"status": 422, "type": "bad"}
-            where = f"http://127.0.0.1:{parts.ports['sample']}/wms-orders/behaviour"
-            (await client.put(where, json=refuse)).raise_for_status()
+    if name == "event-bus":
+        where = f"http://127.0.0.1:{parts.ports['sample']}/wms-orders/behaviour"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            told = await client.put(where, json={"status": 422, "type": "bad"})
+            told.raise_for_status()
+    web = WebPart(httpx.URL(parts.url).port or 80)
 
-        async def send(number: int) -> None:
-            path, arguments, shows = _request(name, number)
-            began = time.perf_counter()
-            try:
-                answer = await client.post(path, **arguments)
-            except httpx.HTTPError:
-                outcome.refused += 1
-                return
-            finally:
-                room.release()
-            if answer.status_code not in (200, 202):
-                outcome.refused += 1
-                return
-            outcome.accepted.add(_id(name, arguments, answer.json()))
-            outcome.accept_ms.append((time.perf_counter() - began) * 1000)
-            if shows and number % 10 == 0 and number % rate == 0:
-                task = asyncio.create_task(follow(shows.format(**answer.json()), began))
-                following.add(task)
-
-        async def follow(shows: str, began: float) -> None:
-            while time.perf_counter() - began < _DRAIN_S:
-                answer = await client.get(shows)
-                if (
-                    answer.status_code == 200
-                    and answer.json().get("status", "completed") == "completed"
-                ):
-                    outcome.effect_ms.append((time.perf_counter() - began) * 1000)
-                    return
-                await asyncio.sleep(0.02)
-
+    async def send(number: int) -> None:
+        path, arguments, shows = _request(name, number)
         began = time.perf_counter()
-        for number in range(int(rate * seconds)):
-            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
-            await room.acquire()
-            if time.perf_counter() - began > seconds:
-                break  # a machine that is too busy for the rate is shown by it, not by a longer run
-            task = asyncio.create_task(send(number))
-            sent.add(task)
-            task.add_done_callback(sent.discard)
-        await asyncio.gather(*sent)
-        outcome.seconds = time.perf_counter() - began
-        await asyncio.gather(*following)
+        try:
+            status, answer = await web.ask(httpx.Request("POST", parts.url + path, **arguments))
+        except (OSError, EOFError):
+            outcome.refused += 1
+            return
+        finally:
+            room.release()
+        if status not in (200, 202):
+            outcome.refused += 1
+            return
+        outcome.accepted.add(_id(name, arguments, answer))
+        outcome.accept_ms.append((time.perf_counter() - began) * 1000)
+        if shows and number % 10 == 0 and number % rate == 0:
+            following.add(asyncio.create_task(follow(shows.format(**answer), began)))
+
+    async def follow(shows: str, began: float) -> None:
+        pause = 0.02
+        while time.perf_counter() - began < _DRAIN_S:
+            status, answer = await web.ask(httpx.Request("GET", parts.url + shows))
+            if status == 200 and answer.get("status", "completed") == "completed":
+                outcome.effect_ms.append((time.perf_counter() - began) * 1000)
+                return
+            await asyncio.sleep(pause)
+            pause = min(1.0, pause * 1.3)  # who waits long does not ask as often as all others send
+
+    began = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        await room.acquire()
+        if time.perf_counter() - began > seconds:
+            break  # a machine that is too busy for the rate is shown by it, not by a longer run
+        task = asyncio.create_task(send(number))
+        sent.add(task)
+        task.add_done_callback(sent.discard)
+    await asyncio.gather(*sent)
+    outcome.seconds = time.perf_counter() - began
+    await asyncio.gather(*following)
+    web.close()
 
 
 async def _drained(broker: RabbitMQ, parts: Parts) -> None:
