@@ -241,14 +241,12 @@ class EmbeddedChannel:
                 properties = addressed
                 message = replace(message, properties=properties)
             if not message.exchange and message.routing_key.startswith(f"{REPLY_TO}."):
-                # Hand a direct reply to whoever asked; with `mandatory` RabbitMQ returns it in any
-                # case.
                 asker = self._replies.asker(message.routing_key)
                 if asker is not None:
                     asker.channel.take_reply(message)
-                self._put(
-                    self._confirm, (fate, EventKind.RETURNED if mandatory else EventKind.DROPPED)
-                )
+                is_routed = asker is not None and not self._state.node.profile.returns_replies
+                unrouted = EventKind.RETURNED if mandatory else EventKind.DROPPED
+                self._put(self._confirm, (fate, EventKind.ENQUEUED if is_routed else unrouted))
                 return
         if properties.delivery_mode is None:
             if properties is not self._plain[0]:

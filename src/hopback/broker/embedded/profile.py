@@ -99,6 +99,8 @@ class Profile:
     cancel_serves_next: bool
     """Where a classic queue has one active consumer and it is cancelled, the next one is served at once;
     before that only when a message comes back (a publish even ends RabbitMQ's queue process; not here)."""
+    returns_replies: bool
+    """A mandatory direct reply is returned although it was delivered: it passes no queue."""
 
 
 _3_10 = Profile(
@@ -131,6 +133,7 @@ _3_10 = Profile(
     passive_declare_needs_right=False,
     global_qos_refused=True,
     cancel_serves_next=False,
+    returns_replies=True,
 )
 _3_12 = replace(
     _3_10,
@@ -179,6 +182,7 @@ _4_3 = replace(
     delayed_retry=True,
     passive_declare_needs_right=True,
     global_qos_refused=False,
+    returns_replies=False,
 )
 
 PROFILES: tuple[Profile, ...] = (_3_10, _3_12, _3_13, _3_13_3, _4_0, _4_3)

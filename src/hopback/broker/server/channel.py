@@ -400,10 +400,11 @@ class ServerChannel:
         """Hand a direct reply to whoever asked."""
         self.state.check_write("")
         asker = self.client.broker.replies.asker(message.routing_key)
-        if asker is None:
-            return EventKind.RETURNED if mandatory else EventKind.DROPPED
-        asker.channel.take_reply(asker.tag, message, properties)
-        return EventKind.ENQUEUED
+        if asker is not None:
+            asker.channel.take_reply(asker.tag, message, properties)
+        if asker is not None and not self.state.node.profile.returns_replies:
+            return EventKind.ENQUEUED
+        return EventKind.RETURNED if mandatory else EventKind.DROPPED
 
     def take_reply(self, tag: str, message: Message, properties: Properties) -> None:
         """A reply has come for our consumer."""

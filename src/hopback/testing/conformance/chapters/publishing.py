@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from hopback.broker.port import REPLY_TO
 from hopback.errors import BrokerError, Nacked, NotFound, PublishInterrupted, Returned
 from hopback.message import Message, Properties
+from hopback.testing.conformance.chapters.arrangements import V4_3
 from hopback.testing.conformance.expect import equal, that
 from hopback.testing.conformance.row import row
 
@@ -161,3 +164,32 @@ async def ack_everything(subject: Subject) -> None:
     channel.ack(0, multiple=True)
     await channel.close()
     await subject.stays(queue, 1, 0.2)
+
+
+async def _direct_reply(subject: Subject, *, mandatory: bool) -> tuple[str, bytes]:
+    """Ask, answer to the name that the request carries; the fate of the answer, and what came."""
+    queue, answers = await subject.classic(), asyncio.Queue[bytes]()
+    asking = await subject.open_channel()
+    await asking.consume(REPLY_TO, lambda reply: answers.put_nowait(reply.body), no_ack=True)
+    await asking.publish(Message("", queue, b"?", Properties(reply_to=REPLY_TO)))
+    request = await subject.take_done(queue)
+    name = str(request.properties.reply_to)
+    that(condition=name.startswith(f"{REPLY_TO}."), what=f"the request has a name, not {name!r}")
+    while True:
+        fate = await _fate(subject.channel.publish(Message("", name, b"!"), mandatory=mandatory))
+        # RabbitMQ 4.0.5 confirms the first reply of a node's life and loses it; the second comes.
+        with contextlib.suppress(TimeoutError):
+            came = await asyncio.wait_for(answers.get(), 2)
+            await asking.close()
+            return fate, came
+
+
+@row("9.4a", "A direct reply reaches the channel that asked, and is confirmed")
+async def direct_reply(subject: Subject) -> None:
+    equal("reply", await _direct_reply(subject, mandatory=False), ("confirmed", b"!"))
+
+
+@row("9.4b", "A mandatory direct reply comes, and before 4.3 it is returned all the same")
+async def mandatory_direct_reply(subject: Subject) -> None:
+    fate = "confirmed" if subject.version >= V4_3 else "Returned"
+    equal("reply", await _direct_reply(subject, mandatory=True), (fate, b"!"))
