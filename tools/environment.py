@@ -107,7 +107,8 @@ def install():
 def pip(*arguments):
     """Run the environment's own pip: its exit status and its words, which are shown, too."""
     quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [str(interpreter()), "-m", "pip", "install", "-qq", *arguments]
+    # Not compiled: most modules of what is installed are never imported, the others are when they are.
+    command = [str(interpreter()), "-m", "pip", "install", "-qq", "--no-compile", *arguments]
     ran = subprocess.run(command, env=quiet, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(ran.stderr)
     return ran.returncode, ran.stderr
