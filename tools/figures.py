@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tokenize
 from collections import Counter, defaultdict
@@ -509,8 +508,8 @@ def main() -> None:
             ["git", "archive", chosen.at, "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE
         )
         with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-                archive.extractall(folder, filter="data")
+            unpacking = ["tar", "--extract", "--directory", str(folder)]
+            subprocess.run(unpacking, input=packed.stdout, check=True)
             found = _measured(Path(folder), redrive=chosen.redrive)
     if chosen.json:
         print(json.dumps(found, indent=2))

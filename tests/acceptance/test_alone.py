@@ -67,6 +67,21 @@ def test_many_failures_are_no_chance(tmp_path: Path) -> None:
     assert "once more" not in ran.stdout
 
 
+def test_marked_tests_of_ours_can_run_alone() -> None:
+    """Marks of pytest-xdist are known without it: else nothing could be collected for the second run."""
+    marked = ["tests/acceptance/test_page.py", "tests/faults/test_cluster.py"]
+    options = ["-p", "no:xdist", "-p", "no:schemathesis", "--collect-only", "-q"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *marked],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
 def test_half_of_the_workers_take_what_waits_and_the_others_the_rest() -> None:
     """The longest first; and anything, when there is no more of that."""
     groups = ["a", "matrix_waits-5", "b", "storm_waits-60"]

@@ -37,7 +37,8 @@ vm_memory_high_watermark.relative = 0.1
 net_ticktime = 10
 """
 _GUARD = 'cat >/dev/null; for n in 1 2 3; do ip netns del "$0$n"; done; ip link del "$0"'
-_WHOLE_S = 90.0
+_WHOLE_S = 300.0
+"""Ten seconds on a quiet machine; beside five other workers on two cores 90 were not enough."""
 _NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed)
 
 

@@ -8,6 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from tests.harness.archives import unpack
 from tests.peers.suites import REQUIREMENTS, SUITES
 
 __all__ = ["WORK", "make", "python", "source_of"]
@@ -60,7 +61,7 @@ def _unpack(package: str, name: str) -> None:
     )
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        unpack(packed, folder)
     (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
     source_of(package).parent.mkdir(parents=True, exist_ok=True)
     unpacked.rename(source_of(package))

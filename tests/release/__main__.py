@@ -24,6 +24,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.harness.archives import unpack
 from tests.release.surface import completeness
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Release:
 
     def _unpacked(self) -> Path:
         with tarfile.open(self.sdist) as archive:
-            archive.extractall(self.folder / "unpacked", filter="data")
+            unpack(archive, self.folder / "unpacked")
         (tree,) = (self.folder / "unpacked").iterdir()
         return tree
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 __all__ = ["COMMIT", "PROGRAMS", "WRITTEN", "take_out"]
 
+from tests.harness.archives import unpack
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "cc816f4"
 """0.1.0 as it was first used in earnest."""
@@ -32,7 +34,7 @@ def take_out(folder: Path) -> Path | None:
     if ran.returncode:
         return None
     with tarfile.open(fileobj=io.BytesIO(ran.stdout)) as taken:
-        taken.extractall(folder, filter="data")
+        unpack(taken, folder)
     return folder / "src"
 
 
