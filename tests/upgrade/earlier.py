@@ -14,9 +14,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-__all__ = ["COMMIT", "PROGRAMS", "WRITTEN", "take_out"]
-
 from tests.harness.archives import unpack
+
+__all__ = ["COMMIT", "PROGRAMS", "WRITTEN", "take_out"]
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "cc816f4"
