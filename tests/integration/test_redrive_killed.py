@@ -118,7 +118,7 @@ async def _killed_and_resumed(url: str, management: Management, vhost: str, fold
         aim = moved + chance.randint(300, 500)  # many more move before it is dead
         kills += await _killed_when(process, _reached(connection, aim))
     process = await _spawn(url, folder)
-    out, _ = await process.communicate()
+    out, _ = await asyncio.wait_for(process.communicate(), 180)
     assert process.returncode == 0
     assert b"completed" in out
     assert kills == KILLS
