@@ -171,7 +171,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.runtime.schemas": frozenset({"msgspec"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
-    "hopback.store": frozenset({"sqlalchemy"}),
+    "hopback.store": frozenset({"aiosqlite", "sqlalchemy"}),
     "hopback.store.rows": frozenset({"psycopg"}),
     "hopback.cli": frozenset(
         {"click", "httpx", "msgspec", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}

@@ -39,7 +39,7 @@ from hopback.extras import needs
 from hopback.private_files import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -441,10 +441,42 @@ def open_database(url: str) -> AsyncEngine:
     with needs(
         "store" if address.drivername == _DRIVERS["sqlite"] else "postgres", "this database"
     ):
-        engine = create_async_engine(address, pool_pre_ping=True)
-    if engine.dialect.name == "sqlite":
-        _make_sqlite_safe(engine)
+        if address.drivername == _DRIVERS["sqlite"]:
+            opened_by = {"async_creator_fn": _sqlite_connector()}
+            engine = create_async_engine(address, pool_pre_ping=True, connect_args=opened_by)
+            _make_sqlite_safe(engine)
+        else:
+            engine = create_async_engine(address, pool_pre_ping=True)
     return engine
+
+
+def _sqlite_connector() -> Callable[..., Awaitable[object]]:
+    """What makes aiosqlite's connections, so that each of them is stopped once.
+
+    SQLAlchemy closes a connection whose user was cancelled in a task of its own, and stops it beside that
+    if the user is cancelled again. The thread ends at the first stop; whoever then waits for the second
+    waits for ever, and with it the end of the process.
+    """
+    from aiosqlite import Connection as Plain
+
+    class StoppedOnce(Plain):
+        _is_stopping = False
+
+        def stop(self) -> asyncio.Future[None] | None:
+            if self._is_stopping:
+                return None
+            self._is_stopping = True
+            return super().stop()
+
+    def connect(database: str, **options: Any) -> Awaitable[object]:
+        made = StoppedOnce(lambda: sqlite3.connect(database, **options), iter_chunk_size=64)
+        # A process may end without waiting for it, as with those that SQLAlchemy makes itself. Before
+        # aiosqlite 0.22 the connection was the thread.
+        thread: Any = getattr(made, "_thread", made)
+        thread.daemon = True
+        return made
+
+    return connect
 
 
 @contextmanager
