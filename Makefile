@@ -58,7 +58,7 @@ test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, 
 	@$(BIN)/python -m tests.harness.packages rabbitmq chroots
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
-	$(PYTEST) -m all_brokers tests/integration tests/faults --all-brokers
+	$(PYTEST) -m all_brokers tests/integration tests/faults tests/frameworks --all-brokers
 
 test-peers: $(READY) ## other projects' own tests on `hopback broker` and RabbitMQ; half an hour, root, the network
 	@$(BIN)/python -m tests.harness.packages rabbitmq peers
