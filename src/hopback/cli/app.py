@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
 
 _COMMANDS = {
     "systems": LazyCommand(
-        "hopback.cli.systems:systems", "List the documented designs, or describe one."
+        "hopback.cli.topology:systems", "List the documented designs, or describe one."
     ),
     "demo": LazyCommand(
         "hopback.cli.demo:demo", "Run the documented systems with a little traffic."
@@ -132,7 +132,9 @@ _COMMANDS = {
     "alerts": LazyCommand(
         "hopback.cli.alerts:alerts", "Alerts of `hopback serve`: list them, try who is told."
     ),
-    "audit": LazyCommand("hopback.cli.audit:audit", "Who did what to dead letters, when and why."),
+    "audit": LazyCommand(
+        "hopback.cli.dlq_notes:audit", "Who did what to dead letters, when and why."
+    ),
     "serve": LazyCommand(
         "hopback.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
     ),
@@ -196,9 +198,9 @@ _DLQ = {
     "groups": LazyCommand("hopback.cli.dlq:groups", "Count messages by what they have in common."),
     "peek": LazyCommand("hopback.cli.dlq:peek", "List the messages at the head."),
     "get": LazyCommand("hopback.cli.dlq:get", "Show one message with everything about it."),
-    "errors": LazyCommand("hopback.cli.dlq_errors:errors", "List the errors of all queues."),
+    "errors": LazyCommand("hopback.cli.dlq:errors", "List the errors of all queues."),
     "search": LazyCommand(
-        "hopback.cli.dlq_search:search", "Find messages by what they hold, in one queue or in all."
+        "hopback.cli.dlq:search", "Find messages by what they hold, in one queue or in all."
     ),
     "export": LazyCommand(
         "hopback.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
@@ -225,15 +227,13 @@ _DLQ = {
     ),
     "filters": LazyCommand("hopback.cli.dlq_notes:filters", "List, save or remove filters."),
     "candidates": LazyCommand(
-        "hopback.cli.dlq_candidates:candidates", "List queues that may hold dead letters."
+        "hopback.cli.dlq_notes:candidates", "List queues that may hold dead letters."
     ),
-    "add": LazyCommand("hopback.cli.dlq_candidates:add", "Say that a queue holds dead letters."),
+    "add": LazyCommand("hopback.cli.dlq_notes:add", "Say that a queue holds dead letters."),
     "ignore": LazyCommand(
-        "hopback.cli.dlq_candidates:ignore", "Say that a queue holds no dead letters."
+        "hopback.cli.dlq_notes:ignore", "Say that a queue holds no dead letters."
     ),
-    "forget": LazyCommand(
-        "hopback.cli.dlq_candidates:forget", "Take back what was said of a queue."
-    ),
+    "forget": LazyCommand("hopback.cli.dlq_notes:forget", "Take back what was said of a queue."),
 }
 
 

@@ -1,10 +1,10 @@
-"""`hopback dlq ls`, `show`, `groups`, `peek`, `get` and `watch`: nothing here changes anything."""
+"""`hopback dlq ls`, `show`, `groups`, `peek`, `get`, `errors`, `search` and `watch`: nothing is changed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from hopback.cli.dlq_print import (
+    ago,
     count_of,
     form_option,
     output,
@@ -24,7 +25,7 @@ from hopback.cli.dlq_print import (
     told_search,
 )
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.terminal import on_terminal, safe_lines
+from hopback.cli.terminal import on_terminal, safe, safe_lines, table
 from hopback.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.deadletters.contract import Price
 from hopback.deadletters.requests import MOST_HELD, SMALL_WINDOW, Window
@@ -39,16 +40,20 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import DeadLetter, QueueSummary
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.requests import GroupBy
+    from hopback.deadletters.search import SearchHit, SearchProgress
+    from hopback.deadletters.surveys import ErrorOverview
 
 __all__ = [
     "Look",
     "chosen_message",
+    "errors",
     "filter_option",
     "get",
     "groups",
     "hold",
     "hold_for",
     "lift_if_needed",
+    "list_errors",
     "list_groups",
     "list_messages",
     "list_queues",
@@ -58,6 +63,8 @@ __all__ = [
     "peek",
     "queue_argument",
     "refusals_explained",
+    "search",
+    "search_messages",
     "show",
     "show_message",
     "show_queue",
@@ -69,6 +76,7 @@ __all__ = [
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
+_TELL_S = 1.0  # between two questions how far it is: reading what is kept costs as much as a list
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
 filter_option = click.option(
@@ -464,3 +472,147 @@ def _save(path: Path, body: bytes) -> None:
             f"{path} cannot be written: {error.strerror}", do="Name another file with --save."
         ) from error
     click.echo(f"Wrote {len(body)} bytes to {path}.", err=True)
+
+
+# --- errors of all queues
+
+
+@click.command(short_help="List the errors of all queues.")
+@click.option(
+    "--survey", is_flag=True, help="Look through all queues first, where that harms nothing."
+)
+@where_options
+@form_option
+def errors(survey: bool, form: str, where: Where) -> None:
+    """List the errors of all dead-letter queues, the most frequent first, by the last survey of each.
+
+    A survey takes every message once and gives all back in order. It leaves out queues that looking would
+    harm, that have consumers, or that a job works on.
+    """
+    with_dead_letters(where, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
+
+
+async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
+    """Print the errors."""
+    asked = asyncio.ensure_future(dead_letters.errors(survey=survey))
+    try:
+        while survey and on_terminal() and not (await asyncio.wait({asked}, timeout=_TELL_S))[0]:
+            running = (await dead_letters.errors()).running
+            if running is not None:
+                share = f"{running.seen:,} of {count_of(running.total)} looked at"
+                click.echo(
+                    f"\x1b[2K{safe(share)}, now in {safe(running.queue)}\r", nl=False, err=True
+                )
+        found = await asked
+    finally:
+        asked.cancel()
+    output(
+        form, found if form == "json" else found.items, lambda: _print_errors(found, time.time())
+    )
+
+
+def _print_errors(found: ErrorOverview, now: float) -> None:
+    if not found.items:
+        click.echo("No errors are known. `hopback dlq errors --survey` looks through all queues.")
+    else:
+        rows = [
+            (
+                f"{one.count:,}",
+                one.error or one.reason,
+                one.message,
+                ", ".join(f"{each.queue} {each.count:,}" for each in one.queues),
+                "new" if one.is_new else "",
+                one.fingerprint,
+            )
+            for one in found.items
+        ]
+        table(("count", "error", "message", "queues", "", "group"), rows, right=("count",))
+    surveyed = [one for one in found.queues if one.at is not None]
+    if surveyed:
+        oldest = ago(min(one.at for one in surveyed if one.at is not None), now)
+        click.echo(
+            f"{count_of(found.messages)} of {count_of(len(surveyed), 'queue')} were looked at,"
+            f" the longest time {oldest}."
+        )
+    for one in found.queues:
+        if one.why_not:
+            click.echo(safe(f"Not surveyed: {one.queue}: {one.why_not}"))
+
+
+# --- search
+
+
+@click.command(short_help="Find messages by what they hold, in one queue or in all.")
+@click.argument("terms", nargs=-1, required=True, metavar="WORD...")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    shell_complete=complete_queue,
+    help="Only in this queue; may be repeated. By default in all that can be looked into without harm.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Show so many; all that match are counted.",
+)
+@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@where_options
+@form_option
+def search(
+    terms: tuple[str, ...],
+    queues: tuple[str, ...],
+    limit: int,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> int:
+    """Find the messages that have every WORD, in body, headers or key; a WORD may be a filter term, too.
+
+    Whole queues are read, also packed bodies (gzip, zstd); nothing is changed, and all is given back in
+    order. Ctrl-C cancels. Leaves with 5 if nothing matches.
+    """
+    # What a shell has unquoted is one text: it is quoted again unless it is a term.
+    text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
+    request = SearchRequest(text, queues, limit, forced)
+    found = with_dead_letters(
+        where, lambda dead_letters: search_messages(dead_letters, request, form)
+    )
+    return Exit.OK if found else Exit.NOT_FOUND
+
+
+async def search_messages(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
+    """Print what is found as it is found, and at the end how much was looked at; how many match."""
+    hits: list[SearchHit] = []
+    last: SearchProgress | None = None
+    with refusals_explained(request.queues[0] if request.queues else "QUEUE"):
+        async with aclosing(told_search(dead_letters.search(request))) as progress:
+            async for last in progress:
+                if form == "ndjson":
+                    output(form, last.hits, lambda: None)
+                else:
+                    hits.extend(last.hits)
+    if form == "json":
+        output(form, hits, lambda: None)
+    elif form == "table" and last is not None:
+        if hits:
+            rows = [
+                (one.queue, one.id, one.error, hit.excerpt or one.error_message)
+                for hit in hits
+                for one in (hit.dead_letter,)
+            ]
+            table(("queue", "id", "error", "text"), rows)
+        shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
+        click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
+        if last.not_looked_into:
+            click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
+        for one in last.skipped:
+            click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
+        if hits:
+            first = hits[0].dead_letter
+            click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))
+    return 0 if last is None else last.matching

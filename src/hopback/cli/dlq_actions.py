@@ -28,7 +28,7 @@ from hopback.cli.dlq import (
 )
 from hopback.cli.dlq_print import count_of, form_option, output, print_plan
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.job_progress import see_through
+from hopback.cli.jobs import see_through
 from hopback.cli.terminal import (
     ask,
     ask_for_name,

@@ -1,4 +1,4 @@
-"""`hopback topology show`, `check`, `export` and `diagram`: all without a broker.
+"""`hopback topology show`, `check`, `export` and `diagram`, and `hopback systems`: all without a broker.
 
 `plan`, `apply`, `migrate` and `revert`, which talk to one, live in `live_broker`.
 """
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.exits import Exit
+from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import (
     TopologySource,
     broker_version_option,
+    did_you_mean,
     format_option,
     topology_source,
     vhost_option,
@@ -24,12 +25,20 @@ from hopback.cli.terminal import document, json_text, on_terminal, safe, table, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hopback.designs import Design
     from hopback.topology.asyncapi import PayloadSchemas
     from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-__all__ = ["check", "diagram", "export", "print_findings", "show"]
+__all__ = [
+    "check",
+    "diagram",
+    "export",
+    "print_findings",
+    "show",
+    "systems",
+]
 
 _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
 
@@ -237,3 +246,61 @@ def print_findings(found: Sequence[Finding]) -> None:
         for severity, number in counts.items()
     ]
     click.echo(f"Found {', '.join(parts)}." if parts else "No findings.")
+
+
+# --- the documented designs
+
+
+@click.command(short_help="List the documented designs, or describe one.")
+@click.argument("name", required=False)
+@format_option("table", "json")
+def systems(name: str | None, form: str) -> None:
+    """List the documented designs and Hopback's own, or describe NAME and its parameters."""
+    from hopback.designs import DESIGNS
+
+    if name is None:
+        if form == "json":
+            document(json_text([_as_data(design) for design in DESIGNS.values()]))
+        else:
+            rows = [(design.name, design.summary) for design in DESIGNS.values()]
+            table(("name", "summary"), rows)
+        return
+    design = DESIGNS.get(name)
+    if design is None:
+        raise CommandFailed(
+            f"expected a system, got {name!r}",
+            do=f"{did_you_mean(name, DESIGNS)}Systems are {', '.join(DESIGNS)}.",
+            code=Exit.NOT_FOUND,
+        )
+    if form == "json":
+        document(json_text(_as_data(design)))
+    else:
+        _describe(design)
+
+
+def _describe(design: Design) -> None:
+    """The design in its own words: the docstring of the function that builds it."""
+    from inspect import getdoc
+
+    click.echo(f"{design.name}: {design.summary}\n")
+    click.echo(f"{getdoc(design.factory) or design.summary}\n")
+    if design.parameters:
+        rows = [(p.name, p.default, p.expected, p.summary) for p in design.parameters]
+        table(("parameter", "default", "expected", "meaning"), rows)
+        click.echo()
+    name = design.name
+    run = f"; hopback demo {name}" if design.documented else ""
+    click.echo(f"Next: hopback topology show {name}; hopback topology check {name}{run}")
+
+
+def _as_data(design: Design) -> dict[str, object]:
+    parameters = [
+        {"name": p.name, "default": p.default, "expected": p.expected, "summary": p.summary}
+        for p in design.parameters
+    ]
+    return {
+        "name": design.name,
+        "summary": design.summary,
+        "documented": design.documented,
+        "parameters": parameters,
+    }

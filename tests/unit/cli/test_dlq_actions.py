@@ -12,14 +12,12 @@ import pytest
 from msgspec import structs
 
 from hopback.cli.app import run
-from hopback.cli.dlq import Look
+from hopback.cli.dlq import Look, search_messages
 from hopback.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
 from hopback.cli.dlq_archives import export_messages, import_messages
 from hopback.cli.dlq_print import print_job, print_jobs, print_plan
-from hopback.cli.dlq_search import search_messages
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.job_progress import Signals, exit_code, follow, see_through
-from hopback.cli.jobs import resume_job, watch_job
+from hopback.cli.jobs import Signals, exit_code, follow, resume_job, see_through, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.deadletters.actions import COPY_OF
 from hopback.deadletters.contract import Counts, Job, JobState, Moment, ReachedQueue

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hopback.cli.job_progress import Bar, Meter, Records, bar_line, time_left
+from hopback.cli.jobs import Bar, Meter, Records, bar_line, time_left
 from hopback.deadletters.codec import to_json
 from hopback.deadletters.contract import Counts, Job, JobState, Moment
 from hopback.deadletters.requests import JobKind
