@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 import pytest
+from tools.commands import lost, promises
 
 from hopback import __version__
 from hopback.cli.app import LazyGroup, root, run
@@ -65,3 +66,32 @@ def test_an_unknown_target_leaves_with_5(
     assert "'freeflo'" in said.err
     assert "Did you mean freeflow?" in said.err
     assert "Traceback" not in said.err
+
+
+@click.command
+@click.argument("queue", required=False)
+@click.option("-o", "--format", type=click.Choice(["table", "json"]), envvar="FORM")
+@click.option("--rate", default=5)
+def _before(**_: object) -> None:
+    """A command as it was."""
+
+
+@click.command
+@click.argument("queue")
+@click.option("--format")
+@click.option("--rate", default=7)
+def _after(**_: object) -> None:
+    """The same one, with less to say, other than that any form is taken."""
+
+
+def test_what_a_command_no_longer_takes_is_found() -> None:
+    """The tool that compares commits names what scripts could say before, and nothing else."""
+    assert lost(promises(_before), promises(_before)) == []
+    assert lost(promises(_before), promises(_after)) == [
+        "hopback [ARGUMENT1]",
+        "hopback -o",
+        "hopback -o table",
+        "hopback -o json",
+        "hopback -o by FORM",
+        "hopback --format by FORM",
+    ]
