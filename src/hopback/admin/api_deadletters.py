@@ -15,7 +15,6 @@ from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
 from hopback.deadletters import contract, requests
-from hopback.deadletters.candidates import CandidateList, QueueAnswer
 from hopback.deadletters.contract import (
     EditedCopy,
     FailureList,
@@ -31,6 +30,7 @@ from hopback.deadletters.contract import (
     QueueDetail,
     SessionView,
 )
+from hopback.deadletters.discovery import CandidateList, QueueAnswer
 from hopback.deadletters.requests import (
     BY_DESIGN,
     EditRequest,

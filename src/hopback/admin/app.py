@@ -21,14 +21,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from hopback.admin.alert_sending import AlertSender
-from hopback.admin.alerting import Alerting, AlertSource
+from hopback.admin.alerting import Alerting, AlertSender, AlertSource
+from hopback.admin.alerts import ALERT_PAGES, ALERTS
 from hopback.admin.api import admit, api_routes, sent_path
 from hopback.admin.api_access import ACCESS
-from hopback.admin.api_alerts import ALERTS
 from hopback.admin.api_brokers import BROKERS
 from hopback.admin.api_deadletters import DEADLETTERS
-from hopback.admin.api_notes import NOTES
 from hopback.admin.api_topology import TOPOLOGY
 from hopback.admin.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
 from hopback.admin.auth import (
@@ -45,14 +43,13 @@ from hopback.admin.auth import (
 from hopback.admin.documented import DOCUMENTED_PATHS, documented_routes
 from hopback.admin.events import EventStreams
 from hopback.admin.keys import KeyRing
+from hopback.admin.notes import NOTE_PAGES, NOTES
 from hopback.admin.openapi import openapi_document
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import problem_page
 from hopback.admin.pages_access import ACCESS_PAGES, sign_in_routes
-from hopback.admin.pages_alerts import ALERT_PAGES
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
-from hopback.admin.pages_notes import NOTE_PAGES
 from hopback.admin.pages_topology import TOPOLOGY_PAGES
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 from hopback.admin.rendering import renderer

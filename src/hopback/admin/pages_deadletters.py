@@ -20,8 +20,8 @@ from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
-from hopback.deadletters.candidates import CandidateAnswer, QueueAnswer
 from hopback.deadletters.contract import Page
+from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.message import (
     amqp_type,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Insight, Swept
     from hopback.admin.pages import Visit
     from hopback.admin.services import Services
-    from hopback.deadletters.candidates import CandidateList
     from hopback.deadletters.contract import Group, QueueSummary, SessionView
+    from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.notes import GroupNote
     from hopback.deadletters.surveys import ErrorGroup
     from hopback.message import Delivery

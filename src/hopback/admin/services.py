@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.deadletters.candidates import CandidateList
+    from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.live import LiveView
     from hopback.deadletters.requests import Target
     from hopback.deadletters.service import Operations

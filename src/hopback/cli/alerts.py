@@ -84,8 +84,7 @@ def test(target: str, form: str, where: Where) -> int:
 
 
 async def _test_here(target: str, config: Path) -> AlertTestResult:
-    from hopback.admin.alert_sending import AlertSender
-    from hopback.admin.alerting import Alerting
+    from hopback.admin.alerting import Alerting, AlertSender
     from hopback.admin.settings import read_settings
     from hopback.clock import SystemClock
     from hopback.deadletters.alert_book import MemoryAlertBook

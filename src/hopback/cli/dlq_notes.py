@@ -14,8 +14,8 @@ import click
 from hopback.cli.dlq_print import ago, count_of, form_option, output
 from hopback.cli.terminal import safe, table
 from hopback.cli.where import complete_job, complete_queue, where_options, with_dead_letters
-from hopback.deadletters.candidates import CandidateAnswer, QueueAnswer
 from hopback.deadletters.codec import convert
+from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.notes import NewFilter, NewNote
 from hopback.deadletters.requests import AuditQuery
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.cli.where import Where
-    from hopback.deadletters.candidates import CandidateList
     from hopback.deadletters.contract import AuditEntry
+    from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.notes import GroupNote, SavedFilter
 

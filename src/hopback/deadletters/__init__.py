@@ -12,12 +12,6 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.deadletters.candidates import (
-        CandidateAnswer,
-        CandidateList,
-        QueueAnswer,
-        QueueCandidate,
-    )
     from hopback.deadletters.contract import (
         AuditEntry,
         Cost,
@@ -50,7 +44,14 @@ if TYPE_CHECKING:
         TimelineEntry,
         WayCheck,
     )
-    from hopback.deadletters.discovery import DeadLetterQueue, Override
+    from hopback.deadletters.discovery import (
+        CandidateAnswer,
+        CandidateList,
+        DeadLetterQueue,
+        Override,
+        QueueAnswer,
+        QueueCandidate,
+    )
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.journal import Journal, MemoryJournal
     from hopback.deadletters.journal_sql import SqlJournal, open_journal
@@ -179,12 +180,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hopback.deadletters.candidates": (
-        "CandidateAnswer",
-        "CandidateList",
-        "QueueAnswer",
-        "QueueCandidate",
-    ),
     "hopback.deadletters.patch": ("ChangeSample", "PatchOperation"),
     "hopback.deadletters.search": ("SearchHit", "SearchProgress", "SearchRequest", "SkippedQueue"),
     "hopback.deadletters.surveys": (
@@ -229,8 +224,12 @@ _HOMES = {
         "WayCheck",
     ),
     "hopback.deadletters.discovery": (
+        "CandidateAnswer",
+        "CandidateList",
         "DeadLetterQueue",
         "Override",
+        "QueueAnswer",
+        "QueueCandidate",
     ),
     "hopback.deadletters.interface": ("DeadLetters",),
     "hopback.deadletters.journal": (

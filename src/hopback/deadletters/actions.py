@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -23,9 +24,15 @@ from hopback.errors import (
     BadRequest,
     BrokerError,
     ChannelClosed,
+    ConfirmTimeout,
+    ConnectionFailed,
     ConnectionLost,
     HopbackError,
+    LoginRefused,
+    ManagementError,
     NotFound,
+    PreconditionFailed,
+    PublishFailed,
     UnsafeOperation,
 )
 from hopback.headers import moved_properties
@@ -55,15 +62,18 @@ if TYPE_CHECKING:
 __all__ = [
     "COPY_OF",
     "Action",
+    "AfterFailure",
     "ChangingAction",
     "Control",
     "DiscardAction",
     "LeftOut",
     "Pacer",
     "RedriveAction",
+    "after_failure",
     "changed_delivery",
     "edited_copy",
     "import_lines",
+    "may_pass",
     "send_copy",
 ]
 
@@ -599,6 +609,46 @@ async def send_copy(
             raise UnsafeOperation(f"the copy was not sent: {flaw}")
         await (await connection.open_channel()).publish(changed)
     return copy
+
+
+# --- what a failed publish means -------------------------------------------------------------------
+#
+# For the message alone, for all of them, or for now only. Pure.
+
+
+class AfterFailure(StrEnum):
+    """What to do about a message that was not confirmed when it was sent alone."""
+
+    AGAIN = "again"
+    ITS_OWN = "its own"
+    """The message itself is what the broker, or the wire, will not have; others may pass."""
+    STOP = "stop"
+    """No other would fare better, or nobody knows what became of it."""
+
+
+def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:
+    """`failed` is what its sender was told, `ended` what closed the channel, if something did."""
+    if isinstance(ended, PreconditionFailed):
+        return AfterFailure.ITS_OWN
+    if isinstance(ended, ChannelClosed):
+        return AfterFailure.STOP
+    if isinstance(failed, ConfirmTimeout):
+        # It may have been stored; sending again and again would multiply it.
+        return AfterFailure.STOP
+    if isinstance(failed, PublishFailed | ConnectionLost | ConnectionFailed):
+        return AfterFailure.AGAIN
+    if isinstance(failed, BrokerError) and not isinstance(failed, ChannelClosed):
+        # The wire refused to encode it: too large a header, a name beyond 255 bytes.
+        return AfterFailure.ITS_OWN
+    return AfterFailure.STOP
+
+
+def may_pass(failed: HopbackError) -> bool:
+    """Whether it is only that the broker is away: then waiting for it may help."""
+    if isinstance(failed, ManagementError):
+        return failed.status == 0 or failed.status >= 500
+    away = isinstance(failed, ConnectionLost | ConnectionFailed)
+    return away and not isinstance(failed, LoginRefused)
 
 
 __getattr__: OldNameLookup = old_names(

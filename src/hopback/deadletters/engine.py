@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.broker.limits import spent
-from hopback.deadletters.actions import LeftOut, Pacer
-from hopback.deadletters.after_failure import AfterFailure, after_failure, may_pass
+from hopback.deadletters.actions import AfterFailure, LeftOut, Pacer, after_failure, may_pass
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
 from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Turns, rough_size
@@ -677,8 +676,8 @@ __getattr__: OldNameLookup = old_names(
     __name__,
     {
         "Work": "Engine",
-        "Verdict": "hopback.deadletters.after_failure.AfterFailure",
-        "verdict_on": "hopback.deadletters.after_failure.after_failure",
+        "Verdict": "hopback.deadletters.actions.AfterFailure",
+        "verdict_on": "hopback.deadletters.actions.after_failure",
         "JobRun": "hopback.deadletters.job.JobRun",
     },
 )

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
     from hopback.deadletters.alerts import AlertList, AlertTestResult
-    from hopback.deadletters.candidates import CandidateList, QueueAnswer
     from hopback.deadletters.contract import (
         AuditEntry,
         FailedMessage,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         SessionView,
         Survey,
     )
+    from hopback.deadletters.discovery import CandidateList, QueueAnswer
     from hopback.deadletters.notes import GroupNotes
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
     from hopback.deadletters.search import SearchProgress, SearchRequest

@@ -16,8 +16,13 @@ from uuid import NAMESPACE_URL, uuid5
 from msgspec import structs
 
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.actions import ChangingAction, Control, DiscardAction, RedriveAction
-from hopback.deadletters.after_failure import may_pass
+from hopback.deadletters.actions import (
+    ChangingAction,
+    Control,
+    DiscardAction,
+    RedriveAction,
+    may_pass,
+)
 from hopback.deadletters.archive import FileSink, run_file
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.engine import Engine

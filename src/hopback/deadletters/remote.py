@@ -12,7 +12,6 @@ from urllib.parse import quote
 from msgspec import structs
 
 from hopback.deadletters.alerts import AlertList, AlertTestResult
-from hopback.deadletters.candidates import CandidateList
 from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.contract import (
     AuditList,
@@ -31,6 +30,7 @@ from hopback.deadletters.contract import (
     SessionView,
     Survey,
 )
+from hopback.deadletters.discovery import CandidateList
 from hopback.deadletters.notes import (
     FilterList,
     GroupNote,
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from hopback.deadletters.candidates import QueueAnswer
     from hopback.deadletters.contract import AuditEntry, FailedMessage, QueueSummary
+    from hopback.deadletters.discovery import QueueAnswer
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
 
 __all__ = ["RemoteDeadLetters", "RemoteNotes"]

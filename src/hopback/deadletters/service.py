@@ -17,8 +17,8 @@ from msgspec import structs
 from hopback.clock import SystemClock
 from hopback.deadletters.actions import import_lines, send_copy
 from hopback.deadletters.alert_book import MemoryAlertBook, list_alerts
-from hopback.deadletters.candidates import Recognition
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
+from hopback.deadletters.discovery import Recognition
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.job import JobRunner, new_job_id
 from hopback.deadletters.journal import JournalShare, MemoryJournal
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.alert_book import AlertBook
     from hopback.deadletters.alerts import AlertList, AlertTestResult
-    from hopback.deadletters.candidates import CandidateList, QueueAnswer
     from hopback.deadletters.contract import (
         FailedMessage,
         Groups,
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
         SessionView,
         Survey,
     )
-    from hopback.deadletters.discovery import DeadLetterQueue, Override
+    from hopback.deadletters.discovery import CandidateList, DeadLetterQueue, Override, QueueAnswer
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import LiveView
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Window

@@ -11,7 +11,6 @@ from hopback.extras import needs
 from hopback.front_door import front_door
 
 with needs("store", "hopback.store"):
-    from hopback.store.cursor import Cursor, CursorTransaction
     from hopback.store.database import (
         LATEST,
         DatabaseUrlError,
@@ -21,6 +20,8 @@ with needs("store", "hopback.store"):
     )
     from hopback.store.outbox import Outbox, Pending
     from hopback.store.transaction import (
+        Cursor,
+        CursorTransaction,
         DelayedMessages,
         NoInboxKey,
         Transaction,

@@ -12,7 +12,7 @@ import zlib
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -25,7 +25,7 @@ from hopback.store.database import SLOTS, inbox, outbox
 from hopback.store.outbox import write_properties
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from sqlalchemy import Executable
     from sqlalchemy.engine import CursorResult
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery, Message
 
-
 __all__ = [
+    "Cursor",
+    "CursorTransaction",
     "DelayedMessages",
     "NoInboxKey",
     "Transaction",
@@ -46,7 +47,6 @@ __all__ = [
     "slot_of",
     "transaction",
 ]
-
 
 _LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
 _ENDED = "hopback.delay"
@@ -252,3 +252,63 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
 def slot_of(key: str) -> int:
     """The slot of a key: the same on every machine and in every process."""
     return zlib.crc32(key.encode()) % SLOTS
+
+
+# --- on a DB-API cursor ----------------------------------------------------------------------------
+#
+# For Django, psycopg and sqlite3, in the transaction they have open.
+
+
+class Cursor(Protocol):
+    """What is used of a DB-API cursor."""
+
+    def execute(self, sql: str, params: Sequence[Any], /) -> Any:
+        """Run a statement."""
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+
+
+class CursorTransaction:
+    """Inbox and outbox in the open transaction of a DB-API cursor.
+
+    `placeholder` is what the driver writes for a value: `%s` for psycopg and everything in Django,
+    `?` for sqlite3 itself. Committing is the business of whoever opened the transaction.
+    """
+
+    def __init__(
+        self, cursor: Cursor, *, placeholder: Literal["%s", "?"] = "%s", clock: Clock | None = None
+    ) -> None:
+        self._cursor = cursor
+        self._placeholder = placeholder
+        self._clock = clock or SystemClock()
+
+    def first_time(
+        self,
+        consumer: str,
+        message: str | Delivery,
+        *,
+        key: str | Callable[[Delivery], str] | None = None,
+    ) -> bool:
+        """Mark the message as processed by this consumer; False if it already was.
+
+        As `Transaction.first_time`: the mark commits with everything else in the transaction.
+        """
+        row = {
+            "consumer": consumer,
+            "message_id": known_by(message, key),
+            "processed_at": self._clock.now(),
+        }
+        self._insert(inbox.name, row, " ON CONFLICT DO NOTHING RETURNING message_id")
+        return self._cursor.fetchone() is not None
+
+    def publish(self, message: Message, *, key: str | None = None) -> None:
+        """Publish after the commit, by the relay; messages of one key keep their order."""
+        self._insert(outbox.name, outbox_row(message, key, self._clock.now()))
+
+    def _insert(self, table: str, row: dict[str, Any], then: str = "") -> None:
+        # The names are ours, and "key" is a word of SQL; the values go as parameters.
+        names = ", ".join(f'"{name}"' for name in row)
+        values = ", ".join([self._placeholder] * len(row))
+        sql = f"INSERT INTO {table} ({names}) VALUES ({values}){then}"  # noqa: S608 - names of our own schema
+        self._cursor.execute(sql, tuple(row.values()))

@@ -9,8 +9,7 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.candidates import CandidateAnswer, QueueAnswer
-from hopback.deadletters.discovery import dead_letter_queues
+from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer, dead_letter_queues
 from hopback.deadletters.journal_sql import open_journal
 from hopback.deadletters.service import Operations
 from hopback.errors import BadRequest, NoSuch

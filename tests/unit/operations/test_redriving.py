@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import Fault
-from hopback.deadletters.after_failure import may_pass
+from hopback.deadletters.actions import may_pass
 from hopback.deadletters.contract import Job, JobState
 from hopback.deadletters.journal import ControlRequest, MemoryJournal
 from hopback.deadletters.requests import (

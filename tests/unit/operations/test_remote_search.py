@@ -7,7 +7,7 @@ import pytest
 
 from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
-from hopback.deadletters.candidates import CandidateAnswer, QueueAnswer
+from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import Window
 from hopback.deadletters.search import SearchHit, SearchRequest

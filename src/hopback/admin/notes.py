@@ -1,14 +1,17 @@
-"""The API of what a team writes down: notes on groups, saved filters, and what was done to a group."""
+"""What a team writes down, in the API and on the page: notes on groups, saved filters, what was done."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
 from hopback.admin.api import ApiTable, Call, Empty, Reach
 from hopback.admin.auth import forbidden
+from hopback.admin.pages import Pages, see_other
 from hopback.admin.roles import Principal, Role
+from hopback.deadletters.codec import convert
 from hopback.deadletters.contract import AuditList
 from hopback.deadletters.notes import (
     FilterList,
@@ -20,7 +23,12 @@ from hopback.deadletters.notes import (
     SavedFilter,
 )
 
-__all__ = ["NOTES", "NotesQuery", "may_remove"]
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from hopback.admin.pages import Visit
+
+__all__ = ["NOTES", "NOTE_PAGES", "NotesQuery", "may_remove"]
 
 NOTES = ApiTable()
 """The rows of this part, each above what answers it."""
@@ -120,3 +128,70 @@ async def _save_filter(call: Call[Empty, NewFilter]) -> SavedFilter:
 async def _remove_filter(call: Call[Empty, None]) -> None:
     """Take a saved filter away."""
     await call.operations.notes.remove_filter(await _queue_of(call), call.path["name"])
+
+
+# --- the page of a group ---------------------------------------------------------------------------
+#
+# Its notes and what was done to it. Its address can be shared.
+
+NOTE_PAGES = Pages()
+"""The rows of this part."""
+
+
+def _here(visit: Visit) -> str:
+    queue, group = quote(visit.path["queue"], safe=""), quote(visit.path["group"], safe="")
+    return f"/queues/{queue}/groups/{group}"
+
+
+@NOTE_PAGES.get("/queues/{queue}/groups/{group}")
+async def _group(visit: Visit) -> Response:
+    queue, group, notes = visit.path["queue"], visit.path["group"], visit.operations.notes
+    visit.need(Role.VIEWER, queue)
+    await visit.operations.dead_letter_queue(queue)
+    is_operator = visit.principal.allows(Role.OPERATOR, queue)
+    return visit.page(
+        "group.html",
+        queue=queue,
+        group=group,
+        notes=await notes.of(queue, group),
+        history=await notes.history(queue, group) if is_operator else (),
+        operator=is_operator,
+        admin=visit.principal.allows(Role.ADMIN, queue),
+    )
+
+
+@NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes")
+async def _add_note_by_page(visit: Visit) -> Response:
+    queue, group = visit.path["queue"], visit.path["group"]
+    visit.need(Role.OPERATOR, queue)
+    await visit.operations.dead_letter_queue(queue)
+    said = convert(NewNote, {"group": group, "text": visit.field("text").strip()})
+    await visit.operations.notes.add(queue, said)
+    return see_other(_here(visit))
+
+
+@NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes/{note}/remove")
+async def _remove_note_by_page(visit: Visit) -> Response:
+    queue, note, notes = visit.path["queue"], visit.path["note"], visit.operations.notes
+    visit.need(Role.OPERATOR, queue)
+    await may_remove(notes, visit.principal, queue, note)
+    await notes.remove(queue, note)
+    return see_other(_here(visit))
+
+
+@NOTE_PAGES.post("/queues/{queue}/filters")
+async def _save_filter_by_page(visit: Visit) -> Response:
+    queue = visit.path["queue"]
+    visit.need(Role.OPERATOR, queue)
+    await visit.operations.dead_letter_queue(queue)
+    said = {"name": visit.field("name").strip(), "filter": visit.field("filter").strip()}
+    await visit.operations.notes.save_filter(queue, convert(NewFilter, said))
+    return see_other(f"/queues/{quote(queue, safe='')}?told=filter-saved")
+
+
+@NOTE_PAGES.post("/queues/{queue}/filters/remove")
+async def _remove_filter_by_page(visit: Visit) -> Response:
+    queue = visit.path["queue"]
+    visit.need(Role.OPERATOR, queue)
+    await visit.operations.notes.remove_filter(queue, visit.field("name"))
+    return see_other(f"/queues/{quote(queue, safe='')}")
