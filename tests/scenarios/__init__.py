@@ -1,1 +1,1 @@
-"""The five documents, sentence by sentence: what each says of messages, played through."""
+"""The five documents, sentence by sentence: what each says of messages, run as tests."""

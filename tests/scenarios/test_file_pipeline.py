@@ -1,4 +1,4 @@
-"""The file pipeline's document, "RabbitMQ Topologia, Retry e DLQ", played sentence by sentence."""
+"""The file pipeline's document, "RabbitMQ Topologia, Retry e DLQ", shown sentence by sentence."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from hopback.designs import file_pipeline
 from hopback.errors import Nacked
 from hopback.headers import broker_failures
 from hopback.policy import Park, Retry
-from tests.scenarios.stage import EVERY_VERSION, FAITHFUL, HARDENED, POLICY, RUNTIME, Stage, played
+from tests.scenarios.scenario import (
+    EVERY_VERSION,
+    FAITHFUL,
+    HARDENED,
+    POLICY,
+    RUNTIME,
+    Scenario,
+    for_design,
+)
 
 if TYPE_CHECKING:
-    from tests.scenarios.cast import Act, Run
+    from tests.scenarios.consumers import Reaction, Run
 
 _FAILURE = RuntimeError("storage is away")
 _QUICK = {"retry_ttl_ms": 60}
@@ -46,34 +54,34 @@ _READERS = [
 
 
 @pytest.mark.parametrize(("exchange", "key", "readers"), _READERS)
-@played(file_pipeline, players=[POLICY])
+@for_design(file_pipeline, runners=[POLICY])
 async def test_each_queue_receives_what_it_is_bound_to(
-    stage: Stage, exchange: str, key: str, readers: list[str]
+    scenario: Scenario, exchange: str, key: str, readers: list[str]
 ) -> None:
     """Commands and events go to the queues of the document's table, to each of them once."""
-    await stage.publish(exchange, key)
-    await stage.drain()
-    assert {queue: len(actor.runs) for queue, actor in stage.actors.items() if actor.runs} == (
-        dict.fromkeys(readers, 1)
-    )
-    assert await stage.sizes(*(f"{queue}.dlq" for queue in _QUEUES)) == [0] * 7
+    await scenario.publish(exchange, key)
+    await scenario.drain()
+    assert {
+        queue: len(consumer.runs) for queue, consumer in scenario.consumers.items() if consumer.runs
+    } == (dict.fromkeys(readers, 1))
+    assert await scenario.sizes(*(f"{queue}.dlq" for queue in _QUEUES)) == [0] * 7
 
 
-@played(file_pipeline, versions=EVERY_VERSION, quick=_QUICK)
-async def test_a_retryable_error_waits_15_s_and_the_third_failure_parks(stage: Stage) -> None:
+@for_design(file_pipeline, versions=EVERY_VERSION, quick=_QUICK)
+async def test_a_retryable_error_waits_15_s_and_the_third_failure_parks(scenario: Scenario) -> None:
     """Nack without requeue, 15 s in the retry queue, and after three attempts into the DLQ.
 
     The dead letter carries where it was parked from, when, at which attempt and why; everyone
     else has seen the event exactly once.
     """
-    validator = stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED, b'{"fileId": 7}', headers={"tenant": "blue"})
-    await stage.drain(runs=5)
-    assert stage.keeps_time(validator, [0.0, 15.0, 30.0])
+    validator = scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED, b'{"fileId": 7}', headers={"tenant": "blue"})
+    await scenario.drain(runs=5)
+    assert scenario.keeps_time(validator, [0.0, 15.0, 30.0])
     assert validator.attempts == [1, 2, 3]
     assert {run.routing_key for run in validator.runs} == {"files.uploaded.v1"}
-    assert stage.others(validator) == {"q.projection": 1, "q.audit": 1}
-    parked = await stage.only("q.validator.dlq")
+    assert scenario.others(validator) == {"q.projection": 1, "q.audit": 1}
+    parked = await scenario.only("q.validator.dlq")
     assert parked.body == b'{"fileId": 7}'
     assert parked.headers["tenant"] == "blue"
     assert parked.headers["x-parked-from-queue"] == "q.validator"
@@ -81,141 +89,145 @@ async def test_a_retryable_error_waits_15_s_and_the_third_failure_parks(stage: S
     assert parked.headers["x-parked-reason"] == "RuntimeError: storage is away"
     assert re.fullmatch(r"20\d\d-.*Z", str(parked.headers["x-parked-at"]))
     assert parked.properties.delivery_mode == 2
-    if stage.virtual:
+    if scenario.virtual:
         assert parked.headers["x-parked-at"] == "2023-11-14T22:13:50.000Z"
 
 
-@played(file_pipeline, versions=EVERY_VERSION)
+@for_design(file_pipeline, versions=EVERY_VERSION)
 async def test_the_way_is_main_queue_retry_exchange_retry_queue_default_exchange(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """The fixed key `retry` in, the queue's own name as key back, `parking` into the DLQ."""
-    stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
-    assert stage.arrivals("q.validator") == [
+    scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
+    assert scenario.arrivals("q.validator") == [
         (0.0, "domain.events", "files.uploaded.v1"),
         (15.0, "", "q.validator"),
         (30.0, "", "q.validator"),
     ]
-    assert stage.arrivals("q.validator.retry") == [
+    assert scenario.arrivals("q.validator.retry") == [
         (0.0, "retry.q.validator", "retry"),
         (15.0, "retry.q.validator", "retry"),
     ]
-    assert stage.arrivals("q.validator.dlq") == [(30.0, "dlq.q.validator", "parking")]
-    assert stage.lost() == []
+    assert scenario.arrivals("q.validator.dlq") == [(30.0, "dlq.q.validator", "parking")]
+    assert scenario.lost() == []
 
 
-@played(file_pipeline)
-async def test_the_consumer_leaves_retrying_to_the_broker_or_publishes_it(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_the_consumer_leaves_retrying_to_the_broker_or_publishes_it(
+    scenario: Scenario,
+) -> None:
     """As documented the message leaves by nack; hardened it is published, and only then acked."""
-    stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
-    own = [event for event in stage.journal if event.queue == "q.validator"]
+    scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
+    own = [event for event in scenario.journal if event.queue == "q.validator"]
     rejected = sum(event.kind is EventKind.DIED for event in own)
     published = [
-        event.exchange for event in stage.journal if event.kind is EventKind.PUBLISHED
+        event.exchange for event in scenario.journal if event.kind is EventKind.PUBLISHED
     ].count("retry.q.validator")
-    assert (rejected, published) == ((0, 2) if stage.hardened else (2, 0))
+    assert (rejected, published) == ((0, 2) if scenario.hardened else (2, 0))
 
 
-@played(file_pipeline)
-async def test_the_message_comes_back_to_its_own_queue_only(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_the_message_comes_back_to_its_own_queue_only(scenario: Scenario) -> None:
     """A retry is not published to `domain.events` again, so no other consumer gets it twice."""
-    thumbnail = stage.cast("q.thumbnail", _FAILURE, _FAILURE)
-    await stage.publish("domain.events", "files.validated.v1")
-    await stage.drain()
+    thumbnail = scenario.consumer("q.thumbnail", _FAILURE, _FAILURE)
+    await scenario.publish("domain.events", "files.validated.v1")
+    await scenario.drain()
     assert thumbnail.times == [0.0, 15.0, 30.0]
-    assert stage.others(thumbnail) == {"q.extractor": 1, "q.projection": 1, "q.audit": 1}
-    assert stage.arrivals("q.extractor") == [(0.0, "domain.events", "files.validated.v1")]
-    assert await stage.sizes("q.thumbnail.dlq") == [0]
+    assert scenario.others(thumbnail) == {"q.extractor": 1, "q.projection": 1, "q.audit": 1}
+    assert scenario.arrivals("q.extractor") == [(0.0, "domain.events", "files.validated.v1")]
+    assert await scenario.sizes("q.thumbnail.dlq") == [0]
 
 
-@played(file_pipeline)
-async def test_two_consumers_of_one_event_fail_and_count_for_themselves(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_two_consumers_of_one_event_fail_and_count_for_themselves(scenario: Scenario) -> None:
     """Parking keeps consumers apart: one parks its copy, the other recovers with its own count."""
-    thumbnail = stage.cast("q.thumbnail", rest=_FAILURE)
-    extractor = stage.cast("q.extractor", _FAILURE)
-    await stage.publish("domain.events", "files.validated.v1")
-    await stage.drain()
+    thumbnail = scenario.consumer("q.thumbnail", rest=_FAILURE)
+    extractor = scenario.consumer("q.extractor", _FAILURE)
+    await scenario.publish("domain.events", "files.validated.v1")
+    await scenario.drain()
     assert (thumbnail.attempts, extractor.attempts) == ([1, 2, 3], [1, 2])
-    assert await stage.sizes("q.thumbnail.dlq", "q.extractor.dlq") == [1, 0]
+    assert await scenario.sizes("q.thumbnail.dlq", "q.extractor.dlq") == [1, 0]
 
 
-@played(file_pipeline, forms=[FAITHFUL], versions=EVERY_VERSION)
-async def test_the_count_can_be_derived_from_x_death_of_the_original_queue(stage: Stage) -> None:
+@for_design(file_pipeline, forms=[FAITHFUL], versions=EVERY_VERSION)
+async def test_the_count_can_be_derived_from_x_death_of_the_original_queue(
+    scenario: Scenario,
+) -> None:
     """Each pass through the retry queue counts one in the entry of `q.X`, which the DLQ shows."""
-    validator = stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
+    validator = scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
     counts = [broker_failures(run.headers, "q.validator") for run in validator.runs]
     assert counts == [0, 1, 2]
-    parked = await stage.only("q.validator.dlq")
+    parked = await scenario.only("q.validator.dlq")
     assert broker_failures(parked.headers, "q.validator") == 2
     assert broker_failures(parked.headers, "q.audit") == 0
 
 
-@played(file_pipeline, forms=[HARDENED])
-async def test_hardened_the_count_stands_in_our_own_header(stage: Stage) -> None:
+@for_design(file_pipeline, forms=[HARDENED])
+async def test_hardened_the_count_stands_in_our_own_header(scenario: Scenario) -> None:
     """Where we publish the retry, the same number travels in `hopback-attempts`."""
-    validator = stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
+    validator = scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
     assert [run.headers.get("hopback-attempts", 0) for run in validator.runs] == [0, 1, 2]
-    parked = await stage.only("q.validator.dlq")
+    parked = await scenario.only("q.validator.dlq")
     assert parked.headers["hopback-attempts"] == 3
     assert parked.headers["hopback-origin-routing-key"] == "files.uploaded.v1"
 
 
 @pytest.mark.parametrize("queue", _QUEUES)
-@played(file_pipeline, players=[RUNTIME])
+@for_design(file_pipeline, runners=[RUNTIME])
 async def test_every_queue_has_a_retry_queue_and_a_dead_letter_queue_of_its_own(
-    stage: Stage, queue: str
+    scenario: Scenario, queue: str
 ) -> None:
     """Whichever `q.X` fails: `retry.q.X`, `q.X.retry`, `dlq.q.X`, `q.X.dlq`, and no other's."""
-    stage.cast(queue, rest=_FAILURE)
-    await stage.publish("", queue)
-    await stage.drain()
-    assert len(stage.arrivals(f"{queue}.retry")) == 2
+    scenario.consumer(queue, rest=_FAILURE)
+    await scenario.publish("", queue)
+    await scenario.drain()
+    assert len(scenario.arrivals(f"{queue}.retry")) == 2
     rest = [f"{other}.dlq" for other in _QUEUES if other != queue]
-    assert await stage.sizes(f"{queue}.dlq", *rest) == [1, *[0] * 6]
+    assert await scenario.sizes(f"{queue}.dlq", *rest) == [1, *[0] * 6]
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
-@played(file_pipeline)
-async def test_a_message_that_recovers_in_time_is_done(stage: Stage, failures: int) -> None:
+@for_design(file_pipeline)
+async def test_a_message_that_recovers_in_time_is_done(scenario: Scenario, failures: int) -> None:
     """Up to two failures leave no trace: nothing is parked, nothing waits."""
-    validator = stage.cast("q.validator", *[_FAILURE] * failures)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
+    validator = scenario.consumer("q.validator", *[_FAILURE] * failures)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
     assert validator.times == [15.0 * n for n in range(failures + 1)]
-    assert await stage.sizes("q.validator", "q.validator.retry", "q.validator.dlq") == [0, 0, 0]
+    assert await scenario.sizes("q.validator", "q.validator.retry", "q.validator.dlq") == [0, 0, 0]
 
 
-@played(file_pipeline)
-async def test_an_error_that_is_not_retryable_parks_at_once(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_an_error_that_is_not_retryable_parks_at_once(scenario: Scenario) -> None:
     """Only retryable errors go round; a hopeless file is parked at its first attempt."""
-    validator = stage.cast("q.validator", Park("not an image at all"))
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
+    validator = scenario.consumer("q.validator", Park("not an image at all"))
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
     assert validator.times == [0.0]
-    parked = await stage.only("q.validator.dlq")
+    parked = await scenario.only("q.validator.dlq")
     assert parked.headers["x-parked-delivery-attempt"] == 1
     assert parked.headers["x-parked-reason"] == "not an image at all"
 
 
-@played(file_pipeline)
-async def test_a_failing_message_does_not_hold_up_the_next(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_a_failing_message_does_not_hold_up_the_next(scenario: Scenario) -> None:
     """While one file waits for its retry, the files after it are handled."""
 
-    def script(run: Run) -> Act:
+    def script(run: Run) -> Reaction:
         return Retry("locked") if run.body == b"1" and run.attempt < 3 else Park("seen")
 
-    validator = stage.script("q.validator", script)
+    validator = scenario.script("q.validator", script)
     for body in (b"1", b"2", b"3"):
-        await stage.publish(*_UPLOADED, body)
-    await stage.drain()
+        await scenario.publish(*_UPLOADED, body)
+    await scenario.drain()
     assert [(run.body, round(run.at)) for run in validator.runs] == [
         (b"1", 0),
         (b"2", 0),
@@ -225,24 +237,24 @@ async def test_a_failing_message_does_not_hold_up_the_next(stage: Stage) -> None
     ]
 
 
-@played(file_pipeline, versions=EVERY_VERSION, quick=_QUICK)
+@for_design(file_pipeline, versions=EVERY_VERSION, quick=_QUICK)
 async def test_a_re_drive_goes_through_the_retry_exchange_with_audit_headers(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """Re-driven to `retry.q.X` with key `retry` and `x-redriven-…` headers, it begins anew.
 
     After its fix it is done at the first run, 15 s later, and the dead-letter queue is empty.
     """
-    validator = stage.cast("q.validator", _FAILURE, _FAILURE, _FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain(runs=5)
-    await stage.contents("q.validator.dlq", 1)
-    sent = await stage.redrive(
+    validator = scenario.consumer("q.validator", _FAILURE, _FAILURE, _FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain(runs=5)
+    await scenario.contents("q.validator.dlq", 1)
+    sent = await scenario.redrive(
         "q.validator", user_id="u-1", user_name="ada", operation="op-9", stamped=True
     )
     assert (sent.exchange, sent.routing_key) == ("retry.q.validator", "retry")
-    await stage.drain(runs=6)
-    assert stage.keeps_time(validator, [0.0, 15.0, 30.0, 45.0])
+    await scenario.drain(runs=6)
+    assert scenario.keeps_time(validator, [0.0, 15.0, 30.0, 45.0])
     again = validator.runs[-1]
     assert (again.attempt, again.routing_key) == (1, "files.uploaded.v1")
     assert again.headers["x-redriven-from-dlq"] == "q.validator.dlq"
@@ -251,68 +263,68 @@ async def test_a_re_drive_goes_through_the_retry_exchange_with_audit_headers(
     assert again.headers["x-redrive-operation-correlation-id"] == "op-9"
     assert again.headers["x-original-routing-key"] == "files.uploaded.v1"
     assert "x-redriven-at" in again.headers
-    assert stage.others(validator) == {"q.projection": 1, "q.audit": 1}
-    assert await stage.contents("q.validator.dlq") == []
+    assert scenario.others(validator) == {"q.projection": 1, "q.audit": 1}
+    assert await scenario.contents("q.validator.dlq") == []
 
 
-@played(file_pipeline)
-async def test_a_re_driven_message_has_three_attempts_again(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_a_re_driven_message_has_three_attempts_again(scenario: Scenario) -> None:
     """A re-drive that was too early parks once more, after three further attempts."""
-    validator = stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
-    await stage.redrive("q.validator")
-    await stage.drain()
+    validator = scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
+    await scenario.redrive("q.validator")
+    await scenario.drain()
     assert validator.attempts == [1, 2, 3, 1, 2, 3]
-    parked = await stage.only("q.validator.dlq")
+    parked = await scenario.only("q.validator.dlq")
     assert parked.headers["x-parked-delivery-attempt"] == 3
     assert parked.headers["hopback-redrives"] == 1
 
 
-@played(file_pipeline)
-async def test_a_re_drive_whose_publish_fails_loses_nothing(stage: Stage) -> None:
+@for_design(file_pipeline)
+async def test_a_re_drive_whose_publish_fails_loses_nothing(scenario: Scenario) -> None:
     """The document's caveat is repaired: the dead letter is acked only after the confirm."""
-    stage.cast("q.validator", Park("hopeless"))
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
-    stage.faults.inject(Fault.NACK)
+    scenario.consumer("q.validator", Park("hopeless"))
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
+    scenario.faults.inject(Fault.NACK)
     with pytest.raises(Nacked):
-        await stage.redrive("q.validator")
-    await stage.leave()
-    assert await stage.sizes("q.validator.dlq", "q.validator.retry") == [1, 0]
+        await scenario.redrive("q.validator")
+    await scenario.leave()
+    assert await scenario.sizes("q.validator.dlq", "q.validator.retry") == [1, 0]
 
 
-@played(file_pipeline, versions=EVERY_VERSION)
+@for_design(file_pipeline, versions=EVERY_VERSION)
 async def test_a_process_that_dies_before_parking_is_acked_leaves_both_copies(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """Publish first, ack second: dying in between duplicates the message and never loses it."""
     both: list[list[int]] = []
 
-    def script(run: Run) -> Act:
+    def script(run: Run) -> Reaction:
         if run.redelivered:
-            snapshot = stage.embedded.snapshot()
+            snapshot = scenario.embedded.snapshot()
             names = ("q.validator", "q.validator.dlq")
             both.append([len(snapshot.queue(name).messages) for name in names])
             return Park("again")
-        stage.faults.inject(Fault.CUT_BEFORE_SETTLE)
+        scenario.faults.inject(Fault.CUT_BEFORE_SETTLE)
         return Park("hopeless")
 
-    stage.script("q.validator", script)
-    stage.absent("q.audit", "q.projection")
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
+    scenario.script("q.validator", script)
+    scenario.absent("q.audit", "q.projection")
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
     assert both == [[1, 1]]
-    assert await stage.sizes("q.validator", "q.validator.dlq") == [0, 2]
+    assert await scenario.sizes("q.validator", "q.validator.dlq") == [0, 2]
 
 
-@played(file_pipeline, players=[RUNTIME])
-async def test_failures_retries_and_parking_are_logged(stage: Stage) -> None:
+@for_design(file_pipeline, runners=[RUNTIME])
+async def test_failures_retries_and_parking_are_logged(scenario: Scenario) -> None:
     """Each says queue, routing key, message type, correlation id, attempt and maximum."""
-    stage.cast("q.validator", rest=_FAILURE)
-    await stage.publish(*_UPLOADED)
-    await stage.drain()
-    told = [*stage.events("delivery.retried"), *stage.events("delivery.parked")]
+    scenario.consumer("q.validator", rest=_FAILURE)
+    await scenario.publish(*_UPLOADED)
+    await scenario.drain()
+    told = [*scenario.events("delivery.retried"), *scenario.events("delivery.parked")]
     assert [(one["attempt"], one["max_attempts"]) for one in told] == [(1, 3), (2, 3), (3, 3)]
     assert {(one["queue"], one["routing_key"]) for one in told} == {
         ("q.validator", "files.uploaded.v1")

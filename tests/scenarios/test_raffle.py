@@ -1,4 +1,4 @@
-"""The raffle's document, "Processo de Enfileiramento de Usuários", played sentence by sentence."""
+"""The raffle's document, "Processo de Enfileiramento de Usuários", shown sentence by sentence."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hopback.designs import raffle
 from hopback.errors import ConnectionFailed, Nacked
 from hopback.headers import broker_failures
 from hopback.policy import Done, Retry
-from tests.scenarios.stage import EVERY_VERSION, FAITHFUL, POLICY, RUNTIME, Stage, played
+from tests.scenarios.scenario import EVERY_VERSION, FAITHFUL, POLICY, RUNTIME, Scenario, for_design
 
 if TYPE_CHECKING:
-    from tests.scenarios.cast import Act, Run
+    from tests.scenarios.consumers import Reaction, Run
 
 _NEW_USER = ("raffle_exchange", "raffle_queue")
 _QUEUE, _WAITING, _DLQ = "raffle_queue", "raffle_retry_10s", "raffle_dlq"
@@ -26,28 +26,28 @@ _DB_ERROR = Retry("db_error: connection timeout")
 _QUICK = {"retry_ttl_ms": 60}
 
 
-@played(raffle)
-async def test_a_published_user_is_consumed_inserted_and_acknowledged(stage: Stage) -> None:
+@for_design(raffle)
+async def test_a_published_user_is_consumed_inserted_and_acknowledged(scenario: Scenario) -> None:
     """Normal processing: one run, and nothing is left anywhere."""
-    consumer = stage.cast(_QUEUE, reads_json=True)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
+    consumer = scenario.consumer(_QUEUE, reads_json=True)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
     assert [(run.body, run.attempt) for run in consumer.runs] == [(_USER, 1)]
-    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+    assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
 
 
-@played(raffle, versions=EVERY_VERSION, quick=_QUICK)
+@for_design(raffle, versions=EVERY_VERSION, quick=_QUICK)
 async def test_a_persistent_failure_is_retried_three_times_after_10_s_then_goes_to_the_dlq(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """`x-retries` is compared before it is raised: with three allowed, the fourth failure parks.
 
     Each retry carries its number and reason; the body is what the API published.
     """
-    consumer = stage.cast(_QUEUE, rest=_DB_ERROR, reads_json=True)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain(runs=4)
-    assert stage.keeps_time(consumer, [0.0, 10.0, 20.0, 30.0])
+    consumer = scenario.consumer(_QUEUE, rest=_DB_ERROR, reads_json=True)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain(runs=4)
+    assert scenario.keeps_time(consumer, [0.0, 10.0, 20.0, 30.0])
     assert consumer.attempts == [1, 2, 3, 4]
     assert [run.headers.get("x-retries") for run in consumer.runs] == [None, 1, 2, 3]
     assert [run.headers.get("x-retry-reason") for run in consumer.runs] == [
@@ -55,176 +55,180 @@ async def test_a_persistent_failure_is_retried_three_times_after_10_s_then_goes_
         *["db_error: connection timeout"] * 3,
     ]
     assert {run.body for run in consumer.runs} == {_USER}
-    parked = await stage.only(_DLQ)
+    parked = await scenario.only(_DLQ)
     assert parked.body == _USER
     assert parked.headers["x-retries"] == 3
     assert parked.headers["x-retry-reason"] == "db_error: connection timeout"
 
 
-@played(raffle)
+@for_design(raffle)
 async def test_the_retry_goes_through_the_retry_exchange_and_back_through_the_main_one(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """Published and acked, 10 s in `raffle_retry_10s`, back by `raffle_exchange` (or directly)."""
-    stage.cast(_QUEUE, rest=_DB_ERROR)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
-    back = ("", _QUEUE) if stage.hardened else _NEW_USER
-    assert stage.arrivals(_QUEUE) == [
+    scenario.consumer(_QUEUE, rest=_DB_ERROR)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
+    back = ("", _QUEUE) if scenario.hardened else _NEW_USER
+    assert scenario.arrivals(_QUEUE) == [
         (0.0, *_NEW_USER),
         *((at, *back) for at in (10.0, 20.0, 30.0)),
     ]
-    assert stage.arrivals(_WAITING) == [
+    assert scenario.arrivals(_WAITING) == [
         (at, "raffle_retry_exchange", _WAITING) for at in (0.0, 10.0, 20.0)
     ]
-    assert stage.arrivals(_DLQ) == [(30.0, "raffle_dlx", _DLQ)]
-    assert stage.lost() == []
+    assert scenario.arrivals(_DLQ) == [(30.0, "raffle_dlx", _DLQ)]
+    assert scenario.lost() == []
 
 
-@played(raffle)
+@for_design(raffle)
 async def test_the_original_is_acknowledged_only_after_the_retry_was_published(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """The order of the sequence diagram: raise the count, publish the retry, ack the original."""
-    stage.cast(_QUEUE, _DB_ERROR)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
+    scenario.consumer(_QUEUE, _DB_ERROR)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
     kinds = [
         (event.kind, event.queue)
-        for event in stage.journal
+        for event in scenario.journal
         if event.kind in (EventKind.ENQUEUED, EventKind.ACKED)
     ]
     waits = kinds.index((EventKind.ENQUEUED, _WAITING))
     assert kinds[waits + 1] == (EventKind.ACKED, _QUEUE)
 
 
-@played(raffle)
-async def test_exhausted_it_is_rejected_and_the_broker_moves_it(stage: Stage) -> None:
+@for_design(raffle)
+async def test_exhausted_it_is_rejected_and_the_broker_moves_it(scenario: Scenario) -> None:
     """REJECT, and the dead-letter exchange moves it to the DLQ; hardened it is published there."""
-    stage.cast(_QUEUE, rest=_DB_ERROR)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
-    parked = await stage.only(_DLQ)
-    assert broker_failures(parked.headers, _QUEUE) == (0 if stage.hardened else 1)
-    assert parked.headers["x-last-death-queue" if not stage.hardened else "hopback-queue"] == _QUEUE
+    scenario.consumer(_QUEUE, rest=_DB_ERROR)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
+    parked = await scenario.only(_DLQ)
+    assert broker_failures(parked.headers, _QUEUE) == (0 if scenario.hardened else 1)
+    assert (
+        parked.headers["x-last-death-queue" if not scenario.hardened else "hopback-queue"] == _QUEUE
+    )
 
 
-@played(raffle)
-async def test_a_temporary_database_failure_recovers_by_itself(stage: Stage) -> None:
+@for_design(raffle)
+async def test_a_temporary_database_failure_recovers_by_itself(scenario: Scenario) -> None:
     """The database is away for 15 s: the run at 20 s succeeds, nobody had to do anything."""
 
-    def script(run: Run) -> Act:
+    def script(run: Run) -> Reaction:
         return _DB_ERROR if run.at < 15 else _DONE
 
-    consumer = stage.script(_QUEUE, script)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
+    consumer = scenario.script(_QUEUE, script)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
     assert consumer.times == [0.0, 10.0, 20.0]
-    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+    assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
 
 
-@played(raffle, versions=EVERY_VERSION)
-async def test_malformed_json_goes_to_the_dlq_directly(stage: Stage) -> None:
+@for_design(raffle, versions=EVERY_VERSION)
+async def test_malformed_json_goes_to_the_dlq_directly(scenario: Scenario) -> None:
     """No handler runs, no retry is spent; the users around it are not held up."""
-    consumer = stage.cast(_QUEUE, reads_json=True)
-    await stage.publish(*_NEW_USER, b'{"id": ')
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
+    consumer = scenario.consumer(_QUEUE, reads_json=True)
+    await scenario.publish(*_NEW_USER, b'{"id": ')
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
     assert [run.body for run in consumer.runs] == [_USER]
-    assert stage.arrivals(_WAITING) == []
-    parked = await stage.only(_DLQ)
+    assert scenario.arrivals(_WAITING) == []
+    parked = await scenario.only(_DLQ)
     assert parked.body == b'{"id": '
     assert "x-retries" not in parked.headers
-    if stage.hardened:
+    if scenario.hardened:
         assert "Expecting value" in str(parked.headers["hopback-failure"])
 
 
-@played(partial(raffle, retry_ttl_ms=2_000, max_retries=1), players=[RUNTIME])
-async def test_wait_and_limit_are_set_by_the_environment(stage: Stage) -> None:
+@for_design(partial(raffle, retry_ttl_ms=2_000, max_retries=1), runners=[RUNTIME])
+async def test_wait_and_limit_are_set_by_the_environment(scenario: Scenario) -> None:
     """`RETRY_TTL_MS` 2000 and `MAX_RETRIES` 1: two runs, two seconds apart."""
-    consumer = stage.cast(_QUEUE, rest=_DB_ERROR)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
+    consumer = scenario.consumer(_QUEUE, rest=_DB_ERROR)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
     assert consumer.times == [0.0, 2.0]
-    assert (await stage.only(_DLQ)).headers["x-retries"] == 1
+    assert (await scenario.only(_DLQ)).headers["x-retries"] == 1
 
 
-@played(raffle, versions=EVERY_VERSION, quick=_QUICK)
-async def test_manual_recovery_from_the_dlq_begins_anew(stage: Stage) -> None:
+@for_design(raffle, versions=EVERY_VERSION, quick=_QUICK)
+async def test_manual_recovery_from_the_dlq_begins_anew(scenario: Scenario) -> None:
     """Sent back by hand, the user has all attempts again: `x-retries` is gone."""
-    consumer = stage.cast(_QUEUE, *[_DB_ERROR] * 4)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain(runs=4)
-    await stage.contents(_DLQ, 1)
-    await stage.redrive(_QUEUE)
-    await stage.drain(runs=5)
+    consumer = scenario.consumer(_QUEUE, *[_DB_ERROR] * 4)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain(runs=4)
+    await scenario.contents(_DLQ, 1)
+    await scenario.redrive(_QUEUE)
+    await scenario.drain(runs=5)
     assert consumer.attempts == [1, 2, 3, 4, 1]
     assert "x-retries" not in consumer.runs[-1].headers
-    assert await stage.contents(_DLQ) == []
+    assert await scenario.contents(_DLQ) == []
 
 
-@played(raffle, players=[POLICY], versions=EVERY_VERSION)
-async def test_the_dlq_consumer_rejects_and_requeues_on_failure(stage: Stage) -> None:
+@for_design(raffle, runners=[POLICY], versions=EVERY_VERSION)
+async def test_the_dlq_consumer_rejects_and_requeues_on_failure(scenario: Scenario) -> None:
     """A failed manual run leaves the message in the DLQ, however often: nothing deletes it."""
-    stage.cast(_QUEUE, rest=_DB_ERROR)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
-    connection = await stage.broker.connect("dead-letter consumer")
+    scenario.consumer(_QUEUE, rest=_DB_ERROR)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
+    connection = await scenario.broker.connect("dead-letter consumer")
     channel = await connection.open_channel()
     for _ in range(30):
         delivery = await channel.get(_DLQ)
         assert delivery is not None
         channel.nack(delivery.tag, requeue=True)
-    assert (await stage.only(_DLQ)).body == _USER
+    assert (await scenario.only(_DLQ)).body == _USER
     delivery = await channel.get(_DLQ)
     assert delivery is not None
     channel.ack(delivery.tag)
     await connection.close()
-    assert await stage.sizes(_DLQ) == [0]
+    assert await scenario.sizes(_DLQ) == [0]
 
 
-@played(raffle, players=[POLICY], forms=[FAITHFUL])
-async def test_the_publisher_hears_of_a_failure_and_the_client_may_try_again(stage: Stage) -> None:
+@for_design(raffle, runners=[POLICY], forms=[FAITHFUL])
+async def test_the_publisher_hears_of_a_failure_and_the_client_may_try_again(
+    scenario: Scenario,
+) -> None:
     """RabbitMQ away, or refusing: an error and no half-stored user; the second try succeeds."""
-    await stage.open()
-    stage.faults.inject(Fault.REFUSE_CONNECTION)
+    await scenario.open()
+    scenario.faults.inject(Fault.REFUSE_CONNECTION)
     with pytest.raises(ConnectionFailed):
-        await stage.publish(*_NEW_USER, _USER)
-    stage.faults.inject(Fault.NACK)
+        await scenario.publish(*_NEW_USER, _USER)
+    scenario.faults.inject(Fault.NACK)
     with pytest.raises(Nacked):
-        await stage.publish(*_NEW_USER, _USER)
-    assert stage.arrivals(_QUEUE) == []
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
-    assert stage.actors[_QUEUE].times == [0.0]
+        await scenario.publish(*_NEW_USER, _USER)
+    assert scenario.arrivals(_QUEUE) == []
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
+    assert scenario.consumers[_QUEUE].times == [0.0]
 
 
-@played(raffle, versions=EVERY_VERSION)
-async def test_messages_survive_restarts_also_while_they_wait(stage: Stage) -> None:
+@for_design(raffle, versions=EVERY_VERSION)
+async def test_messages_survive_restarts_also_while_they_wait(scenario: Scenario) -> None:
     """Durable queues, persistent messages: the broker restarts during the wait, the retry comes."""
-    consumer = stage.cast(_QUEUE, _DB_ERROR)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.wait(5)
-    assert await stage.sizes(_WAITING) == [1]
-    stage.embedded.restart()
-    await stage.drain()
+    consumer = scenario.consumer(_QUEUE, _DB_ERROR)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.wait(5)
+    assert await scenario.sizes(_WAITING) == [1]
+    scenario.embedded.restart()
+    await scenario.drain()
     assert consumer.attempts == [1, 2]
     assert consumer.runs[1].headers["x-retries"] == 1
 
 
-@played(raffle)
-async def test_a_crash_before_the_ack_inserts_no_user_twice(stage: Stage) -> None:
+@for_design(raffle)
+async def test_a_crash_before_the_ack_inserts_no_user_twice(scenario: Scenario) -> None:
     """The message comes again and the insert by id changes nothing."""
     users: set[str] = set()
 
-    def insert(run: Run) -> Act:
+    def insert(run: Run) -> Reaction:
         users.add(json.loads(run.body)["id"])
         return _DONE
 
-    stage.faults.inject(Fault.CUT_BEFORE_SETTLE)
-    consumer = stage.script(_QUEUE, insert)
-    await stage.publish(*_NEW_USER, _USER)
-    await stage.drain()
+    scenario.faults.inject(Fault.CUT_BEFORE_SETTLE)
+    consumer = scenario.script(_QUEUE, insert)
+    await scenario.publish(*_NEW_USER, _USER)
+    await scenario.drain()
     assert [run.redelivered for run in consumer.runs] == [False, True]
     assert users == {"u-1"}
-    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+    assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]

@@ -147,7 +147,7 @@ async def test_malformed_json_leaves_the_batch_alone(hardened: bool) -> None:
 async def test_a_batch_whose_acks_are_lost_is_inserted_again_without_effect(
     hardened: bool,
 ) -> None:
-    """The line breaks after the insert: everything is delivered again and each user is there once."""
+    """The connection breaks after the insert: everything is delivered again and each user is there once."""
     database, broker = _Database(), EmbeddedBroker()
     database.after = [broker.cut]
     async with AppTest(_app(database, hardened=hardened), broker=broker) as test:

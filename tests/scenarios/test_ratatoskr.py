@@ -1,4 +1,4 @@
-"""Ratatoskr's document, "RabbitMQ Topology & Message Flow", played sentence by sentence."""
+"""Ratatoskr's document, "RabbitMQ Topology & Message Flow", shown sentence by sentence."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hopback.runtime.app import App
 from hopback.testing.kit import AppTest
 from hopback.topology.model import Binding, Queue
 from hopback.version import BrokerVersion
-from tests.scenarios.stage import (
+from tests.scenarios.scenario import (
     EVERY_VERSION,
     FAITHFUL,
     HARDENED,
     POLICY,
     RUNTIME,
-    Stage,
-    played,
+    Scenario,
+    for_design,
 )
 
 if TYPE_CHECKING:
-    from tests.scenarios.cast import Act, Run
+    from tests.scenarios.consumers import Reaction, Run
 
 _EVENT = ("ratatoskr.events", "order.created")
 _QUEUE, _WAITING, _DLQ = "my-service.events", "my-service.events.retry", "my-service.events.dlq"
@@ -40,123 +40,127 @@ _DONE = Done()
 _QUICK = {"retry_delay_ms": 60}
 
 
-@played(ratatoskr)
-async def test_messages_arrive_are_processed_and_removed(stage: Stage) -> None:
+@for_design(ratatoskr)
+async def test_messages_arrive_are_processed_and_removed(scenario: Scenario) -> None:
     """Normal processing: consumed, acked, gone; and all three queues are quorum queues."""
-    await stage.publish(*_EVENT, b'{"order": 1}')
-    await stage.drain()
-    assert stage.actors[_QUEUE].times == [0.0]
-    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
-    queues = stage.embedded.snapshot().queues
+    await scenario.publish(*_EVENT, b'{"order": 1}')
+    await scenario.drain()
+    assert scenario.consumers[_QUEUE].times == [0.0]
+    assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+    queues = scenario.embedded.snapshot().queues
     assert {queue.name: queue.type for queue in queues} == dict.fromkeys(
         (_QUEUE, _WAITING, _DLQ), "quorum"
     )
 
 
-@played(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
-async def test_transient_failures_wait_in_the_retry_queue_until_max_retries(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
+async def test_transient_failures_wait_in_the_retry_queue_until_max_retries(
+    scenario: Scenario,
+) -> None:
     """Nacked without requeue, back after the retry delay; after three retries it is parked.
 
     `x-retry-count` tracks the attempts: the dead letter says 3.
     """
-    actor = stage.cast(_QUEUE, rest=_TRANSIENT, rules=_RULES)
-    await stage.publish(*_EVENT, b'{"order": 1}', headers={"tenant": "blue"})
-    await stage.drain(runs=4)
-    assert stage.keeps_time(actor, [0.0, 5.0, 10.0, 15.0])
-    assert actor.attempts == [1, 2, 3, 4]
-    assert {run.routing_key for run in actor.runs} == {"order.created"}
-    parked = await stage.only(_DLQ)
+    consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT, rules=_RULES)
+    await scenario.publish(*_EVENT, b'{"order": 1}', headers={"tenant": "blue"})
+    await scenario.drain(runs=4)
+    assert scenario.keeps_time(consumer, [0.0, 5.0, 10.0, 15.0])
+    assert consumer.attempts == [1, 2, 3, 4]
+    assert {run.routing_key for run in consumer.runs} == {"order.created"}
+    parked = await scenario.only(_DLQ)
     assert (parked.body, parked.headers["tenant"]) == (b'{"order": 1}', "blue")
     assert parked.headers["x-retry-count"] == 3
     assert parked.properties.delivery_mode == 2
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
-async def test_the_retry_loop_uses_the_default_exchange_both_ways(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION)
+async def test_the_retry_loop_uses_the_default_exchange_both_ways(scenario: Scenario) -> None:
     """Main queue, retry queue and back by queue names alone; the topic exchange is not involved."""
-    stage.cast(_QUEUE, rest=_TRANSIENT)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert stage.arrivals(_QUEUE) == [
+    scenario.consumer(_QUEUE, rest=_TRANSIENT)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert scenario.arrivals(_QUEUE) == [
         (0.0, *_EVENT),
         *((at, "", _QUEUE) for at in (5.0, 10.0, 15.0)),
     ]
-    assert stage.arrivals(_WAITING) == [(at, "", _WAITING) for at in (0.0, 5.0, 10.0)]
-    assert [(at, exchange) for at, exchange, _ in stage.arrivals(_DLQ)] == [(15.0, _DLQ)]
-    assert stage.lost() == []
+    assert scenario.arrivals(_WAITING) == [(at, "", _WAITING) for at in (0.0, 5.0, 10.0)]
+    assert [(at, exchange) for at, exchange, _ in scenario.arrivals(_DLQ)] == [(15.0, _DLQ)]
+    assert scenario.lost() == []
 
 
-@played(ratatoskr, forms=[FAITHFUL], versions=EVERY_VERSION)
-async def test_the_broker_counts_the_loop_in_x_death(stage: Stage) -> None:
+@for_design(ratatoskr, forms=[FAITHFUL], versions=EVERY_VERSION)
+async def test_the_broker_counts_the_loop_in_x_death(scenario: Scenario) -> None:
     """While only the broker moves the message, `x-death` of the main queue is the retry count."""
-    actor = stage.cast(_QUEUE, rest=_TRANSIENT)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert [broker_failures(run.headers, _QUEUE) for run in actor.runs] == [0, 1, 2, 3]
-    own = [event.kind for event in stage.journal if event.queue == _QUEUE]
+    consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert [broker_failures(run.headers, _QUEUE) for run in consumer.runs] == [0, 1, 2, 3]
+    own = [event.kind for event in scenario.journal if event.queue == _QUEUE]
     assert own.count(EventKind.DIED) == 3
 
 
-@played(ratatoskr, forms=[HARDENED])
-async def test_hardened_the_count_travels_in_x_retry_count(stage: Stage) -> None:
+@for_design(ratatoskr, forms=[HARDENED])
+async def test_hardened_the_count_travels_in_x_retry_count(scenario: Scenario) -> None:
     """Where the retry is published, the documented header itself carries 1, 2, 3."""
-    actor = stage.cast(_QUEUE, rest=_TRANSIENT)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert [run.headers.get("x-retry-count") for run in actor.runs] == [None, 1, 2, 3]
-    own = [event.kind for event in stage.journal if event.queue == _QUEUE]
+    consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert [run.headers.get("x-retry-count") for run in consumer.runs] == [None, 1, 2, 3]
+    own = [event.kind for event in scenario.journal if event.queue == _QUEUE]
     assert own.count(EventKind.DIED) == 0
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
-async def test_a_permanent_error_is_published_to_the_dlq_exchange_then_acked(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION)
+async def test_a_permanent_error_is_published_to_the_dlq_exchange_then_acked(
+    scenario: Scenario,
+) -> None:
     """A validation failure is not retried: first the DLQ has it, then the main queue lets it go."""
-    actor = stage.cast(_QUEUE, _INVALID, rules=_RULES)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert actor.times == [0.0]
-    parked = await stage.only(_DLQ)
+    consumer = scenario.consumer(_QUEUE, _INVALID, rules=_RULES)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert consumer.times == [0.0]
+    parked = await scenario.only(_DLQ)
     assert parked.headers["x-retry-count"] == 0
     assert "order without lines" in str(parked.headers["hopback-failure"])
-    kinds = [(event.kind, event.queue) for event in stage.journal]
+    kinds = [(event.kind, event.queue) for event in scenario.journal]
     assert kinds.index((EventKind.ENQUEUED, _DLQ)) < kinds.index((EventKind.ACKED, _QUEUE))
-    assert stage.arrivals(_WAITING) == []
+    assert scenario.arrivals(_WAITING) == []
 
 
-@played(ratatoskr)
-async def test_a_permanent_error_after_retries_ends_the_loop(stage: Stage) -> None:
+@for_design(ratatoskr)
+async def test_a_permanent_error_after_retries_ends_the_loop(scenario: Scenario) -> None:
     """Transient first, permanent then: parked at the second run, with one retry behind it."""
-    actor = stage.cast(_QUEUE, _TRANSIENT, _INVALID, rules=_RULES)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert actor.times == [0.0, 5.0]
-    assert (await stage.only(_DLQ)).headers["x-retry-count"] == 1
+    consumer = scenario.consumer(_QUEUE, _TRANSIENT, _INVALID, rules=_RULES)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert consumer.times == [0.0, 5.0]
+    assert (await scenario.only(_DLQ)).headers["x-retry-count"] == 1
 
 
-@played(ratatoskr)
-async def test_the_dlq_exchange_fans_out(stage: Stage) -> None:
+@for_design(ratatoskr)
+async def test_the_dlq_exchange_fans_out(scenario: Scenario) -> None:
     """Whoever binds a queue to the dead-letter exchange gets each dead letter, too."""
-    stage.cast(_QUEUE, Park("hopeless"))
-    await stage.open()
-    connection = await stage.broker.connect("watcher")
+    scenario.consumer(_QUEUE, Park("hopeless"))
+    await scenario.open()
+    connection = await scenario.broker.connect("watcher")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("alerts"))
     await channel.bind(Binding(_DLQ, "alerts"))
-    await stage.publish(*_EVENT, b"1")
-    await stage.drain()
-    assert (await stage.only("alerts")).body == (await stage.only(_DLQ)).body == b"1"
+    await scenario.publish(*_EVENT, b"1")
+    await scenario.drain()
+    assert (await scenario.only("alerts")).body == (await scenario.only(_DLQ)).body == b"1"
     await connection.close()
 
 
-@played(ratatoskr)
-async def test_waiting_blocks_nobody(stage: Stage) -> None:
+@for_design(ratatoskr)
+async def test_waiting_blocks_nobody(scenario: Scenario) -> None:
     """While one message waits in the retry queue, others are processed."""
-    actor = stage.script(_QUEUE, lambda run: Retry("slow") if run.body == b"1" else _DONE)
-    await stage.publish(*_EVENT, b"1")
-    await stage.wait(2)
-    await stage.publish(*_EVENT, b"2")
-    await stage.drain()
-    assert [(run.body, round(run.at)) for run in actor.runs] == [
+    consumer = scenario.script(_QUEUE, lambda run: Retry("slow") if run.body == b"1" else _DONE)
+    await scenario.publish(*_EVENT, b"1")
+    await scenario.wait(2)
+    await scenario.publish(*_EVENT, b"2")
+    await scenario.drain()
+    assert [(run.body, round(run.at)) for run in consumer.runs] == [
         (b"1", 0),
         (b"2", 2),
         (b"1", 5),
@@ -189,163 +193,165 @@ def test_retry_delay_and_max_retries_are_parameters(max_retries: int, hardened: 
     assert len(runs) == max_retries + 1
 
 
-@played(partial(ratatoskr, routing_keys=("order.*", "refund.#")), players=[POLICY])
-async def test_the_topic_exchange_feeds_the_queue_by_its_routing_keys(stage: Stage) -> None:
+@for_design(partial(ratatoskr, routing_keys=("order.*", "refund.#")), runners=[POLICY])
+async def test_the_topic_exchange_feeds_the_queue_by_its_routing_keys(scenario: Scenario) -> None:
     """What no key wants is returned to its publisher, never dropped in silence."""
-    await stage.publish("ratatoskr.events", "order.created")
-    await stage.publish("ratatoskr.events", "refund.a.b")
+    await scenario.publish("ratatoskr.events", "order.created")
+    await scenario.publish("ratatoskr.events", "refund.a.b")
     with pytest.raises(Returned):
-        await stage.publish("ratatoskr.events", "user.created")
-    await stage.drain()
-    seen = [run.routing_key for run in stage.actors[_QUEUE].runs]
+        await scenario.publish("ratatoskr.events", "user.created")
+    await scenario.drain()
+    seen = [run.routing_key for run in scenario.consumers[_QUEUE].runs]
     assert seen == ["order.created", "refund.a.b"]
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
-async def test_a_crash_after_processing_before_the_ack_redelivers(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION)
+async def test_a_crash_after_processing_before_the_ack_redelivers(scenario: Scenario) -> None:
     """At least once: processed twice, the second time marked as redelivered, and counted as one.
 
     An idempotent consumer changes nothing the second time.
     """
     orders: set[int] = set()
 
-    def process(run: Run) -> Act:
+    def process(run: Run) -> Reaction:
         orders.add(json.loads(run.body)["order"])
         return _DONE
 
-    stage.faults.inject(Fault.CUT_BEFORE_SETTLE)
-    actor = stage.script(_QUEUE, process)
-    await stage.publish(*_EVENT, b'{"order": 1}')
-    await stage.drain()
-    assert [(run.attempt, run.redelivered) for run in actor.runs] == [(1, False), (1, True)]
+    scenario.faults.inject(Fault.CUT_BEFORE_SETTLE)
+    consumer = scenario.script(_QUEUE, process)
+    await scenario.publish(*_EVENT, b'{"order": 1}')
+    await scenario.drain()
+    assert [(run.attempt, run.redelivered) for run in consumer.runs] == [(1, False), (1, True)]
     assert orders == {1}
-    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
+    assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
-async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION)
+async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(scenario: Scenario) -> None:
     """Published to the DLQ, not yet acked, and the process dies: it is in the DLQ and redelivered.
 
     Safety at the cost of duplication: parked again, there are two dead letters; none is lost. In the
     hardened form the runtime, which lives on here, has seen it parked and knows the copy for one.
     """
-    known = stage.hardened and stage.setting.player == RUNTIME
+    known = scenario.hardened and scenario.setting.runner == RUNTIME
     both: list[list[int]] = []
 
-    def script(run: Run) -> Act:
-        number = len(stage.actors[_QUEUE].runs)
+    def script(run: Run) -> Reaction:
+        number = len(scenario.consumers[_QUEUE].runs)
         if number == 4:
-            stage.faults.inject(Fault.CUT_BEFORE_SETTLE)
+            scenario.faults.inject(Fault.CUT_BEFORE_SETTLE)
         elif number == 5:
             assert run.redelivered
-            queues = stage.embedded.snapshot()
+            queues = scenario.embedded.snapshot()
             both.append([len(queues.queue(name).messages) for name in (_QUEUE, _DLQ)])
         return Retry("still down")
 
-    actor = stage.script(_QUEUE, script)
-    await stage.publish(*_EVENT, b'{"order": 1}')
-    await stage.drain()
+    consumer = scenario.script(_QUEUE, script)
+    await scenario.publish(*_EVENT, b'{"order": 1}')
+    await scenario.drain()
     assert both == ([] if known else [[1, 1]])
-    assert actor.attempts == ([1, 2, 3, 4] if known else [1, 2, 3, 4, 4])
-    parked = await stage.contents(_DLQ)
+    assert consumer.attempts == ([1, 2, 3, 4] if known else [1, 2, 3, 4, 4])
+    parked = await scenario.contents(_DLQ)
     assert [one.body for one in parked] == [b'{"order": 1}'] * (1 if known else 2)
     assert {one.headers["x-retry-count"] for one in parked} == {3}
-    assert await stage.sizes(_QUEUE, _WAITING) == [0, 0]
+    assert await scenario.sizes(_QUEUE, _WAITING) == [0, 0]
 
 
-@played(ratatoskr)
-async def test_a_message_is_sent_only_when_the_broker_confirms(stage: Stage) -> None:
+@for_design(ratatoskr)
+async def test_a_message_is_sent_only_when_the_broker_confirms(scenario: Scenario) -> None:
     """The DLQ refuses once: the original is not acked until a second publish was confirmed."""
 
-    def script(_run: Run) -> Act:
-        if len(stage.actors[_QUEUE].runs) == 1:
-            stage.faults.inject(Fault.NACK)
+    def script(_run: Run) -> Reaction:
+        if len(scenario.consumers[_QUEUE].runs) == 1:
+            scenario.faults.inject(Fault.NACK)
         return Park("hopeless")
 
-    stage.script(_QUEUE, script)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert await stage.sizes(_QUEUE, _DLQ) == [0, 1]
+    scenario.script(_QUEUE, script)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert await scenario.sizes(_QUEUE, _DLQ) == [0, 1]
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
-async def test_a_confirm_that_is_lost_duplicates_and_never_loses(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION)
+async def test_a_confirm_that_is_lost_duplicates_and_never_loses(scenario: Scenario) -> None:
     """Stored, but nobody heard of it: the message is published again, so the DLQ has it twice."""
 
-    def script(_run: Run) -> Act:
-        if len(stage.actors[_QUEUE].runs) == 1:
-            stage.faults.inject(Fault.LOSE_CONFIRM)
+    def script(_run: Run) -> Reaction:
+        if len(scenario.consumers[_QUEUE].runs) == 1:
+            scenario.faults.inject(Fault.LOSE_CONFIRM)
         return Park("hopeless")
 
-    stage.script(_QUEUE, script)
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    assert await stage.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 2]
+    scenario.script(_QUEUE, script)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 2]
 
 
-@played(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
-async def test_a_re_driven_message_returns_to_its_queue_and_begins_anew(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
+async def test_a_re_driven_message_returns_to_its_queue_and_begins_anew(scenario: Scenario) -> None:
     """By hand, straight to the main queue: first attempt, no count left standing."""
-    actor = stage.cast(_QUEUE, *[_TRANSIENT] * 4)
-    await stage.publish(*_EVENT)
-    await stage.drain(runs=4)
-    await stage.contents(_DLQ, 1)
-    sent = await stage.redrive(_QUEUE)
+    consumer = scenario.consumer(_QUEUE, *[_TRANSIENT] * 4)
+    await scenario.publish(*_EVENT)
+    await scenario.drain(runs=4)
+    await scenario.contents(_DLQ, 1)
+    sent = await scenario.redrive(_QUEUE)
     assert (sent.exchange, sent.routing_key) == ("", _QUEUE)
-    await stage.drain(runs=5)
-    assert actor.attempts == [1, 2, 3, 4, 1]
-    again = actor.runs[-1]
+    await scenario.drain(runs=5)
+    assert consumer.attempts == [1, 2, 3, 4, 1]
+    again = consumer.runs[-1]
     assert again.routing_key == "order.created"
     assert "x-retry-count" not in again.headers
-    assert await stage.contents(_DLQ) == []
+    assert await scenario.contents(_DLQ) == []
 
 
-@played(ratatoskr, versions=EVERY_VERSION)
-async def test_a_re_driven_message_that_fails_has_all_its_retries_again(stage: Stage) -> None:
+@for_design(ratatoskr, versions=EVERY_VERSION)
+async def test_a_re_driven_message_that_fails_has_all_its_retries_again(scenario: Scenario) -> None:
     """Twelve runs for a message that was re-driven twice in vain; never more than one dead letter."""
-    actor = stage.cast(_QUEUE, rest=_TRANSIENT)
-    await stage.publish(*_EVENT)
-    await stage.drain()
+    consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT)
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
     for _ in range(2):
-        await stage.redrive(_QUEUE)
-        await stage.drain()
-    assert actor.attempts == [1, 2, 3, 4] * 3
-    parked = await stage.only(_DLQ)
+        await scenario.redrive(_QUEUE)
+        await scenario.drain()
+    assert consumer.attempts == [1, 2, 3, 4] * 3
+    parked = await scenario.only(_DLQ)
     assert (parked.headers["x-retry-count"], parked.headers["hopback-redrives"]) == (3, 2)
 
 
-async def _look(stage: Stage, queue: str, times: int) -> None:
+async def _look(scenario: Scenario, queue: str, times: int) -> None:
     """Take a message and die, so many times."""
     for _ in range(times):
-        connection = await stage.broker.connect("onlooker")
+        connection = await scenario.broker.connect("onlooker")
         channel = await connection.open_channel()
         await channel.get(queue)
         await connection.close()
 
 
-@played(ratatoskr, players=[POLICY], versions=EVERY_VERSION)
-async def test_looking_at_the_dlq_deletes_only_where_check_says_so(stage: Stage) -> None:
+@for_design(ratatoskr, runners=[POLICY], versions=EVERY_VERSION)
+async def test_looking_at_the_dlq_deletes_only_where_check_says_so(scenario: Scenario) -> None:
     """From 4.0 on the default limit of a quorum queue counts looks; hardened lifts it."""
-    stage.cast(_QUEUE, Park("hopeless"))
-    await stage.publish(*_EVENT)
-    await stage.drain()
-    await _look(stage, _DLQ, 30)
-    deleted = not stage.hardened and stage.version >= BrokerVersion(4, 0)
-    assert await stage.sizes(_DLQ) == [0 if deleted else 1]
+    scenario.consumer(_QUEUE, Park("hopeless"))
+    await scenario.publish(*_EVENT)
+    await scenario.drain()
+    await _look(scenario, _DLQ, 30)
+    deleted = not scenario.hardened and scenario.version >= BrokerVersion(4, 0)
+    assert await scenario.sizes(_DLQ) == [0 if deleted else 1]
 
 
-@played(ratatoskr, players=[POLICY], versions=EVERY_VERSION)
-async def test_a_consumer_that_keeps_crashing_loses_only_where_check_says_so(stage: Stage) -> None:
+@for_design(ratatoskr, runners=[POLICY], versions=EVERY_VERSION)
+async def test_a_consumer_that_keeps_crashing_loses_only_where_check_says_so(
+    scenario: Scenario,
+) -> None:
     """From 4.0 on the limit feeds the retry loop, and what comes back is dropped as a cycle."""
-    await stage.open()
-    await stage.close()
-    stage.actors.clear()
-    await stage.send(Message(*_EVENT, b"1", Properties(delivery_mode=2)))
-    await _look(stage, _QUEUE, 30)
-    await stage.wait(6)
-    dropped = not stage.hardened and stage.version >= BrokerVersion(4, 0)
-    assert await stage.sizes(_QUEUE, _WAITING) == [0 if dropped else 1, 0]
-    assert [reason for _, reason in stage.lost()] == (["dead-letter cycle"] if dropped else [])
+    await scenario.open()
+    await scenario.close()
+    scenario.consumers.clear()
+    await scenario.send(Message(*_EVENT, b"1", Properties(delivery_mode=2)))
+    await _look(scenario, _QUEUE, 30)
+    await scenario.wait(6)
+    dropped = not scenario.hardened and scenario.version >= BrokerVersion(4, 0)
+    assert await scenario.sizes(_QUEUE, _WAITING) == [0 if dropped else 1, 0]
+    assert [reason for _, reason in scenario.lost()] == (["dead-letter cycle"] if dropped else [])
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION, ids=str)

@@ -1,8 +1,8 @@
-"""The stage of the scenarios: a design on a broker, a cast of consumers, and what to look at.
+"""A scenario: a design on a broker, its consumers, and what there is to see.
 
-A scenario is an async test with a `stage`. It is played by the minimal consuming loop and by the
-runtime, on the faithful and the hardened form, in virtual time on the embedded broker; and where
-it says so on a real RabbitMQ, with short waits.
+A test of one takes a `scenario`. It is run by the minimal consuming loop and by the runtime, on the
+faithful and the hardened form, in virtual time on the embedded broker; and where it says so on a real
+RabbitMQ, with short waits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hopback.policy import RedriveOccasion, redrive_message
 from hopback.topology.expand import retry_queues
 from hopback.topology.model import Queue
 from hopback.version import BrokerVersion
-from tests.scenarios.cast import Actor
-from tests.scenarios.players import PolicyPlayer, RuntimePlayer
+from tests.scenarios.consumers import ScriptedConsumer
+from tests.scenarios.runners import PolicyRunner, RuntimeRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
-    from tests.scenarios.cast import Act, Run
-    from tests.scenarios.players import Player
+    from tests.scenarios.consumers import Reaction, Run
+    from tests.scenarios.runners import Runner
 
 __all__ = [
     "EVERY_VERSION",
@@ -44,8 +44,8 @@ __all__ = [
     "POLICY",
     "RUNTIME",
     "Resting",
-    "Stage",
-    "played",
+    "Scenario",
+    "for_design",
 ]
 
 P = ParamSpec("P")
@@ -58,22 +58,22 @@ EVERY_VERSION = (BrokerVersion(3, 10), _V4_0, BrokerVersion(4, 3))
 _INSTANT = 1e-5
 _DAY = 86_400.0
 _QUIET_LOOKS = 6
-_PLAYERS: dict[str, type[PolicyPlayer | RuntimePlayer]] = {
-    POLICY: PolicyPlayer,
-    RUNTIME: RuntimePlayer,
+_RUNNERS: dict[str, type[PolicyRunner | RuntimeRunner]] = {
+    POLICY: PolicyRunner,
+    RUNTIME: RuntimeRunner,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """In which way a scenario is played; without `version` on the real RabbitMQ of the run."""
+    """How a scenario is run; without `version` on the real RabbitMQ of the run."""
 
-    player: str
+    runner: str
     form: str
     version: BrokerVersion | None
 
     def __str__(self) -> str:
-        return f"{self.player}-{self.form}-{self.version or 'rabbitmq'}"
+        return f"{self.runner}-{self.form}-{self.version or 'rabbitmq'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +91,23 @@ class Resting:
         return self.properties.headers
 
 
-class Stage:
-    """A design at work. Whoever is not cast otherwise consumes its queue and always succeeds."""
+class Scenario:
+    """A design at work. A consumer that is not told otherwise always succeeds."""
 
     def __init__(self, setting: Setting, topology: Topology, broker: Broker) -> None:
         self.setting = setting
         self.topology = topology
         self.broker = broker
-        self.actors: dict[str, Actor] = {plan.queue: Actor(plan.queue) for plan in topology.plans}
+        self.consumers: dict[str, ScriptedConsumer] = {
+            plan.queue: ScriptedConsumer(plan.queue) for plan in topology.plans
+        }
         self.journal: list[Event] = []
         self._clock = LoopClock(time.time)
         self._began = self._clock.now()
         self._stirred = asyncio.Event()
-        self._player: Player | None = None
+        self._runner: Runner | None = None
 
-    # --- before the curtain ------------------------------------------------------------------------
+    # --- how it is set up --------------------------------------------------------------------------
 
     @property
     def hardened(self) -> bool:
@@ -140,27 +142,27 @@ class Stage:
         assert plan is not None, queue
         return plan
 
-    def cast(self, queue: str, *acts: Act, **how: Any) -> Actor:
-        """Say what the consumer of a queue does, run by run; see `Actor`."""
+    def consumer(self, queue: str, *reactions: Reaction, **how: Any) -> ScriptedConsumer:
+        """Say what the consumer of a queue does, run by run; see `ScriptedConsumer`."""
         self.plan(queue)
-        self.actors[queue] = Actor(queue, acts, **how)
-        return self.actors[queue]
+        self.consumers[queue] = ScriptedConsumer(queue, reactions, **how)
+        return self.consumers[queue]
 
-    def script(self, queue: str, script: Callable[[Run], Act], **how: Any) -> Actor:
+    def script(self, queue: str, script: Callable[[Run], Reaction], **how: Any) -> ScriptedConsumer:
         """Let the consumer of a queue decide by what it sees."""
-        return self.cast(queue, script=script, **how)
+        return self.consumer(queue, script=script, **how)
 
     def absent(self, *queues: str) -> None:
         """Nobody consumes these queues."""
         for queue in queues:
-            del self.actors[queue]
+            del self.consumers[queue]
 
-    def others(self, actor: Actor) -> dict[str, int]:
+    def others(self, consumer: ScriptedConsumer) -> dict[str, int]:
         """How often everyone else ran, by queue; who never ran is not in it."""
         return {
             other.queue: len(other.runs)
-            for other in self.actors.values()
-            if other is not actor and other.runs
+            for other in self.consumers.values()
+            if other is not consumer and other.runs
         }
 
     # --- time --------------------------------------------------------------------------------------
@@ -175,19 +177,19 @@ class Stage:
 
     async def open(self) -> None:
         """Declare and start consuming; publishing does it, too."""
-        if self._player is not None:
+        if self._runner is not None:
             return
         if isinstance(self.broker, EmbeddedBroker):
             self.broker.node.listen(self._note)
-        self._player = _PLAYERS[self.setting.player](self)
-        await self._player.start()
+        self._runner = _RUNNERS[self.setting.runner](self)
+        await self._runner.start()
         self._began = self._clock.now()
 
     async def close(self) -> None:
         """The end of the scenario."""
-        if self._player is not None:
-            player, self._player = self._player, None
-            await player.stop()
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.stop()
 
     def _note(self, event: Event) -> None:
         self.journal.append(event)
@@ -198,7 +200,7 @@ class Stage:
         await asyncio.sleep(seconds + _INSTANT)
 
     async def drain(self, *, runs: int = 0) -> None:
-        """Let everything play out, retries and all, and at least so many runs."""
+        """Let everything happen, retries and all, and at least so many runs."""
         async with asyncio.timeout(_DAY if self.virtual else 60):
             await (self._drained() if self.virtual else self._quiet(runs))
 
@@ -206,23 +208,23 @@ class Stage:
         while True:
             self._stirred.clear()
             await asyncio.sleep(_INSTANT)
-            if not any(map(self._count, self._played())):
+            if not any(map(self._count, self._consumed())):
                 return
             await self._stirred.wait()
 
     async def _quiet(self, runs: int) -> None:
         """A real broker moves messages unseen: look several times before believing it."""
         looks = 0
-        while looks < _QUIET_LOOKS or sum(len(one.runs) for one in self.actors.values()) < runs:
+        while looks < _QUIET_LOOKS or sum(len(one.runs) for one in self.consumers.values()) < runs:
             await asyncio.sleep(0.05)
-            waiting = [await self._ready(queue) for queue in self._played()]
-            assert self._player is not None
-            looks = 0 if any(waiting) or self._player.busy else looks + 1
+            waiting = [await self._ready(queue) for queue in self._consumed()]
+            assert self._runner is not None
+            looks = 0 if any(waiting) or self._runner.busy else looks + 1
 
-    def _played(self) -> list[str]:
+    def _consumed(self) -> list[str]:
         """The queues that are to become empty: those consumed, and their retry queues."""
-        waiting = [name for one in self.actors for name, _ in retry_queues(self.plan(one))]
-        return [*self.actors, *waiting]
+        waiting = [name for one in self.consumers for name, _ in retry_queues(self.plan(one))]
+        return [*self.consumers, *waiting]
 
     def _count(self, name: str) -> int:
         queue = self.embedded.node.queues[name]
@@ -273,8 +275,8 @@ class Stage:
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
         """What the runtime said of itself; the minimal loop says nothing."""
-        assert self._player is not None
-        return [fields for found, fields in self._player.events if found == name]
+        assert self._runner is not None
+        return [fields for found, fields in self._runner.events if found == name]
 
     async def contents(self, queue: str, expected: int | None = None) -> list[Resting]:
         """What lies in a queue, oldest first; on a real broker, when there are so many."""
@@ -318,11 +320,11 @@ class Stage:
         """What the broker dropped: queue and reason."""
         return [(e.queue, e.reason) for e in self.journal if e.kind is EventKind.DROPPED]
 
-    def keeps_time(self, actor: Actor, expected: list[float]) -> bool:
+    def keeps_time(self, consumer: ScriptedConsumer, expected: list[float]) -> bool:
         """Whether it ran at exactly these times; in real time, only whether it ran as often."""
         if self.virtual:
-            return actor.times == expected
-        return len(actor.times) == len(expected)
+            return consumer.times == expected
+        return len(consumer.times) == len(expected)
 
     async def leave(self) -> None:
         """Close what the operator opened."""
@@ -331,58 +333,58 @@ class Stage:
 
 
 def _settings(
-    players: Iterable[str], forms: Iterable[str], versions: Iterable[BrokerVersion], *, real: bool
+    runners: Iterable[str], forms: Iterable[str], versions: Iterable[BrokerVersion], *, real: bool
 ) -> list[Any]:
     """Every combination that tells something new.
 
     What differs between versions is the broker and the decisions: beyond the main flows the
-    runtime plays on the newest alone. On the real broker the minimal loop plays the faithful form.
+    runtime runs on the newest alone. On the real broker the minimal loop runs the faithful form.
     """
-    forms, players, every = tuple(forms), tuple(players), tuple(versions)
+    forms, runners, every = tuple(forms), tuple(runners), tuple(versions)
     found = [
-        Setting(player, form, version)
-        for player in players
+        Setting(runner, form, version)
+        for runner in runners
         for form in forms
-        for version in (every if real or player == POLICY else every[-1:])
+        for version in (every if real or runner == POLICY else every[-1:])
     ]
     shown = [pytest.param(setting, id=str(setting)) for setting in found]
-    for player in players if real else ():
-        for form in forms if player == RUNTIME else (FAITHFUL,):
-            setting = Setting(player, form, None)
+    for runner in runners if real else ():
+        for form in forms if runner == RUNTIME else (FAITHFUL,):
+            setting = Setting(runner, form, None)
             shown.append(pytest.param(setting, id=str(setting), marks=pytest.mark.broker))
     return shown
 
 
-def played(
+def for_design(
     design: Callable[..., Topology],
     *,
-    players: Iterable[str] = (POLICY, RUNTIME),
+    runners: Iterable[str] = (POLICY, RUNTIME),
     forms: Iterable[str] = (FAITHFUL, HARDENED),
     versions: Iterable[BrokerVersion] = (_V4_0,),
     quick: Mapping[str, Any] | None = None,
-) -> Callable[[Callable[Concatenate[Stage, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Make a test of a scenario: played by both players on both forms of a design.
+) -> Callable[[Callable[Concatenate[Scenario, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Make a test of a scenario: by both runners on both forms of a design.
 
-    `quick` gives the design's parameters for short waits: with it, the scenario is also played on
+    `quick` gives the design's parameters for short waits: with it, the scenario also runs on
     a real RabbitMQ.
     """
 
     def decorate(
-        scenario: Callable[Concatenate[Stage, P], Coroutine[Any, Any, None]],
+        test_body: Callable[Concatenate[Scenario, P], Coroutine[Any, Any, None]],
     ) -> Callable[..., None]:
         def test(setting: Setting, request: pytest.FixtureRequest, **given: Any) -> None:
             broker: Broker
             if setting.version is None:
                 broker = RabbitMQ(request.getfixturevalue("amqp_url"))
                 topology = design(hardened=setting.form == HARDENED, **(quick or {}))
-                asyncio.run(_perform(scenario, setting, topology, broker, given))
+                asyncio.run(_perform(test_body, setting, topology, broker, given))
             else:
                 broker = EmbeddedBroker(version=setting.version)
                 topology = design(hardened=setting.form == HARDENED)
-                run_virtual(_perform(scenario, setting, topology, broker, given))
+                run_virtual(_perform(test_body, setting, topology, broker, given))
 
-        _disguise(test, scenario)
-        settings = _settings(players, forms, versions, real=quick is not None)
+        _disguise(test, test_body)
+        settings = _settings(runners, forms, versions, real=quick is not None)
         shown: Callable[..., None] = pytest.mark.parametrize("setting", settings)(test)
         return shown
 
@@ -390,26 +392,26 @@ def played(
 
 
 async def _perform(
-    scenario: Callable[..., Coroutine[Any, Any, None]],
+    test_body: Callable[..., Coroutine[Any, Any, None]],
     setting: Setting,
     topology: Topology,
     broker: Broker,
     given: Mapping[str, Any],
 ) -> None:
-    stage = Stage(setting, topology, broker)
+    scenario = Scenario(setting, topology, broker)
     try:
-        await scenario(stage, **given)
+        await test_body(scenario, **given)
     finally:
-        await stage.close()
-        await stage.leave()
+        await scenario.close()
+        await scenario.leave()
 
 
-def _disguise(test: Callable[..., None], scenario: Callable[..., object]) -> None:
-    """For pytest the test is the scenario, with a setting in the place of the stage."""
+def _disguise(test: Callable[..., None], test_body: Callable[..., object]) -> None:
+    """For pytest the test is the scenario, with a setting instead of the scenario."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    _, *given = inspect.signature(scenario).parameters.values()
+    _, *given = inspect.signature(test_body).parameters.values()
     names = ["setting", "request", *(parameter.name for parameter in given)]
-    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-    test.__qualname__, test.__module__ = scenario.__qualname__, scenario.__module__
+    test.__name__, test.__doc__ = test_body.__name__, test_body.__doc__
+    test.__qualname__, test.__module__ = test_body.__qualname__, test_body.__module__
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
     test.__signature__ = signature  # type: ignore[attr-defined]

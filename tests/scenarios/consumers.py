@@ -1,4 +1,4 @@
-"""Who plays a queue's consumer: what it does run by run, and what it saw."""
+"""A queue's consumer in a scenario: what it does run by run, and what it saw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.policy import Rule
 
-__all__ = ["Act", "Actor", "Run", "Status"]
+__all__ = ["Reaction", "Run", "ScriptedConsumer", "Status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Status:
     due_in: float = 0.0
 
 
-Act: TypeAlias = Exception | Outcome | Status
+Reaction: TypeAlias = Exception | Outcome | Status
 """What one run does: raise, return an outcome, or answer with a status."""
 
 _OK = Done()
@@ -45,29 +45,29 @@ class Run:
 
 
 @dataclass(slots=True)
-class Actor:
-    """The consumer of one queue. Its acts are played in order, then `rest` for ever.
+class ScriptedConsumer:
+    """The consumer of one queue. Its reactions are taken in order, then `rest` each time.
 
     `script` decides by what it sees instead. `reads_json` makes it a handler that asks for a JSON
     payload, `pushes` one that is a service behind HTTP.
     """
 
     queue: str
-    acts: tuple[Act, ...] = ()
-    rest: Act = _OK
-    script: Callable[[Run], Act] | None = None
+    reactions: tuple[Reaction, ...] = ()
+    rest: Reaction = _OK
+    script: Callable[[Run], Reaction] | None = None
     rules: tuple[Rule, ...] = ()
     reads_json: bool = False
     pushes: bool = False
     runs: list[Run] = field(default_factory=list)
 
-    def perform(self, run: Run) -> Act:
+    def react(self, run: Run) -> Reaction:
         """Note the run and say what it does."""
         self.runs.append(run)
         if self.script is not None:
             return self.script(run)
         place = len(self.runs) - 1
-        return self.acts[place] if place < len(self.acts) else self.rest
+        return self.reactions[place] if place < len(self.reactions) else self.rest
 
     @property
     def times(self) -> list[float]:

@@ -1,6 +1,6 @@
 """Two ways to consume: a minimal loop around `decide` and `effects`, and the real runtime.
 
-Both take the same cast on the same broker, so one scenario shows that they do the same.
+Both take the same consumers on the same broker, so one scenario shows that they do the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hopback.runtime.context import Context  # noqa: TC001  read by the runtime
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.topology.expand import dead_letters_park
-from tests.scenarios.cast import Actor, Run, Status
+from tests.scenarios.consumers import Run, ScriptedConsumer, Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 
-__all__ = ["PlayedScenario", "Player", "PolicyPlayer", "RuntimePlayer"]
+__all__ = ["PolicyRunner", "Runner", "RuntimeRunner", "ScenarioView"]
 
 CHANCE = 0.5
 HOST = "scenario"
@@ -53,12 +53,12 @@ _KNOWN_HAZARDS = frozenset({"delivery-limit-feeds-retry", "looking-deletes"})
 """What ratatoskr's document accepts on 4.x; without these names the runtime refuses to start."""
 
 
-class PlayedScenario(Protocol):
-    """What a player needs to know of its stage."""
+class ScenarioView(Protocol):
+    """What a runner needs to know of its scenario."""
 
     broker: Broker
     topology: Topology
-    actors: dict[str, Actor]
+    consumers: dict[str, ScriptedConsumer]
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -70,8 +70,8 @@ class PlayedScenario(Protocol):
         """The failure plan of a queue."""
 
 
-class Player(Protocol):
-    """Somebody who consumes for the whole cast."""
+class Runner(Protocol):
+    """Runs all consumers of a scenario."""
 
     events: list[tuple[str, Mapping[str, Any]]]
 
@@ -86,10 +86,10 @@ class Player(Protocol):
         """Whether a delivery is in hand."""
 
 
-class PolicyPlayer:
+class PolicyRunner:
     """Consume, decide, carry out: the least that a consumer has to do, and nothing else."""
 
-    def __init__(self, scenario: PlayedScenario) -> None:
+    def __init__(self, scenario: ScenarioView) -> None:
         self._scenario = scenario
         self._ready = asyncio.Event()
         self._in_hand: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class PolicyPlayer:
             await self._living
 
     async def stop(self) -> None:
-        """Stop consuming; a mistake of the player itself is a failure of the test."""
+        """Stop consuming; a mistake of the runner itself is a failure of the test."""
         if self._living is not None:
             self._living.cancel()
             await asyncio.gather(self._living, return_exceptions=True)
@@ -120,9 +120,9 @@ class PolicyPlayer:
             raise mistake
 
     async def _live(self) -> None:
-        """Session after session: a process that lost its line, or died, comes back."""
+        """Session after session: a process that lost its connection, or died, comes back."""
         while True:
-            connection = await self._scenario.broker.connect("policy player")
+            connection = await self._scenario.broker.connect("policy runner")
             try:
                 await self._consume(connection)
             except BrokerError:
@@ -136,16 +136,16 @@ class PolicyPlayer:
         await declare(connection, self._scenario.topology)
         channel = await connection.open_channel()
         await channel.qos(20)
-        for actor in self._scenario.actors.values():
-            await channel.consume(actor.queue, self._taker(actor, channel, connection))
+        for consumer in self._scenario.consumers.values():
+            await channel.consume(consumer.queue, self._taker(consumer, channel, connection))
         self._ready.set()
         await channel.wait_closed()
 
     def _taker(
-        self, actor: Actor, channel: Channel, connection: Connection
+        self, consumer: ScriptedConsumer, channel: Channel, connection: Connection
     ) -> Callable[[Delivery], object]:
         def take(delivery: Delivery) -> None:
-            task = asyncio.create_task(self._handle(actor, delivery, channel, connection))
+            task = asyncio.create_task(self._handle(consumer, delivery, channel, connection))
             self._in_hand.add(task)
             task.add_done_callback(self._done)
 
@@ -158,10 +158,14 @@ class PolicyPlayer:
             self._mistakes.append(error)
 
     async def _handle(
-        self, actor: Actor, delivery: Delivery, channel: Channel, connection: Connection
+        self,
+        consumer: ScriptedConsumer,
+        delivery: Delivery,
+        channel: Channel,
+        connection: Connection,
     ) -> None:
-        plan = self._scenario.plan(actor.queue)
-        outcome, occasion = self._outcome(actor, delivery, plan)
+        plan = self._scenario.plan(consumer.queue)
+        outcome, occasion = self._outcome(consumer, delivery, plan)
         decision = decide(
             delivery,
             outcome,
@@ -177,22 +181,24 @@ class PolicyPlayer:
             # Nothing was settled: let go of everything, and the broker delivers it again.
             await connection.close()
 
-    def _outcome(self, actor: Actor, delivery: Delivery, plan: Plan) -> tuple[Outcome, Occasion]:
-        """What the actor's act means, and what the world adds to it."""
+    def _outcome(
+        self, consumer: ScriptedConsumer, delivery: Delivery, plan: Plan
+    ) -> tuple[Outcome, Occasion]:
+        """What the consumer's reaction means, and what the world adds to it."""
         bare = Occasion(self._scenario.now(), HOST)
         try:
-            _ = json.loads(delivery.body) if actor.reads_json else None
+            _ = json.loads(delivery.body) if consumer.reads_json else None
         except ValueError as error:
             reason = f"undecodable payload: {error}"
             return Park(reason), bare._replace(failure=failure_from_exception(error))
-        match act := actor.perform(_run(delivery, plan, self._scenario.elapsed())):
+        match reaction := consumer.react(_run(delivery, plan, self._scenario.elapsed())):
             case Exception():
-                occasion = bare._replace(failure=failure_from_exception(act))
-                return classify(act, actor.rules), occasion
+                occasion = bare._replace(failure=failure_from_exception(reaction))
+                return classify(reaction, consumer.rules), occasion
             case Status(code=code, due_in=due_in):
                 return outcome_for_status(code, due_in=due_in), bare._replace(status=code)
             case _:
-                return act, bare
+                return reaction, bare
 
 
 def _run(delivery: Delivery, plan: Plan, at: float) -> Run:
@@ -221,10 +227,10 @@ async def _carry_out(effect: Effect, delivery: Delivery, channel: Channel) -> No
             assert_never(effect)
 
 
-class RuntimePlayer:
+class RuntimeRunner:
     """The runtime itself: handlers of an application, and services behind HTTP."""
 
-    def __init__(self, scenario: PlayedScenario) -> None:
+    def __init__(self, scenario: ScenarioView) -> None:
         self._scenario = scenario
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         self._app = App(scenario.topology.name, topology=scenario.topology)
@@ -239,9 +245,9 @@ class RuntimePlayer:
         return any(consumer.in_flight for consumer in self._service.consumers)
 
     async def start(self) -> None:
-        """Start the service with a handler for everyone in the cast."""
-        for actor in self._scenario.actors.values():
-            self._register(actor)
+        """Start the service with a handler for every consumer."""
+        for consumer in self._scenario.consumers.values():
+            self._register(consumer)
         # The network between push and the services is not ours: it is a function call here.
         services = httpx.MockTransport(self._answer)
         self._patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: services)
@@ -267,36 +273,38 @@ class RuntimePlayer:
             self._service.stop()
             await self._running
 
-    def _register(self, actor: Actor) -> None:
-        if actor.pushes:
-            self._app.push(actor.queue, f"http://services.test/{actor.queue}")
+    def _register(self, consumer: ScriptedConsumer) -> None:
+        if consumer.pushes:
+            self._app.push(consumer.queue, f"http://services.test/{consumer.queue}")
             return
-        listening = self._app.handler(actor.queue, rules=actor.rules)
+        listening = self._app.handler(consumer.queue, rules=consumer.rules)
 
         async def handle(context: Context) -> Any:
-            act = actor.perform(_run(context.delivery, context.plan, self._scenario.elapsed()))
-            if isinstance(act, Exception):
-                raise act
-            return act
+            reaction = consumer.react(
+                _run(context.delivery, context.plan, self._scenario.elapsed())
+            )
+            if isinstance(reaction, Exception):
+                raise reaction
+            return reaction
 
         async def handle_json(payload: Any, context: Context) -> Any:
             return await handle(context)
 
-        listening(handle_json if actor.reads_json else handle)
+        listening(handle_json if consumer.reads_json else handle)
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
-        actor = self._scenario.actors[request.url.path.removeprefix("/")]
+        consumer = self._scenario.consumers[request.url.path.removeprefix("/")]
         run = Run(
             self._scenario.elapsed(),
             int(request.headers["x-attempt"]),
             request.headers.get("x-routing-key", ""),
             request.content,
         )
-        act = actor.perform(run)
-        if isinstance(act, Exception):
-            raise act
-        assert isinstance(act, Status)
-        return httpx.Response(act.code, stream=_NoBody())
+        reaction = consumer.react(run)
+        if isinstance(reaction, Exception):
+            raise reaction
+        assert isinstance(reaction, Status)
+        return httpx.Response(reaction.code, stream=_NoBody())
 
 
 class _NoBody(httpx.AsyncByteStream):
@@ -307,9 +315,9 @@ class _NoBody(httpx.AsyncByteStream):
 
 
 class _ScenarioClock(SystemClock):
-    """The time of the stage."""
+    """The time of the scenario."""
 
-    def __init__(self, scenario: PlayedScenario) -> None:
+    def __init__(self, scenario: ScenarioView) -> None:
         self._scenario = scenario
 
     def now(self) -> float:
