@@ -168,7 +168,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.observe": frozenset({"prometheus_client"}),
     "hopback.runtime.codecs": frozenset({"msgspec", "zstandard"}),
     "hopback.runtime.push": frozenset({"httpx"}),
-    "hopback.runtime.schemas": frozenset({"msgspec"}),
+    "hopback.runtime.message_types": frozenset({"msgspec"}),
     "hopback.runtime.payload": frozenset({"msgspec", "pydantic"}),
     "hopback.runtime.tracing": frozenset({"opentelemetry"}),
     "hopback.store": frozenset({"aiosqlite", "sqlalchemy"}),

@@ -103,7 +103,7 @@ _METAPHORS = {
 _IN_ANOTHER_SENSE = {
     "hopback.deadletters.contract": {"letter", "letters"},
     "hopback.deadletters.journal_sql": {"wish"},
-    "hopback.testing.script": {"letter"},
+    "hopback.testing.simulate": {"letter"},
     "tests.unit.deadletters.test_old_attributes": {"letter", "letters"},
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hopback.testing.conformance import Outcome, Tag, rows
-from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES
+from hopback.testing.conformance.exercise import EMBEDDED_DIFFERENCES
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.testing.conformance import Outcome, Row, rows
-from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
+from hopback.testing.conformance.exercise import EMBEDDED_DIFFERENCES, judge
 from hopback.version import BrokerVersion
 from tests.conformance.subjects import Subjects, needs_expendable, play_embedded, play_served
 from tests.harness.versions import SUITES

@@ -21,7 +21,7 @@ from hopback.testing.conformance import (
     play,
     rows,
 )
-from hopback.testing.conformance.differences import EMBEDDED_DIFFERENCES, judge
+from hopback.testing.conformance.exercise import EMBEDDED_DIFFERENCES, judge
 from hopback.testing.conformance.row import row as enter
 from hopback.version import BrokerVersion
 from tests.conformance.table import PAGE, render

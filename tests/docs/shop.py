@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback import App, Park, RabbitMQ, compose
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.testing.app_thread import AppThread
-from hopback.testing.broker_thread import BrokerThread
+from hopback.testing.threads import AppThread, BrokerThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,9 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from hopback import App, RabbitMQ
-from hopback.broker.declare import declare
+from hopback.broker.declare import declare, look_for
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.port import count
-from hopback.broker.probe import look_for
 from hopback.broker.server.settings import ClockKind, ServerSettings
 from hopback.cli.app import run
 from hopback.deadletters.adoption import revert_beside, set_beside

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from hopback.broker.apply import apply, live_plan, restore_limits
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting
 from hopback.broker.management import Management, ManagementAddress
-from hopback.broker.policies import DLQ_LIMIT_PREFIX, lifting
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.live_broker import apply as apply_command
 from hopback.cli.live_broker import plan as plan_command

@@ -8,9 +8,8 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from hopback import App
-from hopback.broker.declare import Ownership, check, declare, prepare
+from hopback.broker.declare import Ownership, check, declare, look_for, prepare
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.broker.probe import look_for
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import TopologyConflict, TopologyError
 from hopback.message import Message

@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
+from hopback.broker.declare import difference_of, probe
 from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness
-from hopback.broker.inequivalent import difference_of
-from hopback.broker.limits import restore_limits
-from hopback.broker.migrate import immovable, migration, replace_queues
-from hopback.broker.policies import (
+from hopback.broker.limits import (
     DEFAULT_LIMIT_SINCE,
     DLQ_LIMIT_PREFIX,
     MAIN_LIMIT_PREFIX,
     has_default_limit,
     lifting,
+    restore_limits,
 )
+from hopback.broker.migrate import immovable, migration, replace_queues
 from hopback.broker.port import QueueState, count_now
-from hopback.broker.probe import probe
 from hopback.errors import PreconditionFailed, TopologyConflict, UnsafeOperation
 from hopback.topology.diff import Diff, Kind, diff
 from hopback.topology.expand import SHADOW

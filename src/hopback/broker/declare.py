@@ -1,27 +1,265 @@
-"""Declaring a topology over the port, checking that it is there, or leaving it to others."""
+"""Declaring a topology over the port, checking that it is there, or leaving it to others.
+
+What a broker says when an object is there in another form is read once, with one advice. RabbitMQ's 406
+names the first argument that differs, and both values as text; `x-queue-type` is said as the type, which it
+is. What can be done about it is the same whoever asks: `hopback run` that declares, `topology plan` with
+and without a management API, `topology apply`.
+
+Over AMQP alone, a passive declare tells whether an object is there; declaring one that is there changes
+nothing and is refused with that 406. Declared once more with the broker's own value of the argument, the
+next one is named, until nothing differs: so all of them are known (`probe`).
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
-from hopback.broker.probe import conflicts, look_for
-from hopback.errors import PreconditionFailed, TopologyConflict, TopologyError
+from hopback.broker.port import count
+from hopback.errors import NotFound, PreconditionFailed, TopologyConflict, TopologyError
 from hopback.renamed import OldNameLookup, old_names
-from hopback.topology.diff import Kind
-from hopback.topology.model import Queue
+from hopback.topology.diff import Conflict, Kind, advise_exchange, advise_queue, diff
+
+# The old names below have a `Difference` of their own.
+from hopback.topology.diff import Difference as FieldDifference
+from hopback.topology.model import Exchange, Queue, QueueType, Topology
+from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from hopback.broker.port import Connection
-    from hopback.topology.diff import Conflict
-    from hopback.topology.model import Exchange, Topology
+    from hopback.broker.port import Connection, QueueState
+    from hopback.fields import FieldValue
+    from hopback.topology.diff import Diff
 
-__all__ = ["Ownership", "check", "declare", "own_exchanges", "prepare"]
+__all__ = [
+    "Inequivalent",
+    "Ownership",
+    "check",
+    "conflicts",
+    "declare",
+    "difference_of",
+    "look_for",
+    "own_exchanges",
+    "prepare",
+    "probe",
+    "read_inequivalent",
+]
+
+_MOST_QUESTIONS = (
+    40  # more than any object has fields; a broker that answers oddly must not keep us
+)
+
+
+async def probe(desired: Topology, connection: Connection) -> Diff:
+    """Ask for each exchange and queue; nothing is created. What is there besides stays unknown."""
+    looked_for = await look_for(connection, (*desired.exchanges, *desired.queues))
+    there = [item for item, missing in looked_for if missing is None]
+    other = await conflicts(connection, there)
+    exchanges = tuple(one for one in there if isinstance(one, Exchange))
+    queues = tuple(one for one in there if isinstance(one, Queue))
+    found = diff(desired, Topology("there", exchanges, queues))
+    differing = {(conflict.kind, conflict.name) for conflict in other}
+    same = tuple(entry for entry in found.same if (entry.kind, entry.name) not in differing)
+    return replace(found, same=same, conflict=other)
+
+
+async def look_for(
+    connection: Connection, items: Iterable[Exchange | Queue]
+) -> list[tuple[Exchange | Queue, str | None]]:
+    """Each with None if the broker has one by that name, in whatever form; else with its refusal."""
+    found: list[tuple[Exchange | Queue, str | None]] = []
+    channel = await connection.open_channel()
+    for item in items:
+        try:
+            if isinstance(item, Queue):
+                await channel.declare_queue(item, passive=True)
+            else:
+                await channel.declare_exchange(item, passive=True)
+            found.append((item, None))
+        except NotFound as refusal:  # it closed the channel
+            found.append((item, refusal.text))
+            channel = await connection.open_channel()
+    await channel.close()
+    return found
+
+
+async def conflicts(
+    connection: Connection, there: Iterable[Exchange | Queue]
+) -> tuple[Conflict, ...]:
+    """Of what exists, what has another form, each with every difference, the type first."""
+    found = []
+    for item in there:
+        if differences := await _differences(connection, item):
+            kind = Kind.QUEUE if isinstance(item, Queue) else Kind.EXCHANGE
+            found.append(Conflict(kind, item.name, item, item, differences))
+    return tuple(found)
+
+
+async def _differences(
+    connection: Connection, item: Exchange | Queue
+) -> tuple[FieldDifference, ...]:
+    """What differs, if anything; declaring once more what is there as it is changes nothing."""
+    found: dict[str, FieldDifference] = {}
+    asked = item
+    while len(found) < _MOST_QUESTIONS:
+        try:
+            # Each question on a channel of its own: a refusal closes it.
+            channel = await connection.open_channel()
+            if isinstance(asked, Queue):
+                await channel.declare_queue(asked)
+            else:
+                await channel.declare_exchange(asked)
+            await channel.close()
+            break
+        except PreconditionFailed as refusal:
+            told = difference_of(refusal.text, item)
+            named = read_inequivalent(refusal.text)
+            if named is None or told.field in found:
+                if (
+                    not found
+                ):  # after a first difference, odd answers are ours: the question was odd
+                    found[told.field] = told
+                break
+            found[told.field] = told
+            if isinstance(asked, Queue):
+                further = _as_the_broker_has_it(asked, named, told.actual)
+                found |= {one.field: one for one in _dropped(asked, further, told.field)}
+                asked = further
+            else:
+                asked = _exchange_as_the_broker_has_it(asked, named, told.actual)
+    # A queue of another type is another queue: whoever reads that first needs to read no further.
+    return tuple(sorted(found.values(), key=lambda one: one.field != "type"))
+
+
+def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue) -> Queue:
+    """The queue with the broker's value for what was named, and without what cannot go with it."""
+    yes = named.actual == "true"
+    match named.argument:
+        case "durable":
+            return replace(asked, durable=yes)
+        case "auto_delete":
+            return replace(asked, auto_delete=yes)
+        case "exclusive":
+            return replace(asked, exclusive=yes)
+    arguments = {key: value for key, value in asked.arguments.items() if key != named.argument}
+    if named.argument == "x-queue-type":
+        kind = QueueType(named.actual or QueueType.CLASSIC)
+        known = {key: value for key, value in arguments.items() if key in ARGUMENTS_OF[kind]}
+        return replace(asked, type=kind, arguments=known)
+    if actual is not None:
+        arguments[named.argument] = actual
+    elif named.argument == "x-dead-letter-exchange":
+        arguments.pop("x-dead-letter-routing-key", None)  # refused without its exchange
+    return replace(asked, arguments=arguments)
+
+
+def _dropped(before: Queue, after: Queue, named: str) -> Iterator[FieldDifference]:
+    """The arguments that had to go with what was named: the queue there cannot have them."""
+    for key, value in before.arguments.items():
+        if key != named and key not in after.arguments:
+            advice = advise_queue(after, key, value, None)
+            yield FieldDifference(key, value, None, advice.text, advice.policy)
+
+
+def _exchange_as_the_broker_has_it(
+    asked: Exchange, named: Inequivalent, actual: FieldValue
+) -> Exchange:
+    yes = named.actual == "true"
+    match named.argument:
+        case "type":
+            return replace(asked, type=named.actual or asked.type)
+        case "durable":
+            return replace(asked, durable=yes)
+        case "auto_delete":
+            return replace(asked, auto_delete=yes)
+        case "internal":
+            return replace(asked, internal=yes)
+    arguments = {key: value for key, value in asked.arguments.items() if key != named.argument}
+    return replace(
+        asked, arguments=arguments if actual is None else {**arguments, named.argument: actual}
+    )
+
+
+async def _depth(connection: Connection, queue: str) -> QueueState:
+    """Raises where `count_now` answers None: so it was promised."""
+    channel = await connection.open_channel()
+    state = await count(channel, queue)
+    await channel.close()
+    return state
+
+
+_INEQUIVALENT = re.compile(
+    r"inequivalent arg '(?P<argument>[^']+)' for (?P<kind>queue|exchange) '(?P<name>.*)' "
+    r"in vhost '(?P<vhost>.*)': received (?P<declared>.+) but current is (?P<actual>.+)\Z",
+    re.DOTALL,
+)
+_TYPED = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>\w+)'\Z", re.DOTALL)
+_ADVICE = "declare it as the broker has it, or migrate: arguments cannot change in place"
+
+
+class Inequivalent(NamedTuple):
+    """Which argument of what differs, and both values as the broker writes them; None for none."""
+
+    kind: str
+    name: str
+    argument: str
+    declared: str | None
+    actual: str | None
+
+
+def read_inequivalent(text: str) -> Inequivalent | None:
+    """Read the text of a 406; None if it says something else."""
+    found = _INEQUIVALENT.search(text)
+    if found is None:
+        return None
+    return Inequivalent(
+        found["kind"],
+        found["name"],
+        found["argument"],
+        _value(found["declared"]),
+        _value(found["actual"]),
+    )
+
+
+def _value(text: str) -> str | None:
+    if text == "none":
+        return None
+    typed = _TYPED.match(text)
+    return typed["value"] if typed else text.strip("'")
+
+
+def difference_of(text: str, item: Exchange | Queue | None = None) -> FieldDifference:
+    """What differs and what can be done, for the object that was declared; the text where it is not read."""
+    found = read_inequivalent(text)
+    if found is None:
+        return FieldDifference("declaration", None, None, f"{text}; {_ADVICE}")
+    if item is None:
+        return FieldDifference(found.argument, found.declared, found.actual, _ADVICE)
+    desired: FieldValue = item.arguments.get(found.argument, _as_value(found.declared, None))
+    actual = _as_value(found.actual, desired)
+    advice = (
+        advise_queue(item, found.argument, desired, actual)
+        if isinstance(item, Queue)
+        else advise_exchange(found.argument, desired, actual)
+    )
+    field = "type" if found.argument == "x-queue-type" else found.argument
+    if field == "type" and isinstance(item, Queue):
+        desired, actual = str(item.type), actual or str(QueueType.CLASSIC)
+    return FieldDifference(field, desired, actual, advice.text, advice.policy)
+
+
+def _as_value(text: str | None, other: FieldValue) -> FieldValue:
+    """The broker's text as a value: a number or a truth, unless text was declared."""
+    if text is None or isinstance(other, str):
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+
 
 _BUILT_IN = re.compile(r"(amq\..*)?\Z")
 
@@ -120,7 +358,9 @@ def _listed(title: str, lines: list[str]) -> str:
 __getattr__: OldNameLookup = old_names(
     __name__,
     {
-        "Difference": (Inequivalent, "hopback.broker.inequivalent.Inequivalent"),
-        "read_difference": (read_inequivalent, "hopback.broker.inequivalent.read_inequivalent"),
+        "depth": (_depth, "hopback.broker.count_now"),
+        "refused_argument": (difference_of, "hopback.broker.declare.difference_of"),
+        "Difference": (Inequivalent, "hopback.broker.declare.Inequivalent"),
+        "read_difference": (read_inequivalent, "hopback.broker.declare.read_inequivalent"),
     },
 )

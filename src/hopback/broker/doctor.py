@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.policies import lifted_limits
+from hopback.broker.limits import lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import Finding, Severity, check
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
     from typing import Any, TypeVar
 
+    from hopback.broker.limits import LiftedLimit
     from hopback.broker.management import (
         Alarm,
         BrokerOverview,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         Management,
         QueueReading,
     )
-    from hopback.broker.policies import LiftedLimit
     from hopback.topology.model import Topology
 
     _Answer = TypeVar("_Answer")

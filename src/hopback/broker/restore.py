@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.broker.declare import Ownership, own_exchanges
-from hopback.broker.inequivalent import difference_of, read_inequivalent
+from hopback.broker.declare import Ownership, difference_of, own_exchanges, read_inequivalent
 from hopback.errors import ChannelClosed, NotFound
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Queue

@@ -25,9 +25,8 @@ from hopback.clock import SystemClock
 from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
-from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
-from hopback.observe.logs import EventLog
+from hopback.observe.logs import EventLog, LogBridge
 from hopback.observe.metrics import Metrics
 from hopback.private_files import private_folder
 from hopback.runtime.depths import Depths, watched_queues

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from hopback.broker.apply import ApplyPlan
     from hopback.broker.doctor import Examination
+    from hopback.broker.limits import LiftedLimit
     from hopback.broker.management import Management
     from hopback.broker.migrate import Migration
-    from hopback.broker.policies import LiftedLimit
     from hopback.topology.model import Topology
 
 __all__ = ["apply", "doctor", "migrate", "plan", "revert"]

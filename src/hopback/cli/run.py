@@ -172,8 +172,7 @@ def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
 
 async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
     from hopback.cli.run_service import Stopper, listen_to_signals, log_of
-    from hopback.runtime.processes import Supervisor
-    from hopback.runtime.reload import Changes
+    from hopback.runtime.processes import Changes, Supervisor
 
     log_of(settings, {})
     supervisor = Supervisor(

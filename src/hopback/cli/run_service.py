@@ -18,9 +18,8 @@ from hopback.broker.management import Management, ManagementAddress, virtual_hos
 from hopback.cli.options import LOCAL_BROKER, cannot_listen, rabbitmq, url_host
 from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
-from hopback.observe.bridge import LogBridge
 from hopback.observe.events import Bus
-from hopback.observe.logs import SEVERITY, JsonLog, TextLog
+from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
 from hopback.runtime.control import ControlEndpoint
 from hopback.runtime.depths import Depths, HeldBackReader, watched_queues
 from hopback.runtime.health import Health

@@ -14,12 +14,11 @@ from hopback.cli.options import (
     topology_source,
 )
 from hopback.cli.terminal import document, json_text, safe
-from hopback.testing.script import Script
-from hopback.testing.timeline import TimelineStep
+from hopback.testing.simulate import Script, TimelineStep
 from hopback.topology.durations import format_duration, parse_duration_ms
 
 if TYPE_CHECKING:
-    from hopback.testing.timeline import Timeline
+    from hopback.testing.simulate import Timeline
     from hopback.version import BrokerVersion
 
 __all__ = ["simulate"]
@@ -119,7 +118,7 @@ def _print(timeline: Timeline, form: str) -> None:
     if form == "json":
         document(json_text(_as_data(timeline)))
     elif form == "mermaid":
-        from hopback.testing.sequence import sequence_of
+        from hopback.testing.simulate import sequence_of
 
         document(sequence_of(timeline))
     else:

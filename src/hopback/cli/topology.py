@@ -165,7 +165,7 @@ def _payloads(source: TopologySource) -> PayloadSchemas | None:
     app = source.app()
     if app is None:
         return None
-    from hopback.runtime.schemas import payload_schemas
+    from hopback.runtime.message_types import payload_schemas
 
     return payload_schemas(app)
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hopback.broker.limits import exactly, is_ours
 from hopback.broker.migrate import immovable
-from hopback.broker.policies import exactly, is_ours
 from hopback.deadletters.discovery import dead_letter_queues
 from hopback.errors import NoSuch, UnsafeOperation
 from hopback.topology.check import check

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from hopback.broker.limits import PolicyLedger, restore_limits
-from hopback.broker.policies import DLQ_LIMIT_PREFIX, exactly, lifted_limits, lifting
+from hopback.broker.limits import (
+    DLQ_LIMIT_PREFIX,
+    PolicyLedger,
+    exactly,
+    lifted_limits,
+    lifting,
+    restore_limits,
+)
 from hopback.deadletters.contract import Depth, Moment
 from hopback.deadletters.discovery import cost_of_looking, dead_letter_queues
 from hopback.designs import DESIGNS, Design

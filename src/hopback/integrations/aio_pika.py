@@ -25,8 +25,14 @@ from weakref import WeakKeyDictionary
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.fields import LongStr
-from hopback.integrations.addresses import broker_url, header_values
-from hopback.integrations.planned import PlannedQueues, given_back, rejected, said
+from hopback.integrations.planned import (
+    PlannedQueues,
+    broker_url,
+    given_back,
+    header_values,
+    rejected,
+    said,
+)
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
 from hopback.runtime.answer import DONE

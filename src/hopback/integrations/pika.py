@@ -26,9 +26,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
-from hopback.integrations.addresses import broker_url, header_values
-from hopback.integrations.loop_thread import LoopThread
-from hopback.integrations.planned import PlannedQueues, given_back, rejected, said
+from hopback.integrations.planned import (
+    LoopThread,
+    PlannedQueues,
+    broker_url,
+    given_back,
+    header_values,
+    rejected,
+    said,
+)
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
 from hopback.runtime.answer import DONE

@@ -3,20 +3,25 @@
 What the library's consumer says of a delivery becomes an answer; from there on everything is the
 runtime's: `decide`, `effects`, the order of settlement, the publisher with its own connection and the
 upkeep of the plan's queues. Only the last effect is carried out by the library, on the channel that the
-delivery came by.
+delivery came by. For libraries without an event loop the plans live on a loop in a thread of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from urllib.parse import quote, urlencode
 
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed, InvalidTopology, Problem
+from hopback.fields import LongStr, Timestamp, UInt64
 from hopback.headers import failure_from_exception
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
@@ -41,9 +46,11 @@ from hopback.topology.model import Topology
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Coroutine, Iterable, Mapping
+    from concurrent.futures import Future
 
     from hopback.broker.port import Broker, Channel, Connection
+    from hopback.fields import FieldValue, Headers
     from hopback.message import Received
     from hopback.policy.rules import Rule
     from hopback.runtime.app import Waits
@@ -51,7 +58,115 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["ForeignDelivery", "PlanOptions", "PlannedQueues", "given_back", "rejected", "said"]
+__all__ = [
+    "ForeignDelivery",
+    "LoopThread",
+    "PlanOptions",
+    "PlannedQueues",
+    "broker_url",
+    "given_back",
+    "header_values",
+    "rejected",
+    "said",
+]
+
+_MOST_SIGNED = 2**63 - 1  # the largest number that fits the usual type of 64 bits
+
+
+def broker_url(
+    host: str,
+    port: int,
+    *,
+    user: str | None = None,
+    password: str | None = None,
+    virtual_host: str = "/",
+    tls: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> str:
+    """The URL of these settings; what is None is not said, nor are options that are."""
+    known = {name: value for name, value in (options or {}).items() if value is not None}
+    query = f"?{urlencode(known)}" if known else ""
+    secret = "" if password is None else f":{quote(password, safe='')}"
+    login = "" if user is None else f"{quote(user, safe='')}{secret}@"
+    place = f"[{host}]" if ":" in host else host
+    scheme = "amqps" if tls else "amqp"
+    return f"{scheme}://{login}{place}:{port}/{quote(virtual_host, safe='')}{query}"
+
+
+def header_values(headers: Mapping[str, object] | None, *, text_type: type = bytes) -> Headers:
+    """A header table as another client has decoded it.
+
+    `text_type` is what its bytes are in its decoding: LongStr for clients that give texts which are
+    not UTF-8 as bytes, and arrays of bytes as something else. What has no type in AMQP cannot have
+    come from a broker, and is left out.
+    """
+    found = {name: _value(value, text_type) for name, value in (headers or {}).items()}
+    return {name: value for name, value in found.items() if not isinstance(value, _Unknown)}
+
+
+class _Unknown:
+    """Stands for a value that no broker can have sent."""
+
+
+def _value(value: object, text_type: type) -> FieldValue | _Unknown:
+    match value:
+        case None | bool() | float() | str() | Decimal():
+            return value
+        case int():
+            # Of subclasses too: pika has one for numbers of 64 bits.
+            return UInt64(value) if value > _MOST_SIGNED else int(value)
+        case bytes():
+            return LongStr(value) if text_type is LongStr else value
+        case bytearray() | memoryview():
+            return bytes(value)
+        case datetime():
+            return Timestamp(int(value.replace(tzinfo=value.tzinfo or UTC).timestamp()))
+        case dict():
+            return header_values(value, text_type=text_type)
+        case list() | tuple():
+            found = [_value(each, text_type) for each in value]
+            return [each for each in found if not isinstance(each, _Unknown)]
+    return _Unknown()
+
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread, until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self._ending = asyncio.Event()
+        # A daemon: a program that ends without closing must not hang.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine there; its future."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it."""
+        return self.submit(work).result()
+
+    def set(self, event: asyncio.Event) -> None:
+        """Set an event that somebody there waits for."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(event.set)
+
+    def stop(self) -> None:
+        """End the loop and wait for its thread. Safe to repeat."""
+        self.set(self._ending)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self._ending.wait()
+
 
 _LOG = logging.getLogger("hopback.integrations")
 

@@ -2,13 +2,16 @@
 
 A line carries the fields of its event, a level, and the name of the event; `codes` gives an event the
 name that a documented system uses for it. No value can forge a line or speak to a terminal: JSON
-escapes, the other form replaces what a terminal would obey.
+escapes, the other form replaces what a terminal would obey. What libraries and handlers log by Python's
+own logging comes as the same lines.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
 
-__all__ = ["LEVELS", "SEVERITY", "EventLog", "JsonLog", "TextLog"]
+__all__ = ["LEVELS", "SEVERITY", "EventLog", "JsonLog", "LogBridge", "TextLog"]
 
 LEVELS: Mapping[str, str] = MappingProxyType(
     {
@@ -179,3 +182,31 @@ def _short(name: str, value: Any) -> Any:
     if isinstance(value, str) and len(value) > _LONGEST:
         return value[:_LONGEST] + "…"
     return round(value, 6) if isinstance(value, float) else value
+
+
+class LogBridge(logging.Handler):
+    """A logging handler that writes records through an event log, under the event `log`."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record; one that cannot be formatted is reported by logging itself."""
+        try:
+            details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
+            if record.exc_info and record.exc_info[0] is not None:
+                details["stack"] = "".join(traceback.format_exception(*record.exc_info))
+            elif (stack := getattr(record, "hopback_stack", None)) is not None:
+                details["stack"] = stack
+            self._log.write(_level(record.levelno), "log", details)
+        except Exception:
+            self.handleError(record)
+
+
+def _level(number: int) -> str:
+    if number >= logging.ERROR:
+        return "error"
+    if number >= logging.WARNING:
+        return "warning"
+    return "info" if number >= logging.INFO else "debug"

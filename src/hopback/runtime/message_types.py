@@ -1,4 +1,4 @@
-"""Several types of message on one queue: what says the type, and who handles which.
+"""The types of the messages on a queue: what says the type, who handles which, and their schemas.
 
 A queue's handlers share its consumer: how many run at once, the prefetch, the key and the breaker are
 the queue's. Rules and deadlines are each handler's own.
@@ -6,25 +6,37 @@ the queue's. Rules and deadlines are each handler's own.
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.policy.outcome import Park
 from hopback.policy.rules import outcome_of
 from hopback.runtime.answer import Answer
+from hopback.runtime.handler import BatchHandler, Handler
 from hopback.runtime.worker import answer_for
+from hopback.topology.asyncapi import PayloadSchemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.message import Delivery
     from hopback.policy.outcome import Outcome
-    from hopback.runtime.handler import Handler, HandlerOptions
+    from hopback.runtime.app import AnyHandler, App
+    from hopback.runtime.handler import HandlerOptions
     from hopback.runtime.worker import FunctionRunner
 
-__all__ = ["TypeOf", "TypedHandlers", "TypedRunner", "by_cloudevents", "by_header", "by_property"]
+__all__ = [
+    "TypeOf",
+    "TypedHandlers",
+    "TypedRunner",
+    "by_cloudevents",
+    "by_header",
+    "by_property",
+    "payload_schemas",
+]
 
 TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
 """Tells the type of a message; None if it has none."""
@@ -124,3 +136,46 @@ class TypedRunner:
         """Close what was to live until the delivery was settled."""
         for runner in self._runners.values():
             await runner.settled(delivery)
+
+
+_PLACE = "#/components/schemas/{}"
+
+
+def payload_schemas(app: App) -> PayloadSchemas:
+    """The schema of each queue's payload, and those that they refer to; of bytes there is none."""
+    queues: dict[str, dict[str, Any]] = {}
+    shared: dict[str, Any] = {}
+    for queue, handler in app.handlers.items():
+        wanted = _payload_type(handler)
+        found = None if wanted in (Any, bytes, inspect.Parameter.empty) else _schema(wanted)
+        if found is not None:
+            queues[queue], more = found
+            shared |= more
+    return PayloadSchemas(queues, shared)
+
+
+def _payload_type(handler: AnyHandler) -> Any:
+    """What the function's annotation says of its payload."""
+    function = handler.prepare or handler if isinstance(handler, BatchHandler) else handler
+    if isinstance(function, BatchHandler):
+        name = next(iter(inspect.signature(function.call).parameters))
+        return (*get_args(get_type_hints(function.call).get(name, Any)), Any)[0]
+    if not isinstance(function, Handler) or function.decode is None:
+        return Any
+    called = function.call if inspect.isroutine(function.call) else type(function.call).__call__
+    return get_type_hints(called).get(function.names[0], Any)
+
+
+def _schema(wanted: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The schema and what it refers to; None where nobody can describe the type."""
+    if hasattr(wanted, "model_json_schema"):  # a pydantic model describes itself
+        whole = wanted.model_json_schema(ref_template=_PLACE.format("{model}"))
+        shared = whole.pop("$defs", {})
+        return {"$ref": _PLACE.format(wanted.__name__)}, {**shared, wanted.__name__: whole}
+    from msgspec.json import schema_components
+
+    try:
+        (found,), shared = schema_components([wanted], ref_template=_PLACE.format("{name}"))
+    except TypeError:
+        return None
+    return found, shared

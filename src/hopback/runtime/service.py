@@ -1,6 +1,11 @@
 """Runs an application: connects, declares, consumes, and stops in numbered steps (`shutdown.py`).
 
 An `Assembly` puts a queue's consumer together: its handler, its plan, what runs it and what settles.
+
+An `Upkeep` keeps the declared topology in being meanwhile. At the start everything has to be as declared, or
+the application does not run. Later it must not end because somebody deletes, migrates or replaces a
+queue: what is missing is created anew where the topology is ours, and what cannot be is told, while its
+messages stay where they are.
 """
 
 from __future__ import annotations
@@ -12,15 +17,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from hopback.broker.declare import Ownership
+from hopback.broker.declare import Ownership, prepare
 from hopback.broker.port import count_now
 from hopback.broker.publisher import Publisher
+from hopback.broker.restore import queues_in_migration, restore
 from hopback.broker.supervise import LineState, Supervised
 from hopback.errors import (
     BrokerError,
     HopbackError,
     InvalidTopology,
+    NotFound,
     Problem,
+    Returned,
     TopologyError,
     UnsafeOperation,
 )
@@ -39,7 +47,6 @@ from hopback.runtime.quarantine import Quarantine, Solitude
 from hopback.runtime.requests import RequestClient
 from hopback.runtime.settling import Environment, Settling
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
-from hopback.runtime.upkeep import Upkeep
 from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
 from hopback.topology.check import Severity, check
 from hopback.topology.delays import longest_delay_ms
@@ -63,7 +70,104 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["Assembly", "Report", "Service", "ServiceOptions", "vet"]
+__all__ = ["Assembly", "Report", "Service", "ServiceOptions", "Upkeep", "vet"]
+
+
+class Upkeep:
+    """Looks after one application's topology, on whatever connection it has."""
+
+    def __init__(self, topology: Topology, ownership: Ownership, world: Environment) -> None:
+        self._topology = topology
+        self._ownership = ownership
+        self._world = world
+        self._own = {queue.name for queue in topology.queues}
+        self._exchanges = {exchange.name for exchange in topology.exchanges}
+        self._wanted = asyncio.Event()
+        self._unrouted: set[str] = set()
+        self._said: set[str] = set()
+        self._turn = asyncio.Lock()
+        self._looked_on: Connection | None = None
+        self._looked_at = float("-inf")
+        self._time = asyncio.get_running_loop().time
+        self._begun = False
+        self.troubles: dict[str, str] = {}
+        """What cannot be used now, and why, by the name of the queue or exchange."""
+
+    async def begin(self, connection: Connection) -> None:
+        """Declare or check everything: at the first time TopologyError if it cannot be used.
+
+        While one of the queues is being migrated, BrokerError: the connection is tried again.
+        Later only what is missing is created, and what cannot be used is told.
+        """
+        if self._begun:
+            await self._restore(connection, since=self._time())
+            return
+        if self._ownership is Ownership.DECLARE:
+            away = await queues_in_migration(connection, self._topology)
+            if away:
+                raise BrokerError(
+                    f"nothing is consumed while {', '.join(away)} is being migrated; if the migration"
+                    " was interrupted, `hopback topology migrate` ends it"
+                )
+        await prepare(connection, self._topology, self._ownership)
+        self._begun = True
+        self._looked_on, self._looked_at = connection, self._time()
+
+    async def usable(self, queue: str, connection: Connection, since: float) -> str:
+        """Why the queue cannot be consumed, by a look of ours after `since`; empty if it can."""
+        await self._restore(connection, since=since)
+        return self.troubles.get(queue, "")
+
+    def report(self, message: Message, error: BrokerError) -> None:
+        """A publish has failed: if a queue or exchange of ours may be missing, look soon."""
+        ours = message.exchange in self._exchanges or (
+            not message.exchange and message.routing_key in self._own
+        )
+        if not ours or not (isinstance(error, Returned) or isinstance(error.__cause__, NotFound)):
+            return
+        if self._ownership is Ownership.EXTERNAL:
+            # Nobody looks here, so nobody would see that it is back: it is said only once.
+            name = message.exchange or message.routing_key
+            if name not in self._said:
+                self._said.add(name)
+                why = f"{error}; this application creates nothing (ownership `external`)"
+                self._world.bus.emit("topology.unusable", {"object": name, "reason": why})
+        else:
+            self._unrouted.add(message.exchange)
+            self._wanted.set()
+
+    async def attend(self, connection: Connection) -> None:
+        """Restore what publishes have missed, for as long as the connection lasts.
+
+        Never at once: a queue that is being replaced is back within the first pause. And after each
+        look that repaired nothing later: an exchange of ours may rightly have no queue for a message.
+        """
+        fruitless = 0
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(self._world.backoff.delay(fruitless + 1, self._world.chance()))
+            self._wanted.clear()
+            repaired = await self._restore(connection, since=self._time())
+            fruitless = 0 if repaired else fruitless + 1
+
+    async def _restore(self, connection: Connection, *, since: float) -> bool:
+        """Look at everything, unless somebody has on this connection since then; whether it helped."""
+        async with self._turn:
+            if self._looked_on is connection and self._looked_at > since and not self._unrouted:
+                return False
+            began = self._time()
+            unrouted, self._unrouted = self._unrouted, set()
+            found = await restore(connection, self._topology, self._ownership, unrouted=unrouted)
+            self._looked_on, self._looked_at = connection, began
+            # Say what is new; what was said before is not said again.
+            troubles = dict(found.troubles)
+            for name in found.created:
+                self._world.bus.emit("topology.restored", {"object": name})
+            for name, reason in troubles.items():
+                if self.troubles.get(name) != reason:
+                    self._world.bus.emit("topology.unusable", {"object": name, "reason": reason})
+            self.troubles = troubles
+            return bool(found.created)
 
 
 _OneByOneHandler: TypeAlias = "Handler | PushHandler | TypedHandlers"

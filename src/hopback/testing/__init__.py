@@ -11,16 +11,16 @@ from hopback.front_door import front_door
 
 if TYPE_CHECKING:
     from hopback.broker.embedded import EmbeddedBroker, Fault
-    from hopback.testing.app_thread import AppThread
-    from hopback.testing.broker_thread import BrokerThread
     from hopback.testing.captured import Happening, Tally
-    from hopback.testing.kit import AppTest, in_virtual_time
-    from hopback.testing.plugin import StartsApp
-    from hopback.testing.rehearsal import (
+    from hopback.testing.kit import (
+        AppTest,
         assert_no_dead_letters,
         assert_recovered_within,
+        in_virtual_time,
         rehearse,
     )
+    from hopback.testing.plugin import StartsApp
+    from hopback.testing.threads import AppThread, BrokerThread
 
 __all__ = [
     "AppTest",
@@ -39,12 +39,16 @@ __all__ = [
 
 _HOMES = {
     "hopback.broker.embedded": ("EmbeddedBroker", "Fault"),
-    "hopback.testing.app_thread": ("AppThread",),
-    "hopback.testing.broker_thread": ("BrokerThread",),
     "hopback.testing.captured": ("Happening", "Tally"),
-    "hopback.testing.kit": ("AppTest", "in_virtual_time"),
+    "hopback.testing.kit": (
+        "AppTest",
+        "assert_no_dead_letters",
+        "assert_recovered_within",
+        "in_virtual_time",
+        "rehearse",
+    ),
     "hopback.testing.plugin": ("StartsApp",),
-    "hopback.testing.rehearsal": ("assert_no_dead_letters", "assert_recovered_within", "rehearse"),
+    "hopback.testing.threads": ("AppThread", "BrokerThread"),
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)

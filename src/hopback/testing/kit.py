@@ -1,7 +1,8 @@
 """Run an application in a test: on the embedded broker, in virtual time.
 
 Retries that wait half an hour take milliseconds, and what a test sees is what RabbitMQ would do:
-real queues, real dead-lettering, real confirms, and faults on demand.
+real queues, real dead-lettering, real confirms, and faults on demand. `rehearse` asks whether a plan
+survives an hour.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from hopback.broker.embedded.refusal import channel_error, refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import count_now
 from hopback.observe.events import Bus
+from hopback.rehearse.engine import EngineKind
+from hopback.rehearse.engine import rehearse as play
+from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
 from hopback.runtime.context import compose
 from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
 from hopback.runtime.service import Service
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Message
+    from hopback.rehearse.forecast import Forecast
+    from hopback.rehearse.scenario import Scenario
     from hopback.runtime.app import App
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
@@ -48,7 +54,15 @@ if TYPE_CHECKING:
     from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
-__all__ = ["AppTest", "Producer", "QueuesUnderTest", "in_virtual_time"]
+__all__ = [
+    "AppTest",
+    "Producer",
+    "QueuesUnderTest",
+    "assert_no_dead_letters",
+    "assert_recovered_within",
+    "in_virtual_time",
+    "rehearse",
+]
 
 P = ParamSpec("P")
 
@@ -437,3 +451,37 @@ class Producer:
 
     def closed(self, refusal: Refusal) -> None:
         """The refusal is raised already."""
+
+
+def rehearse(app: App, scenario: Scenario, *, engine: EngineKind = EngineKind.FLUID) -> Forecast:
+    """What the scenario does to the application's queues; its handlers are not called.
+
+    The same scenario, with its seed, gives the same forecast. Not to be called from a coroutine.
+    """
+    return play(app.topology, scenario, EngineKind(engine))
+
+
+def assert_no_dead_letters(forecast: Forecast) -> None:
+    """Fail if a message is parked; says how many, where, and when the first is."""
+    parked = [one for one in forecast.stations if one.dead_letters >= 0.5]
+    if parked:
+        told = "; ".join(
+            f"{one.queue}: {show_count(one.dead_letters)}, the first after"
+            f" {show_seconds(one.first_dead_letter_s or 0.0)}"
+            for one in parked
+        )
+        raise AssertionError(f"expected no dead letters, got {told}")
+
+
+def assert_recovered_within(forecast: Forecast, limit: str | int) -> None:
+    """Fail unless all is as usual so long after the last trouble: `assert_recovered_within(f, "15m")`."""
+    recovery, most = forecast.recovery_s, parse_seconds(limit)
+    if recovery is None:
+        left = sum(one.left for one in forecast.stations)
+        raise AssertionError(
+            f"expected recovery within {show_seconds(most)}, got none by the end: {show_count(left)} wait"
+        )
+    if recovery > most:
+        raise AssertionError(
+            f"expected recovery within {show_seconds(most)}, got it after {show_seconds(recovery)}"
+        )

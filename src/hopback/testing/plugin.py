@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from hopback.runtime.app import App
     from hopback.runtime.dependencies import Overrides
-    from hopback.testing.app_thread import AppThread
-    from hopback.testing.broker_thread import BrokerThread
+    from hopback.testing.threads import AppThread, BrokerThread
 
 __all__ = ["StartsApp", "hopback_app", "hopback_broker", "pytest_configure"]
 
@@ -42,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
     """A fresh broker on a free port of this machine; its clock stands still until `advance`."""
     from hopback.broker.server import ClockKind, ServerSettings
-    from hopback.testing.broker_thread import BrokerThread
+    from hopback.testing.threads import BrokerThread
     from hopback.version import BrokerVersion
 
     marker = request.node.get_closest_marker(_MARKER)
@@ -67,7 +66,7 @@ def hopback_app(hopback_broker: BrokerThread) -> Iterator[StartsApp]:
 
     `overrides` says which providers take the place of others: `{open_database: FakeDatabase}`.
     """
-    from hopback.testing.app_thread import AppThread
+    from hopback.testing.threads import AppThread
 
     with ExitStack() as running:
 

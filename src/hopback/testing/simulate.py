@@ -1,39 +1,205 @@
 """Play one message's life: a real plan, real decisions, the embedded broker, virtual time.
 
 The handler of one queue follows a script; every other consumer succeeds at once. What the
-timeline tells is what the broker did, not what the plan intended.
+timeline tells is what the broker did, not what the plan intended: when, in which queue, what happened,
+which headers count.
+
+A script is written as `3` (the first three runs fail), `always`, or one character per run:
+
+=========  =============================================================
+character  the run
+=========  =============================================================
+`.`        succeeds
+`x` `r`    fails and may be retried
+`p`        fails for good: park
+`s`        is not due yet: snooze, for a second unless another time is said
+=========  =============================================================
+
+After the last one every run succeeds. Scripts are values: no clock, no chance.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from hopback.broker.embedded import EmbeddedBroker, EventKind, run_virtual
+from hopback.headers import deaths
 from hopback.message import Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.delays import delay, read_delayed
-from hopback.testing.timeline import Timeline, TimelineEvent, TimelineStep, telling_headers
+from hopback.policy.outcome import Done, Park, Retry, Snooze
+from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
+from hopback.topology.diagram.labels import Ids, label
 from hopback.topology.durations import format_duration
 from hopback.topology.entrance import CannotSimulate, find_entrance
 from hopback.topology.expand import retry_queues
+from hopback.topology.plan import Fact
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from hopback.broker.embedded import Event, Node
     from hopback.broker.port import Channel
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.policy.decision import Decision
-    from hopback.testing.script import Script
+    from hopback.policy.outcome import Outcome
+    from hopback.topology.durations import Duration
     from hopback.topology.entrance import Entrance
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 
-__all__ = ["DEFAULT_VERSION", "play", "simulate"]
+__all__ = [
+    "DEFAULT_VERSION",
+    "Script",
+    "Timeline",
+    "TimelineEvent",
+    "TimelineStep",
+    "play",
+    "sequence_of",
+    "simulate",
+    "telling_headers",
+]
+
+_MOST_PLANNED_RUNS = 10_000  # a plan of more attempts is a slip; the simulation must end
+_DONE = Done()
+_OUTCOMES: dict[str, Outcome] = {
+    ".": _DONE,
+    "x": Retry("simulated failure"),
+    "r": Retry("simulated failure"),
+    "p": Park("simulated hopeless failure"),
+    "s": Snooze(1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The outcomes of the first runs in order, then `rest` for every further run."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    rest: Outcome = _DONE
+
+    @classmethod
+    def parse(cls, text: str, *, snooze: Duration = 1.0) -> Script:
+        """Read `3`, `always` or a pattern like `xx.p`; ValueError says what was expected.
+
+        `snooze` is how long an `s` snoozes.
+        """
+        words = text.strip().lower()
+        if words == "always":
+            return cls(rest=_OUTCOMES["x"])
+        if words.isascii() and words.isdigit() and int(words) <= _MOST_PLANNED_RUNS:
+            return cls((_OUTCOMES["x"],) * int(words))
+        if not words or len(words) > _MOST_PLANNED_RUNS or not set(words) <= set(_OUTCOMES):
+            raise ValueError(
+                f"expected a number up to {_MOST_PLANNED_RUNS}, always, or one character per run"
+                f" (. ok, x or r fail, p park, s snooze), got {text!r}"
+            )
+        outcomes = {**_OUTCOMES, "s": Snooze(snooze)}
+        return cls(tuple(outcomes[letter] for letter in words))
+
+    def outcome(self, run: int) -> Outcome:
+        """What the handler says in its run number `run`, beginning with 1."""
+        return self.outcomes[run - 1] if run <= len(self.outcomes) else self.rest
+
+
+_EXPLAINING = (Fact.ATTEMPT, Fact.RETRIES, Fact.REASON, Fact.ERROR, Fact.STATUS)
+_OWN = ("hopback-attempts", "hopback-queue", "hopback-snoozes")
+
+
+class TimelineStep(StrEnum):
+    """What can happen in a message's life."""
+
+    PUBLISHED = "published"
+    """It entered the queue whose life is told."""
+    RUN = "run"
+    """The handler ran."""
+    WAITS = "waits"
+    """It stands in a retry queue."""
+    DUE = "due"
+    """Its delay is over, and it is sent on."""
+    RETURNED = "returned"
+    """It is back in its queue."""
+    PARKED = "parked"
+    """It rests in the dead-letter queue."""
+    DONE = "done"
+    """The handler succeeded; the message is gone for good."""
+    COPY = "copy"
+    """Another queue received its own copy of what was published."""
+    EXTRA = "extra copy"
+    """Another queue received a copy because of a retry."""
+    LOST = "lost"
+    """The broker dropped it; the text says which of its ways this was."""
+
+
+_FOR_OTHERS = (TimelineStep.COPY, TimelineStep.EXTRA)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """One thing that happened, in milliseconds since the message was published."""
+
+    at_ms: int
+    step: TimelineStep
+    queue: str
+    text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def told(self) -> str:
+        """What happened, in words."""
+        return self.text if self.step is TimelineStep.RUN else f"{self.step} {self.text}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The whole life of one message that was published to `exchange` with `routing_key`."""
+
+    topology: str
+    queue: str
+    version: BrokerVersion
+    exchange: str
+    routing_key: str
+    entries: tuple[TimelineEvent, ...]
+
+    @property
+    def runs(self) -> int:
+        """How often the handler ran."""
+        return sum(entry.step is TimelineStep.RUN for entry in self.entries)
+
+    @property
+    def duration_ms(self) -> int:
+        """From the publish to the last entry."""
+        return self.entries[-1].at_ms if self.entries else 0
+
+    @property
+    def ending(self) -> TimelineEvent:
+        """How it ended: the last entry that is not a copy for someone else."""
+        return next(entry for entry in reversed(self.entries) if entry.step not in _FOR_OTHERS)
+
+    @property
+    def extra_copies(self) -> Mapping[str, int]:
+        """For each other queue, how many copies the retries brought it."""
+        return Counter(entry.queue for entry in self.entries if entry.step is TimelineStep.EXTRA)
+
+
+def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
+    """The headers that decide or explain: counts, what the design says of them, broker's deaths."""
+    every = (*plan.retry_stamps, *plan.park_stamps)
+    stamps = (stamp.header for stamp in every if stamp.fact in _EXPLAINING)
+    names = dict.fromkeys((plan.count_header or "", *stamps, *_OWN))
+    told = {name: str(headers[name]) for name in names if name in headers}
+    died = ", ".join(f"{death.reason} {death.queue} ×{death.count}" for death in deaths(headers))
+    return {**told, "x-death": died} if died else told
+
 
 DEFAULT_VERSION = BrokerVersion(4, 0)
 """The RabbitMQ that is simulated when nothing else is said."""
@@ -260,3 +426,49 @@ def _told(decision: Decision) -> str:
             return "cannot be moved and stays unsettled"
         case _:
             assert_never(decision)
+
+
+_ARROWS = {
+    TimelineStep.PUBLISHED: "publisher->>{queue}",
+    TimelineStep.RETURNED: "{last}->>{queue}",
+    TimelineStep.RUN: "{queue}->>handler",
+    TimelineStep.WAITS: "handler-->>{queue}",
+    TimelineStep.PARKED: "handler-->>{queue}",
+    TimelineStep.DONE: "handler->>{queue}",
+    TimelineStep.COPY: "publisher->>{queue}",
+    TimelineStep.EXTRA: "{last}->>{queue}",
+    TimelineStep.LOST: "{last}-x{queue}",
+}
+
+
+def sequence_of(timeline: Timeline) -> str:
+    """The timeline as Mermaid: publisher, handler, and every queue that the message saw."""
+    names = dict.fromkeys([timeline.queue, *(entry.queue for entry in timeline.entries)])
+    ids = Ids()
+    known = {name: ids.of("q", name) for name in names}
+    lines = ["sequenceDiagram", "    participant publisher"]
+    for name, alias in known.items():
+        lines.append(f"    participant {alias} as {label(name)}")
+        if name == timeline.queue:
+            lines.append("    participant handler")
+    lines += (f"    {line}" for line in _messages(timeline, known))
+    return "\n".join(lines) + "\n"
+
+
+def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
+    """One arrow for each entry; what returns comes from where the message waited last."""
+    last = known[timeline.queue]
+    for entry in timeline.entries:
+        arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
+        yield f"{arrow}: {label(_label(entry))}"
+        if entry.step is TimelineStep.WAITS:
+            last = known[entry.queue]
+
+
+def _label(entry: TimelineEvent) -> str:
+    return f"{format_duration(entry.at_ms)}, {entry.told}"
+
+
+__getattr__: OldNameLookup = old_names(
+    __name__, {"TimelineEntry": "TimelineEvent", "Entry": "TimelineEvent", "Step": "TimelineStep"}
+)

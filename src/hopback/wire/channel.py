@@ -1,14 +1,26 @@
-"""One channel of a connection: its state, the replies it owes or awaits, a message half received."""
+"""One channel of a connection: its state, the replies it owes or awaits, a message half received.
+
+Messages are put together here from their frames: method, header, body. A message whose three frames lie
+whole in what was received is recognised by its fixed prefix and taken in one go: that is the hot path. Any
+other is collected frame by frame on its channel.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from typing import TYPE_CHECKING
 
-from hopback.wire.frames import ChannelState
+from hopback.wire.events import read_content
+from hopback.wire.frames import BODY, END, HEADER, Broken, ChannelState, ReplyCode
 from hopback.wire.methods import Side
 from hopback.wire.settlement import Settlements
 
-__all__ = ["ChannelCore"]
+if TYPE_CHECKING:
+    from hopback.wire.events import Content
+    from hopback.wire.frames import Limits
+
+__all__ = ["Assembler", "ChannelCore"]
 
 
 class ChannelCore:
@@ -64,3 +76,114 @@ class ChannelCore:
         self.content_properties = None
         self.body_left = 0
         self.chunks = []
+
+
+_envelope = struct.Struct(">BHI").unpack_from
+_header = struct.Struct(">HHQ").unpack_from
+_lengths = struct.Struct(">BHIHHQ").unpack_from
+_BASIC = 60  # the number of the class basic, the only one whose methods carry content
+
+
+class Assembler:
+    """Puts the messages of one connection together, within limits."""
+
+    __slots__ = ("_body_max", "_partial", "_partial_max")
+
+    def __init__(self, limits: Limits) -> None:
+        self._body_max = limits.body_max
+        self._partial_max = limits.partial_max
+        self._partial = 0
+
+    @property
+    def partial(self) -> int:
+        """The bytes of bodies that are not complete yet."""
+        return self._partial
+
+    def at_once(
+        self, channel: ChannelCore, method_id: int, data: bytes, position: int, following: int
+    ) -> tuple[Content | None, int]:
+        """The message that begins at `position`, and where it ends, if it is all there.
+
+        `following` is where its method frame ends. Otherwise the message is begun on its channel.
+        """
+        end = len(data)
+        if end - following >= 19:
+            kind, number, size, class_id, _, body_size = _lengths(data, following)
+            body_at = following + 8 + size
+            after: int = body_at + 8 + body_size
+            if (
+                after <= end
+                and 0 < body_size <= self._body_max
+                and kind == HEADER
+                and number == channel.number
+                and size >= 14
+                and class_id == _BASIC
+                and data[body_at - 1] == END
+                and data[after - 1] == END
+                and _envelope(data, body_at) == (BODY, number, body_size)
+            ):
+                found = read_content(
+                    method_id,
+                    number,
+                    data[position + 11 : following - 1],
+                    data[following + 19 : body_at - 1],
+                    data[body_at + 7 : after - 1],
+                )
+                return found, after
+        channel.begin_content(method_id, data[position + 11 : following - 1])
+        return None, following
+
+    def header(self, channel: ChannelCore, payload: bytes) -> Content | None:
+        """Take a content header; the message, if it has no body."""
+        if not channel.content_id or channel.content_properties is not None or len(payload) < 14:
+            raise Broken(ReplyCode.UNEXPECTED_FRAME, "expected no content header here, got one")
+        class_id, _, size = _header(payload)
+        if class_id != _BASIC:
+            raise Broken(
+                ReplyCode.FRAME_ERROR, f"expected a header of class 60, got class {class_id}"
+            )
+        if size > self._body_max:
+            raise Broken(
+                ReplyCode.RESOURCE_ERROR,
+                f"expected a body of at most {self._body_max} bytes, got one of {size}",
+            )
+        channel.content_properties = payload[12:]
+        channel.body_left = size
+        return None if size else self._complete(channel)
+
+    def body(self, channel: ChannelCore, payload: bytes) -> Content | None:
+        """Take a piece of a body; the message, if it is the last."""
+        if channel.content_properties is None:
+            raise Broken(ReplyCode.UNEXPECTED_FRAME, "expected no message body here, got one")
+        if len(payload) > channel.body_left:
+            raise Broken(
+                ReplyCode.FRAME_ERROR, "expected the rest of a message body, got more than that"
+            )
+        if not payload:
+            return None
+        channel.body_left -= len(payload)
+        channel.chunks.append(payload)
+        self._partial += len(payload)
+        if not channel.body_left:
+            return self._complete(channel)
+        if self._partial > self._partial_max:
+            raise Broken(
+                ReplyCode.RESOURCE_ERROR, "expected messages to be finished, got too many begun"
+            )
+        return None
+
+    def _complete(self, channel: ChannelCore) -> Content:
+        found = read_content(
+            channel.content_id,
+            channel.number,
+            channel.content_method,
+            channel.content_properties or b"",
+            b"".join(channel.chunks),
+        )
+        self.drop(channel)
+        return found
+
+    def drop(self, channel: ChannelCore) -> None:
+        """The message on this channel is complete, or will never be."""
+        self._partial -= sum(map(len, channel.chunks))
+        channel.end_content()

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hopback.errors import ProtocolError
 from hopback.renamed import OldNameLookup, old_names
-from hopback.wire.assembly import Assembler
-from hopback.wire.channel import ChannelCore
+from hopback.wire.channel import Assembler, ChannelCore
 from hopback.wire.events import (
     Delivered,
     Got,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.limits import restore_limits
-from hopback.broker.policies import DLQ_LIMIT_PREFIX, lifting
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting, restore_limits
 from hopback.errors import UnsafeOperation
 from hopback.message import Message
 from hopback.testing import in_virtual_time

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hopback.broker.embedded.rights import Right
-from hopback.broker.server.permissions import Permission, Permissions, TopicPermission, UserRights
-from hopback.broker.server.users import Account
+from hopback.broker.server.users import (
+    Account,
+    Permission,
+    Permissions,
+    TopicPermission,
+    UserRights,
+)
 from hopback.cli.app import run
 
 

@@ -11,7 +11,7 @@ import pytest
 from hopback import RabbitMQ
 from hopback.broker.server import ServerSettings
 from hopback.message import Message, Properties
-from hopback.testing.broker_thread import BrokerThread
+from hopback.testing.threads import BrokerThread
 from hopback.topology.model import Queue
 
 _COUNT = 400  # of 1 KiB: several times what a pipe takes

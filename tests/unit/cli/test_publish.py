@@ -13,7 +13,7 @@ import pytest
 
 from hopback.broker.server import ServerSettings
 from hopback.cli.app import run
-from hopback.testing.broker_thread import BrokerThread
+from hopback.testing.threads import BrokerThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hopback.broker.apply import live_plan
-from hopback.broker.declare import declare
+from hopback.broker.declare import Inequivalent, declare, difference_of, read_inequivalent
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
-from hopback.broker.inequivalent import Inequivalent, difference_of, read_inequivalent
 from hopback.errors import TopologyConflict
 from hopback.topology.model import Exchange, Queue, QueueType, Topology
 

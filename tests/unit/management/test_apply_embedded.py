@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.apply import AtRisk, apply, live_plan, plan
+from hopback.broker.declare import difference_of
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.inequivalent import difference_of
 from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.message import Message

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hopback.broker.apply import AtRisk, plan
-from hopback.broker.policies import exactly
+from hopback.broker.limits import exactly
 from hopback.designs import DESIGNS
 from hopback.topology.diff import Kind
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.broker.policies import (
+from hopback.broker.limits import (
     DLQ_LIMIT_PREFIX,
     exactly,
     has_default_limit,

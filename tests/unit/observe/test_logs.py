@@ -11,9 +11,8 @@ import pytest
 
 from hopback.clock import ManualClock
 from hopback.designs import DESIGNS
-from hopback.observe.bridge import LogBridge
 from hopback.observe.events import EVENTS
-from hopback.observe.logs import LEVELS, SEVERITY, JsonLog, TextLog
+from hopback.observe.logs import LEVELS, SEVERITY, JsonLog, LogBridge, TextLog
 
 _HOSTILE = '\x1b[31m"}\n{"event":"delivery.done"}\r\u2028\u202e\x00\x9b31m\ud800'
 _PARKED: dict[str, Any] = {

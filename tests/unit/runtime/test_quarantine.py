@@ -16,7 +16,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
 from hopback.headers import read_history
 from hopback.observe.events import Bus
-from hopback.runtime import intake
+from hopback.runtime import consumer
 from hopback.runtime import service as service_module
 from hopback.runtime.processes import deaths_in
 from hopback.runtime.quarantine import Survivor
@@ -236,7 +236,7 @@ async def test_without_suspicion_the_neighbours_are_parked_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The test above can fail: with windows that never close, innocents reach the limit."""
-    monkeypatch.setattr(intake, "is_suspected", lambda _delivery: False)
+    monkeypatch.setattr(consumer, "is_suspected", lambda _delivery: False)
     shop = _Shop(EmbeddedBroker())
     await shop.play(1, supervised=False)
     assert len(shop.parked) > 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.runtime.reload import Changes, changed, python_files
+from hopback.runtime.processes import Changes, changed, python_files
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,7 @@ import pytest
 
 from hopback.clock import ManualClock
 from hopback.endpoint import Response
-from hopback.observe.bridge import LogBridge
-from hopback.observe.logs import TextLog
+from hopback.observe.logs import LogBridge, TextLog
 from hopback.runtime import watchdog as module
 from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
 

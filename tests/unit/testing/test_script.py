@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
-from hopback.testing.script import Script
+from hopback.testing.simulate import Script
 
 
 def _kinds(text: str, runs: int) -> list[type[Outcome]]:

@@ -6,9 +6,7 @@ import pytest
 
 from hopback import App
 from hopback.designs import DESIGNS
-from hopback.testing.script import Script
-from hopback.testing.simulate import simulate
-from hopback.testing.timeline import Timeline, TimelineStep
+from hopback.testing.simulate import Script, Timeline, TimelineStep, simulate
 from hopback.topology.entrance import CannotSimulate
 from hopback.topology.model import Binding, Queue, Topology
 from hopback.version import BrokerVersion

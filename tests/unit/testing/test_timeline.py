@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.designs import DESIGNS
-from hopback.testing.sequence import sequence_of
-from hopback.testing.timeline import Timeline, TimelineEvent, TimelineStep, telling_headers
+from hopback.testing.simulate import (
+    Timeline,
+    TimelineEvent,
+    TimelineStep,
+    sequence_of,
+    telling_headers,
+)
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.consumers import ConsumerRing, QueueConsumer
-from hopback.broker.embedded.dead_lettering import AtLeastOnce
-from hopback.broker.embedded.deaths import Reason
+from hopback.broker.embedded.dead_lettering import AtLeastOnce, Reason
 from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.profile import CountHeaders, Discards
 from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady

@@ -7,8 +7,7 @@ reading carries its source, when it was taken and how far it may lag. Needs the 
 
 from __future__ import annotations
 
-from hopback.broker.management.address import ManagementAddress, virtual_host
-from hopback.broker.management.client import Management
+from hopback.broker.management.client import Management, ManagementAddress, virtual_host
 from hopback.broker.management.readings import (
     Alarm,
     BrokerOverview,

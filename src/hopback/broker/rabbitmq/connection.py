@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hopback.broker.rabbitmq.channel import RabbitChannel
-from hopback.broker.rabbitmq.faults import connection_fault
+from hopback.broker.rabbitmq.channel import RabbitChannel, connection_fault
 from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, ProtocolError
 from hopback.version import BrokerVersion
 from hopback.wire.connection import WireConnection as Core

@@ -33,13 +33,10 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE
 from hopback.broker.server import (
     api_changes,
-    api_connections,
-    api_messages,
     api_objects,
     api_users,
 )
-from hopback.broker.server.api_caller import Caller, Denied, Missing
-from hopback.broker.server.json_values import NODE
+from hopback.broker.server.api_caller import NODE, Caller, Denied, Missing
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
@@ -421,15 +418,15 @@ class Api:
                 return Response(HTTPStatus.NO_CONTENT)  # there is one node, and all is on it
             case "DELETE", ["connections", "username", user]:
                 caller.check_own(user)
-                for each in api_connections.of_user(self._broker, user):
-                    api_connections.close(each, request.headers.get("x-reason", ""))
+                for each in api_objects.of_user(self._broker, user):
+                    api_objects.close(each, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case "DELETE", ["connections", name]:
-                named = api_connections.of_connection(self._broker, name)
+                named = api_objects.of_connection(self._broker, name)
                 if named is None or named.session is None:
                     raise Missing
                 caller.check_own(named.session.user)
-                api_connections.close(named, request.headers.get("x-reason", ""))
+                api_objects.close(named, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
             case _, [("vhosts" | "users" | "permissions" | "topic-permissions"), *_]:
                 caller.check_administrator()
@@ -491,11 +488,11 @@ def _change_in(access: VhostAccess, request: Request, section: str, rest: list[s
     """Change something of one virtual host."""
     match request.method, section, rest:
         case "POST", "exchanges", [name, "publish"]:
-            return _json(api_messages.publish(access, name, _object(request)))
+            return _json(api_changes.publish(access, name, _object(request)))
         case "POST", "queues", [name, "get"]:
             if name not in access.node.queues:
                 raise Missing
-            return _json(api_messages.get(access, name, _object(request)))
+            return _json(api_changes.get(access, name, _object(request)))
         case "POST", "bindings", ["e", source, ("q" | "e") as kind, name]:
             key = api_changes.bind(access, source, (name, kind == "e"), _object(request))
             where = {"Location": f"{quote(name, '')}/{quote(key, '')}"}

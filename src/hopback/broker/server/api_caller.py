@@ -1,10 +1,12 @@
-"""Who calls the management API: what its tags let it see, and what its permissions let it do."""
+"""Who calls the management API: what its tags let it see, what its permissions let it do, in JSON."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +17,28 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.served import ServedBroker
 
-__all__ = ["Caller", "Denied", "Missing", "VhostAccess"]
+__all__ = ["NODE", "Caller", "Denied", "Missing", "VhostAccess", "plain", "table"]
+
+NODE = "hopback@localhost"
+"""The name of the only node."""
+
+
+def plain(value: object) -> object:
+    """A field value as JSON has it; bytes that are no text in base64."""
+    if isinstance(value, Mapping):
+        return table(value)
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def table(value: Mapping[str, object]) -> dict[str, Any]:
+    """A field table as JSON has it."""
+    return {str(key): plain(inner) for key, inner in value.items()}
 
 
 class Missing(Exception):

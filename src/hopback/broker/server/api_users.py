@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback.broker.server.api_caller import Missing
-from hopback.broker.server.json_values import NODE
-from hopback.broker.server.permissions import EVERYTHING, Permission, TopicPermission
-from hopback.broker.server.users import Account
+from hopback.broker.server.api_caller import NODE, Missing
+from hopback.broker.server.users import EVERYTHING, Account, Permission, TopicPermission
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

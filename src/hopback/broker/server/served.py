@@ -13,8 +13,7 @@ from hopback.broker.embedded.journal import Loss
 from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.timers import Timers
-from hopback.broker.server.permissions import EVERYTHING, Permissions, UserRights
-from hopback.broker.server.users import Users
+from hopback.broker.server.users import EVERYTHING, Permissions, UserRights, Users
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:

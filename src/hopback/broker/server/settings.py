@@ -12,7 +12,7 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.broker.server.permissions import Permission
+    from hopback.broker.server.users import Permission
 
 __all__ = ["ClockKind", "ServerLimits", "ServerSettings"]
 

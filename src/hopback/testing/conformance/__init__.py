@@ -14,8 +14,7 @@ unless `Facilities` say how that is done.
 
 from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
-from hopback.testing.conformance.expect import Mismatch
-from hopback.testing.conformance.row import Row, Tag, rows
+from hopback.testing.conformance.row import Mismatch, Row, Tag, rows
 from hopback.testing.conformance.subject import (
     Facilities,
     Lacking,

@@ -1,4 +1,7 @@
-"""A row of the conformance suite: one sentence about RabbitMQ, and the experiment that shows it."""
+"""A row of the conformance suite: one sentence about RabbitMQ, and the experiment that shows it.
+
+Rows compare by `equal` and its like: errors say what was looked at, what was expected and what was found.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,24 @@ if TYPE_CHECKING:
     from hopback.testing.conformance.subject import Subject
     from hopback.version import BrokerVersion
 
-__all__ = ["Experiment", "Row", "Tag", "row", "rows"]
+__all__ = ["Experiment", "Mismatch", "Row", "Tag", "equal", "row", "rows", "that"]
+
+
+class Mismatch(AssertionError):
+    """The broker under test does not do what the row says."""
+
+
+def equal(what: str, found: object, expected: object) -> None:
+    """Require equality."""
+    if found != expected:
+        raise Mismatch(f"{what}: expected {expected!r}, found {found!r}")
+
+
+def that(condition: object, what: str) -> None:
+    """Require the condition."""
+    if not condition:
+        raise Mismatch(f"expected that {what}")
+
 
 Experiment: TypeAlias = "Callable[[Subject], Awaitable[None]]"
 """Plays the row; an AssertionError, or an error of the broker, says that the row does not hold."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
 from hopback.renamed import OldNameLookup, old_names
-from hopback.testing.conformance.expect import Mismatch, equal, that
+from hopback.testing.conformance.row import Mismatch, equal, that
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType
 from hopback.version import BrokerVersion
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError, PreconditionFailed
 from hopback.testing.conformance.chapters.arrangements import V4_0, V4_3
-from hopback.testing.conformance.expect import that
-from hopback.testing.conformance.row import row
+from hopback.testing.conformance.row import row, that
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
 from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, V4_3
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

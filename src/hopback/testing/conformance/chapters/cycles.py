@@ -14,8 +14,7 @@ from hopback.testing.conformance.chapters.arrangements import (
     reject_loop,
     to,
 )
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Policy, QueueType
 
 if TYPE_CHECKING:

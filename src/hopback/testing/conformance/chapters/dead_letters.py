@@ -19,8 +19,7 @@ from hopback.testing.conformance.chapters.arrangements import (
     pair,
     to,
 )
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from hopback.errors import (
 )
 from hopback.message import Message
 from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, to
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import row
+from hopback.testing.conformance.row import equal, row, that
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 
 if TYPE_CHECKING:

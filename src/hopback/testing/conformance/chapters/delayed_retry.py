@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.testing.conformance.chapters.arrangements import V4_3
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import row
+from hopback.testing.conformance.row import equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import Headers

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import PreconditionFailed
 from hopback.message import Message, Properties
 from hopback.testing.conformance.chapters.arrangements import BOTH, deaths, pair, to
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Policy, Queue, QueueType
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.testing.conformance.chapters.arrangements import V4_0, V4_3
-from hopback.testing.conformance.expect import equal
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row
 from hopback.topology.model import Policy
 
 if TYPE_CHECKING:

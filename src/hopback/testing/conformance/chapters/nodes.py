@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
 from hopback.testing.conformance.chapters.arrangements import BOTH
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:

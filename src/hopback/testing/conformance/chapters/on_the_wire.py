@@ -6,8 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from hopback.testing.conformance.expect import Mismatch, equal
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Mismatch, Tag, equal, row
 from hopback.wire import Side, WireConnection, parse_url
 from hopback.wire.frames import BODY, HEADER, METHOD, frame
 from hopback.wire.handshake import ClientHandshake, Tuning

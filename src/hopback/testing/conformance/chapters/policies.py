@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import Nacked
 from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, deaths, lap, to
-from hopback.testing.conformance.expect import equal
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row
 from hopback.topology.model import Policy, QueueType
 
 if TYPE_CHECKING:

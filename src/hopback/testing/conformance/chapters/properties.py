@@ -23,8 +23,7 @@ from hopback.fields import (
 )
 from hopback.message import Message, Properties
 from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, nested
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import row
+from hopback.testing.conformance.row import equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue

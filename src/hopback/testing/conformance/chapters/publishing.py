@@ -10,8 +10,7 @@ from hopback.broker.port import REPLY_TO
 from hopback.errors import BrokerError, Nacked, NotFound, PublishInterrupted, Returned
 from hopback.message import Message, Properties
 from hopback.testing.conformance.chapters.arrangements import V4_3
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import row
+from hopback.testing.conformance.row import equal, row, that
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -16,8 +16,7 @@ from hopback.testing.conformance.chapters.arrangements import (
     reject_loop,
     to,
 )
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import Tag, row
+from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:

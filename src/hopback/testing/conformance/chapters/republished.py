@@ -15,8 +15,7 @@ from hopback.testing.conformance.chapters.arrangements import (
     reject_loop,
     to,
 )
-from hopback.testing.conformance.expect import equal, that
-from hopback.testing.conformance.row import row
+from hopback.testing.conformance.row import equal, row, that
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""An application that runs beside a test, in a thread of its own, on a broker with an address."""
+"""A broker on a socket, and an application on it, beside a test: each in a thread of its own.
+
+They suit tests in any style, and clients of any kind.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import asyncio
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
 from hopback.observe.events import Bus
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
@@ -16,15 +20,115 @@ from hopback.testing.captured import EventRecord, Happening
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
 
+    from hopback.broker.embedded import NodeSnapshot
+    from hopback.broker.server import Advanced
     from hopback.runtime.app import App
     from hopback.runtime.dependencies import Overrides
     from hopback.runtime.shutdown import Report
+    from hopback.topology.model import Policy
 
-__all__ = ["AppThread"]
+__all__ = ["AppThread", "BrokerThread"]
 
-_PATIENCE_S = 60.0  # far more than a start takes on a slow machine: what takes longer hangs
+T = TypeVar("T")
+
+
+class BrokerThread:
+    """A server that runs beside the test; use it as a context manager.
+
+    `url` is for AMQP clients, `http_url` for the management API. All calls are for the test's own
+    thread.
+    """
+
+    def __init__(self, settings: ServerSettings | None = None) -> None:
+        free = ServerSettings(port=0, http_port=0, clock=ClockKind.VIRTUAL)
+        self._settings = settings or free
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hopback broker")
+        self._server: BrokerServer | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._server = self._do(_started(self._settings))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._do(self.server.stop())
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_PATIENCE_S)
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+
+    @property
+    def server(self) -> BrokerServer:
+        """The server; it belongs to the broker's thread."""
+        if self._server is None:
+            raise RuntimeError("expected a broker that was started: use it with `with`")
+        return self._server
+
+    @property
+    def url(self) -> str:
+        """Where AMQP clients find it."""
+        return self.server.url
+
+    @property
+    def http_url(self) -> str:
+        """Where the management API and the clock are; user and password are `guest`."""
+        return self.server.http_url or ""
+
+    @property
+    def now(self) -> float:
+        """The broker's time, in seconds since 1970."""
+        return self.server.time.clock.now()
+
+    def advance(self, seconds: float) -> Advanced:
+        """Let time pass at once for what waits in the broker; clients are given time to react."""
+        return self._do(self.server.advance(seconds))
+
+    def snapshot(self) -> NodeSnapshot:
+        """Everything in the broker at this moment, as values."""
+        return self._do(_snapshot(self.server))
+
+    def set_policy(self, policy: Policy) -> None:
+        """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
+        self._do(_set_policy(self.server, policy))
+
+    def disconnect(self) -> None:
+        """End all connections, as when a broker stops."""
+        self._do(self.server.disconnect())
+
+    def restart(self) -> None:
+        """Stop and start: connections end, and what is not durable is gone."""
+        self._do(self.server.restart())
+
+
+async def _started(settings: ServerSettings) -> BrokerServer:
+    server = BrokerServer(settings)
+    await server.start()
+    return server
+
+
+async def _snapshot(server: BrokerServer) -> NodeSnapshot:
+    return server.snapshot()
+
+
+async def _set_policy(server: BrokerServer, policy: Policy) -> None:
+    server.set_policy(policy)
+
+
+_PATIENCE_S = (
+    60.0  # far more than a start or an answer takes on a slow machine: what takes longer hangs
+)
 
 
 class AppThread(EventRecord):
