@@ -7,9 +7,10 @@ carries what was said before; nothing is kept on the server in between.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+from msgspec import structs
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job, page_search_events
@@ -34,188 +35,142 @@ from hopback.deadletters.requests import (
 )
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadRequest, HopbackError, NoSuch
+from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.responses import Response
 
     from hopback.admin.pages import Visit
     from hopback.deadletters.contract import Job, JobPlan
-    from hopback.deadletters.patch import PatchOperation
-    from hopback.deadletters.requests import Request, Selection
+    from hopback.deadletters.requests import Request
 
-__all__ = ["JOB_PAGES", "ActForm"]
+__all__ = ["JOB_PAGES"]
 
 _AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
 _LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
 _STAYS = frozenset({400, 409, 422})
-
+_FIRST = ("filter", "limit", "force")  # the fields of step 1
+_SECOND = (
+    "target",
+    "target_queue",
+    "rate",
+    "watch",
+    "change",
+    "reason",
+)  # those of step 2, but for boxes
 
 JOB_PAGES = Pages()
 """The rows of this part."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActForm:
-    """What was said so far."""
-
-    session: str
-    ids: tuple[str, ...]
-    filter: str
-    limit: int | None
-    force: bool
-    target: str
-    target_queue: str
-    ramp: bool
-    rate: float | None
-    watch: float | None
-    export: bool
-    change: str
-    reason: str
-    confirm: str
-    expected: int | None
-    key: str
-
-    @classmethod
-    def of(cls, visit: Visit) -> ActForm:
-        """Read it from the fields; a box counts as unticked only where its step was sent."""
-        sent = visit.request.method == "POST"
-        return cls(
-            session=visit.field("session"),
-            ids=tuple(visit.all("ids")),
-            filter=visit.field("filter"),
-            limit=visit.number("limit", 0, least=1, most=10_000_000) or None,
-            force=visit.field("force") == "1",
-            target=visit.field("target"),
-            target_queue=visit.field("target_queue"),
-            ramp=visit.field("ramp") == "1" or not (sent and _was_on(visit, 2)),
-            rate=visit.rate(),
-            watch=visit.seconds("watch", most=LONGEST_WATCH_S),
-            export=visit.field("export") == "1" or not (sent and _was_on(visit, 2)),
-            change=visit.field("change").strip(),
-            reason=visit.field("reason").strip(),
-            confirm=visit.field("confirm"),
-            expected=visit.number("expected", 0) if visit.field("expected") else None,
-            key=visit.field("key"),
-        )
-
-    @property
-    def selection(self) -> Selection:
-        """The messages that are meant."""
-        if self.session:
-            return FromSession(self.session, self.ids, "" if self.ids else self.filter)
-        return FromHead(self.limit, self.filter)
-
-    @property
-    def steps(self) -> tuple[PatchOperation, ...]:
-        """The change of each message; BadRequest of the field `change` if it cannot be read."""
-        return read_patch(self.change) if self.change else ()
-
-    def carried(self, step: int) -> Iterator[tuple[str, str]]:
-        """What the other steps said, for hidden fields of this one."""
-        yield "on", str(step)
-        yield "session", self.session
-        yield from (("ids", each) for each in self.ids)
-        if step != 1:
-            yield "filter", self.filter
-            yield "limit", str(self.limit or "")
-            yield "force", "1" if self.force else ""
-        if step != 2:
-            yield "target", self.target
-            yield "target_queue", self.target_queue
-            yield "ramp", "1" if self.ramp else "0"
-            yield "rate", "" if self.rate is None else f"{self.rate:g}"
-            yield "watch", "" if self.watch is None else f"{self.watch:g}"
-            yield "export", "1" if self.export else "0"
-            yield "change", self.change
-            yield "reason", self.reason
-
-
-def _was_on(visit: Visit, step: int) -> bool:
-    """Whether what step 2 asks was sent with this form, by itself or carried."""
-    return visit.field("on") == str(step) or bool(visit.all("ramp") or visit.all("export"))
-
-
 @JOB_PAGES.get("/queues/{queue}/re-drive")
 @JOB_PAGES.post("/queues/{queue}/re-drive")
 async def _redrive(visit: Visit) -> Response:
-    return await _step(visit, "re-drive")
+    visit.need(Role.OPERATOR, visit.path["queue"])
+    if visit.field("change").strip():
+        visit.need(Role.ADMIN, visit.path["queue"])
+    target = chosen(visit.field("target"), visit.field("target_queue"))
+    ramp = RAMP if _ticked(visit, "ramp") else ()
+    pace = Pace(visit.rate(), ramp=ramp, watch_s=visit.seconds("watch", most=LONGEST_WATCH_S))
+    return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
 @JOB_PAGES.get("/queues/{queue}/discard")
 @JOB_PAGES.post("/queues/{queue}/discard")
 async def _discard(visit: Visit) -> Response:
-    return await _step(visit, "discard")
+    visit.need(Role.OPERATOR, visit.path["queue"])
+    confirm, export = visit.field("confirm"), _ticked(visit, "export")
+    return await _step(visit, DiscardRequest(**_common(visit), confirm=confirm, export=export))
 
 
-async def _step(visit: Visit, kind: str) -> Response:
-    queue = visit.path["queue"]
-    visit.need(Role.OPERATOR, queue)
-    form, step = ActForm.of(visit), visit.field("step", "1")
+def _common(visit: Visit) -> dict[str, Any]:
+    """What the form of every job asks for."""
+    session, ids, text = visit.field("session"), tuple(visit.all("ids")), visit.field("filter")
+    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
+    expected = visit.number("expected", 0) if visit.field("expected") else None
+    key = visit.field("key")
+    return {
+        "queue": visit.path["queue"],
+        "selection": FromSession(session, ids, "" if ids else text)
+        if session
+        else FromHead(limit, text),
+        "reason": visit.field("reason").strip(),
+        "expected_count": expected,
+        "key": f"{visit.principal.id} {key}" if key else None,
+        "forced": visit.field("force") == "1",
+    }
+
+
+def _ticked(visit: Visit, box: str) -> bool:
+    """Whether a box of step 2 is ticked; it is unticked only where that step was sent, or carried."""
+    step_was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
+    return visit.field(box) == "1" or not (visit.request.method == "POST" and step_was_sent)
+
+
+async def _step(visit: Visit, request: Request) -> Response:
+    session, step = visit.field("session"), visit.field("step", "1")
     # A session belongs to its queue: of another one it tells nothing, not even that it is there.
     opened = {view.id: view.queue for view in visit.operations.sessions()}
-    if opened.get(form.session, queue) != queue:
-        raise NoSuch("session", form.session)
-    if form.change and kind == "re-drive":
-        visit.need(Role.ADMIN, queue)
+    if opened.get(session, request.queue) != request.queue:
+        raise NoSuch("session", session)
     if visit.request.method == "GET" or step == "1":
-        return await _first(visit, kind, form)
+        return await _first(visit, request)
     if step == "2":
-        return await _second(visit, kind, form)
-    return await (_begin if step == "go" else _review)(visit, kind, form)
+        return await _second(visit, request)
+    return await (_begin if step == "go" else _review)(visit, request)
 
 
-async def _first(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
-    operations, queue = visit.operations, visit.path["queue"]
-    detail = await operations.queue(queue)
-    held = matching = 0
-    if form.session:
-        held = operations.session(form.session).held
+async def _first(visit: Visit, request: Request) -> Response:
+    operations, selection = visit.operations, request.selection
+    detail = await operations.queue(request.queue)
+    held, matching, trouble = 0, 0, ""
+    if isinstance(selection, FromSession):
+        held = operations.session(selection.session).held
         try:
-            page = await operations.messages(form.session, form.filter, size=1)
+            page = await operations.messages(selection.session, selection.filter, size=1)
             matching = page.matching
         except HopbackError as error:
-            trouble = trouble or str(error)
-    return _shown(
-        visit, kind, form, 1, trouble,
+            trouble = str(error)
+    return _page(
+        visit, request, 1, trouble,
         depth=detail.depth.ready, cost=detail.job_cost, held=held, matching=matching,
         busy=detail.active_job,
     )  # fmt: skip
 
 
 async def _second(
-    visit: Visit, kind: str, form: ActForm, trouble: str = "", bad_change: str = ""
+    visit: Visit, request: Request, trouble: str = "", bad_change: str = ""
 ) -> Response:
-    queue = visit.path["queue"]
+    queue = request.queue
     detail = await visit.operations.queue(queue)
     editing = visit.operations.settings.editing and visit.principal.allows(Role.ADMIN, queue)
-    return _shown(
-        visit, kind, form, 2, trouble,
+    return _page(
+        visit, request, 2, trouble,
         targets=detail.targets, busy=detail.active_job, longest_watch=LONGEST_WATCH_S,
         found_watch=LONGEST_FOUND_WATCH_S,
         editing=editing, bad_change=bad_change,
     )  # fmt: skip
 
 
-async def _review(visit: Visit, kind: str, form: ActForm, trouble: str = "") -> Response:
-    queue = visit.path["queue"]
-    if not form.reason:
-        return await _second(visit, kind, form, "Why: expected a reason; everyone reads it later.")
-    try:
+async def _review(visit: Visit, request: Request, trouble: str = "") -> Response:
+    if not request.reason:
+        return await _second(visit, request, "Why: expected a reason; everyone reads it later.")
+    meant = request
+    if isinstance(request, DiscardRequest):
         # Nobody has typed the name yet: a plan discards nothing.
-        meant = replace(form, confirm=queue)
-        plan = await visit.operations.plan(await _granted(visit, kind, meant))
+        meant = structs.replace(request, confirm=request.queue)
+    try:
+        plan = await visit.operations.plan(await _granted(visit, meant))
     except HopbackError as error:
-        return await _back(visit, kind, form, error)
+        return await _back(visit, request, error)
     whole = plan.seen >= plan.selected
     expected = plan.matching if whole else plan.selected
     left = sum(each.count for each in plan.left_out) if whole else 0
-    return _shown(
-        visit, kind, form, 3, trouble,
+    return _page(
+        visit, request, 3, trouble,
         plan=plan, expected=max(expected - left, 0), selected=plan.selected,
-        busy=None, target_words=await _target_words(visit, queue, plan.target),
-        key=form.key or secrets.token_hex(12), changes=_changes(plan),
+        busy=None, target_words=await _target_words(visit, request.queue, plan.target),
+        key=visit.field("key") or secrets.token_hex(12), changes=_changes(plan),
     )  # fmt: skip
 
 
@@ -235,64 +190,62 @@ def _changes(plan: JobPlan) -> list[tuple[str, str, list[tuple[str, str]]]]:
     return shown
 
 
-async def _begin(visit: Visit, kind: str, form: ActForm) -> Response:
-    if kind == "discard" and form.confirm != visit.path["queue"]:
-        typed = "nothing" if not form.confirm else repr(form.confirm)
-        trouble = f"To discard, type the queue's name {visit.path['queue']!r}; got {typed}."
-        return await _review(visit, kind, form, trouble)
+async def _begin(visit: Visit, request: Request) -> Response:
+    if isinstance(request, DiscardRequest) and request.confirm != request.queue:
+        typed = "nothing" if not request.confirm else repr(request.confirm)
+        trouble = f"To discard, type the queue's name {request.queue!r}; got {typed}."
+        return await _review(visit, request, trouble)
     try:
-        job = await visit.operations.start(await _granted(visit, kind, form))
+        job = await visit.operations.start(await _granted(visit, request))
     except HopbackError as error:
-        return await _back(visit, kind, form, error)
+        return await _back(visit, request, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")
 
 
-async def _back(visit: Visit, kind: str, form: ActForm, error: HopbackError) -> Response:
+async def _back(visit: Visit, request: Request, error: HopbackError) -> Response:
     """Show the step again with what was wrong; what cannot be corrected there goes its usual way."""
     refused = refusal_of(error)
     if refused is None or refused.status not in _STAYS or "job" in refused.more:
         raise error
     if isinstance(error, BadRequest) and error.field == "change":
-        return await _second(visit, kind, form, bad_change=f"Expected {error.expected}.")
-    return await _second(visit, kind, form, f"{error}. {error.remedy}")
+        return await _second(visit, request, bad_change=f"Expected {error.expected}.")
+    return await _second(visit, request, f"{error}. {error.remedy}")
 
 
-async def _granted(visit: Visit, kind: str, form: ActForm) -> Request:
-    """What is asked for; Refused if it aims where the visitor may not send."""
-    request = _request(visit, kind, form)
-    if isinstance(request, RedriveRequest):
-        await need_target(visit.operations, visit.principal, request.queue, request.target)
+async def _granted(visit: Visit, request: Request) -> Request:
+    """The same with its change; Refused if it aims where the visitor may not send.
+
+    BadRequest of the field `change` if that cannot be read: until the review it is only a text.
+    """
+    if not isinstance(request, RedriveRequest):
+        return request
+    change = visit.field("change").strip()
+    if change:
+        request = structs.replace(request, change=read_patch(change))
+    await need_target(visit.operations, visit.principal, request.queue, request.target)
     return request
 
 
-def _request(visit: Visit, kind: str, form: ActForm) -> Request:
-    common: dict[str, Any] = {
-        "queue": visit.path["queue"],
-        "selection": form.selection,
-        "reason": form.reason,
-        "expected_count": form.expected,
-        "key": f"{visit.principal.id} {form.key}" if form.key else None,
-        "forced": form.force,
-    }
-    if kind == "discard":
-        return DiscardRequest(**common, confirm=form.confirm, export=form.export)
-    pace = Pace(form.rate, ramp=RAMP if form.ramp else (), watch_s=form.watch)
-    target = chosen(form.target, form.target_queue)
-    return RedriveRequest(**common, target=target, pace=pace, change=form.steps)
-
-
-def _shown(
-    visit: Visit, kind: str, form: ActForm, step: int, trouble: str, **values: Any
-) -> Response:
-    carried = list(form.carried(step))
+def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any) -> Response:
+    state: dict[str, Any] = {name: visit.field(name) for name in (*_FIRST, *_SECOND)}
+    boxes = {name: _ticked(visit, name) for name in ("ramp", "export")}
+    ids = visit.all("ids")
+    # What the other steps said goes on in hidden fields.
+    carried = [("on", str(step)), ("session", visit.field("session"))]
+    carried += [("ids", each) for each in ids]
+    if step != 1:
+        carried += [(name, state[name]) for name in _FIRST]
+    if step != 2:
+        carried += [(name, state[name]) for name in _SECOND]
+        carried += [(name, "1" if ticked else "0") for name, ticked in boxes.items()]
     if step == 3:
         carried += [("key", values["key"]), ("expected", str(values["selected"]))]
     return visit.page(
         "act.html",
-        kind=kind,
-        queue=visit.path["queue"],
+        kind="re-drive" if isinstance(request, RedriveRequest) else "discard",
+        queue=request.queue,
         step=step,
-        state=form,
+        state={**state, **boxes, "session": visit.field("session"), "ids": ids},
         carried=carried,
         trouble=trouble,
         **values,
@@ -429,3 +382,14 @@ async def _steer(visit: Visit) -> Response:
         case _:
             raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
     return see_other(f"/jobs/{quote(job.id, safe='')}")
+
+
+__getattr__: OldNameLookup = old_names(
+    __name__,
+    {
+        "ActForm": (
+            RedriveRequest,
+            "hopback.deadletters.RedriveRequest, which the form is read into",
+        )
+    },
+)
