@@ -451,11 +451,14 @@ def open_database(url: str) -> AsyncEngine:
 
 
 def _sqlite_connector() -> Callable[..., Awaitable[object]]:
-    """What makes aiosqlite's connections, so that each of them is stopped once.
+    """What makes aiosqlite's connections, so that each of them is stopped once, and closed.
 
     SQLAlchemy closes a connection whose user was cancelled in a task of its own, and stops it beside that
-    if the user is cancelled again. The thread ends at the first stop; whoever then waits for the second
-    waits for ever, and with it the end of the process.
+    if the user is cancelled again. The thread ends at the first stop; a task that waits for the second
+    never ends, and neither does the process.
+
+    A user who is cancelled while the thread connects never receives the connection, and aiosqlite knows of
+    none that it could close. So connecting, which takes milliseconds, is let come to its end.
     """
     from aiosqlite import Connection as Plain
 
@@ -468,13 +471,31 @@ def _sqlite_connector() -> Callable[..., Awaitable[object]]:
             self._is_stopping = True
             return super().stop()
 
-    def connect(database: str, **options: Any) -> Awaitable[object]:
+    unused: set[asyncio.Task[None]] = set()
+
+    async def close_unused(opening: asyncio.Task[StoppedOnce]) -> None:
+        with suppress(sqlite3.Error):  # it could not be opened: then there is nothing to close
+            await (await opening).close()
+
+    async def opened(made: StoppedOnce) -> StoppedOnce:
+        await made
+        return made
+
+    async def connect(database: str, **options: Any) -> object:
         made = StoppedOnce(lambda: sqlite3.connect(database, **options), iter_chunk_size=64)
         # A process may end without waiting for it, as with those that SQLAlchemy makes itself. Before
         # aiosqlite 0.22 the connection was the thread.
         thread: Any = getattr(made, "_thread", made)
         thread.daemon = True
-        return made
+        opening = asyncio.create_task(opened(made))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            closing = asyncio.create_task(close_unused(opening))
+            unused.add(closing)  # a loop holds its tasks only weakly
+            closing.add_done_callback(unused.discard)
+            await asyncio.shield(closing)
+            raise
 
     return connect
 
@@ -538,12 +559,16 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
                         make_private(left)
 
     def on_connect(raw: Any, _record: object) -> None:
-        raw.isolation_level = None  # the driver must not begin transactions behind our back
-        cursor = raw.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-        _write_ahead(cursor)
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.close()
+        try:
+            raw.isolation_level = None  # the driver must not begin transactions behind our back
+            cursor = raw.cursor()
+            cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+            _write_ahead(cursor)
+            cursor.execute("PRAGMA synchronous=FULL")
+            cursor.close()
+        except BaseException:
+            raw.terminate()  # the pool does not know this connection yet, nobody else would close it
+            raise
 
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
