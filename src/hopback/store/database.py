@@ -10,6 +10,7 @@ import sqlite3
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sqlalchemy import (
     BigInteger,
@@ -39,7 +40,8 @@ from hopback.extras import needs
 from hopback.private_files import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from threading import Thread
 
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -418,6 +420,8 @@ _BUSY_MS = 10_000
 """How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
 _AGAIN_MS = 50
 """How long to wait for a process that opens the same new database at this moment."""
+_THREAD_ENDS_S = 5.0
+"""A thread of SQLite that was told to stop has at most one statement left, which takes milliseconds."""
 
 
 class DatabaseUrlError(HopbackError):
@@ -442,62 +446,78 @@ def open_database(url: str) -> AsyncEngine:
         "store" if address.drivername == _DRIVERS["sqlite"] else "postgres", "this database"
     ):
         if address.drivername == _DRIVERS["sqlite"]:
-            opened_by = {"async_creator_fn": _sqlite_connector()}
+            connector = _SQLiteConnector()
+            opened_by = {"async_creator_fn": connector.connect}
             engine = create_async_engine(address, pool_pre_ping=True, connect_args=opened_by)
+            event.listen(engine.sync_engine, "engine_disposed", connector.wait_for_threads)
             _make_sqlite_safe(engine)
         else:
             engine = create_async_engine(address, pool_pre_ping=True)
     return engine
 
 
-def _sqlite_connector() -> Callable[..., Awaitable[object]]:
-    """What makes aiosqlite's connections, so that each of them is stopped once, and closed.
+class _SQLiteConnector:
+    """What makes aiosqlite's connections, so that each of them is closed and its thread ends.
 
     SQLAlchemy closes a connection whose user was cancelled in a task of its own, and stops it beside that
     if the user is cancelled again. The thread ends at the first stop; a task that waits for the second
-    never ends, and neither does the process.
+    never ends, and neither does the process. So a connection is stopped once.
 
     A user who is cancelled while the thread connects never receives the connection, and aiosqlite knows of
     none that it could close. So connecting, which takes milliseconds, is let come to its end.
+
+    Nobody waits for a thread that SQLAlchemy stops in haste, and one that has to tell a closed event loop
+    that it ended fails with a traceback. So the end of the engine waits for it.
     """
-    from aiosqlite import Connection as Plain
 
-    class StoppedOnce(Plain):
-        _is_stopping = False
+    def __init__(self) -> None:
+        from aiosqlite import Connection as Plain
 
-        def stop(self) -> asyncio.Future[None] | None:
-            if self._is_stopping:
-                return None
-            self._is_stopping = True
-            return super().stop()
+        class StoppedOnce(Plain):
+            is_stopping = False
 
-    unused: set[asyncio.Task[None]] = set()
+            def stop(self) -> asyncio.Future[None] | None:
+                if self.is_stopping:
+                    return None
+                self.is_stopping = True
+                return super().stop()
 
-    async def close_unused(opening: asyncio.Task[StoppedOnce]) -> None:
-        with suppress(sqlite3.Error):  # it could not be opened: then there is nothing to close
-            await (await opening).close()
+        self._kind = StoppedOnce
+        self._made: WeakSet[Any] = WeakSet()
+        self._closing: set[asyncio.Task[None]] = set()
 
-    async def opened(made: StoppedOnce) -> StoppedOnce:
-        await made
-        return made
-
-    async def connect(database: str, **options: Any) -> object:
-        made = StoppedOnce(lambda: sqlite3.connect(database, **options), iter_chunk_size=64)
-        # A process may end without waiting for it, as with those that SQLAlchemy makes itself. Before
-        # aiosqlite 0.22 the connection was the thread.
-        thread: Any = getattr(made, "_thread", made)
-        thread.daemon = True
-        opening = asyncio.create_task(opened(made))
+    async def connect(self, database: str, **options: Any) -> object:
+        """A connection as SQLAlchemy wants it."""
+        made = self._kind(lambda: sqlite3.connect(database, **options), iter_chunk_size=64)
+        # A process may end without waiting for it, as with those that SQLAlchemy makes itself.
+        _thread_of(made).daemon = True
+        self._made.add(made)
+        opening = asyncio.ensure_future(made)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            closing = asyncio.create_task(close_unused(opening))
-            unused.add(closing)  # a loop holds its tasks only weakly
-            closing.add_done_callback(unused.discard)
+            closing = asyncio.create_task(_close_unused(opening))
+            self._closing.add(closing)  # a loop holds its tasks only weakly
+            closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
             raise
 
-    return connect
+    def wait_for_threads(self, _engine: object) -> None:
+        """Let the threads that were told to stop come to their end."""
+        for made in list(self._made):
+            if made.is_stopping:
+                _thread_of(made).join(_THREAD_ENDS_S)
+
+
+def _thread_of(connection: Any) -> Thread:
+    """The thread of an aiosqlite connection; before its version 0.22 the connection was the thread."""
+    thread: Thread = getattr(connection, "_thread", connection)
+    return thread
+
+
+async def _close_unused(opening: asyncio.Future[Any]) -> None:
+    with suppress(sqlite3.Error):  # it could not be opened: then there is nothing to close
+        await (await opening).close()
 
 
 @contextmanager
