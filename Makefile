@@ -21,7 +21,8 @@ FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/con
 CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-needs test-modules test-fast test-brokers test-peers test-faults pristine check docs release-check audit format bench pin clean
+.PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-peers test-faults \
+	pristine check lint types architecture docs release-check audit format bench pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -33,21 +34,26 @@ $(READY): pyproject.toml $(wildcard tools/pins/*.txt) tools/environment.py
 demo: $(READY) ## run the five documented systems; BROKER=amqp://… on a RabbitMQ, ARGS=… for options
 	@HOPBACK_BROKER="$(BROKER)" $(BIN)/hopback demo $(ARGS)
 
-# The only step of the tests that needs the network, and root where packages are missing.
-test-needs: $(READY) ## install what the tests need: Debian packages, clients of other makers
-	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql browser c-client node-client commands
+# The only steps of the tests that need the network, and root where packages are missing. The first needs no
+# environment: packages come while it is made.
+test-packages:
+	@$(PYTHON) -m tests.harness.packages rabbitmq postgresql browser c-client node-client commands
+
+test-needs: $(READY) test-packages ## install what the tests need: Debian packages, clients of other makers
 	@$(BIN)/python -m tests.clients.environment
 
 # Compiles the modules of all tests: workers that begin at once would each do it.
 test-modules: $(READY)
 	@$(PYTEST) -q --collect-only >/dev/null
 
-# While packages come over the network, the cores check.
-test: ## all checks and all tests, RabbitMQ included; what CI runs
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line test-needs check test-modules
-	$(PYTEST) -n 2 $(PURE) \
+test-pure: $(READY)
+	$(PYTEST) -q -n 2 $(PURE) \
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
+
+# While packages come over the network, and one core checks types, the other is not left idle.
+test: ## all checks and all tests, RabbitMQ included; what CI runs
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=line test-needs types lint test-modules architecture test-pure
 	$(BIN)/python -m tests.harness.alone -n $(WORKERS) --dist loadgroup $(patsubst %,--ignore=%,tests/architecture $(PURE))
 
 test-fast: $(READY) ## unit and property tests, no network; within a minute
@@ -72,10 +78,16 @@ pristine: ## the demo and the tests on bare Debians with Python 3.11, 3.13 and 3
 	@$(PYTHON) -m tests.harness.packages chroots
 	@$(PYTHON) -m tests.pristine $(ONLY)
 
-check: $(READY) ## lint, format, types, architecture
+check: lint types architecture ## lint, format, types, architecture
+
+lint: $(READY)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+
+types: $(READY)
 	$(BIN)/mypy
+
+architecture: $(READY)
 	$(PYTEST) -q tests/architecture
 
 docs: $(READY) ## build the documentation site into build/site, to be read from files

@@ -29,6 +29,16 @@ def _wheel(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the set-up and a package; the environment that the first test makes serves them all."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "tools" / "pins").mkdir(parents=True)
+    shutil.copy(_TOOLS / "environment.py", folder / "tools")
+    return folder
+
+
+@pytest.mark.xdist_group("set-up")
 @pytest.mark.parametrize(
     ("version", "spoiled", "says", "falls_back"),
     [
@@ -38,18 +48,18 @@ def _wheel(folder: Path) -> str:
     ],
 )
 def test_a_file_that_is_not_the_pinned_one_is_refused(
-    tmp_path: Path, version: str, spoiled: bool, says: str, falls_back: bool
+    project: Path, version: str, spoiled: bool, says: str, falls_back: bool
 ) -> None:
     """A wrong hash ends the set-up; only a version that is not available leads to the newest."""
-    digest = _wheel(tmp_path)
-    pins = tmp_path / "tools" / "pins"
-    pins.mkdir(parents=True)
-    shutil.copy(_TOOLS / "environment.py", tmp_path / "tools")
+    digest = _wheel(project)
+    for installed in project.glob(".venv/lib/*/site-packages/pinned*"):
+        shutil.rmtree(installed) if installed.is_dir() else installed.unlink()
     wanted = "0" * 64 if spoiled else digest
-    (pins / "all.txt").write_text(f"pinned=={version} --hash=sha256:{wanted}\n")
+    pin = f"pinned=={version} \\\n    --hash=sha256:{wanted}\n"
+    (project / "tools" / "pins" / "all.txt").write_text(f"# pins\n{pin}")
     ran = subprocess.run(
-        [sys.executable, str(tmp_path / "tools" / "environment.py")],
-        env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)},
+        [sys.executable, str(project / "tools" / "environment.py")],
+        env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project)},
         capture_output=True,
         text=True,
         check=False,
@@ -57,7 +67,7 @@ def test_a_file_that_is_not_the_pinned_one_is_refused(
     assert ran.returncode == 1
     assert says in ran.stderr
     assert ("taking the newest" in ran.stderr) == falls_back
-    assert not (tmp_path / ".venv" / ".ready").exists()
+    assert not (project / ".venv" / ".ready").exists()
 
 
 _SAFE: dict[str, object] = {"name": "click", "version": "8", "vulns": []}
